@@ -1,4 +1,4 @@
-"""The backend's face: puts the pieces together. Safe to share between threads."""
+"""The etcd backend, which combines reads, writes, sessions and watches. Thread-safe."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CAPABILITIES = Capability(name="etcd")
 
 
 class EtcdBackend(Backend):
-    """One connection to one root on an etcd cluster."""
+    """A connection to one root on an etcd cluster."""
 
     capabilities = _CAPABILITIES
     _now = False
@@ -69,7 +69,7 @@ class EtcdBackend(Backend):
 
     @property
     def waiting(self) -> EtcdBackend:
-        """The same with calls that are made in the caller's thread."""
+        """The same backend, with calls made in the caller's thread."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
         face._reader = Reader(self._link, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
@@ -77,11 +77,11 @@ class EtcdBackend(Backend):
 
     @classmethod
     def connect(cls, url: StoreURL, clock: Clock, client: Any = None) -> EtcdBackend:
-        """Open the backend, on the channel of a client if one is given; blocks until the cluster has answered.
+        """Open the backend, on the channel of a client if one is given. Blocks until the cluster has answered.
 
         Raises:
-            ConnectFailed: it did not within ``connect_timeout_s``.
-            AuthenticationFailed: it refused the account, or wants one.
+            ConnectFailed: The cluster did not answer within ``connect_timeout_s``.
+            AuthenticationFailed: The cluster refused the account, or needs one.
         """
         backend = cls(url, clock, client)
         try:
@@ -92,13 +92,13 @@ class EtcdBackend(Backend):
         return backend
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """The entry, or None."""
+        """Return the entry, or None."""
         if self._settling.unsettled and not stale_ok:
             return self._when_settled(lambda: self._reader.get(key, stale_ok=False))
         return self._reader.get(key, stale_ok=stale_ok)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """One answer per key, in order."""
+        """Return one entry or None per key, in order."""
         if stale_ok:
             return self._reader.get_many(keys, stale_ok=True)
         return self._when_settled(lambda: self._reader.get_many(keys))
@@ -112,17 +112,17 @@ class EtcdBackend(Backend):
         start_after: str | None,
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[list[Entry]]:
-        """Entries below a prefix, in key order; never stale, which is as quick."""
+        """Return the entries below a prefix, sorted by key. Never stale, because that is as fast."""
         return self._when_settled(
             lambda: self._reader.entries(prefix, recursive=recursive, limit=limit, start_after=start_after)
         )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
-        """Names directly below a prefix; never stale, which is as quick."""
+        """Return the names directly below a prefix. Never stale, because that is as fast."""
         return self._when_settled(lambda: self._reader.children(prefix))
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """All or nothing."""
+        """See ``Backend.commit``."""
         commit = Commit(self._compiler, checks, ops, self._sessions.ended)
         try:
             return self._writer.write(commit, commit.again, now=self._now) if ops else self._verify(commit.txn())
@@ -130,7 +130,7 @@ class EtcdBackend(Backend):
             return failed(error)
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key with the next number of its parent, both in one transaction."""
+        """Create a key with the next number of its parent, in one transaction."""
         return self._sequences.create(key, value, session)
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
@@ -142,7 +142,7 @@ class EtcdBackend(Backend):
             return failed(error)
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at the prefix and all below it, in one transaction."""
+        """Delete the key at the prefix and everything below it, in one transaction."""
         txn = tree_deletion(self._keys.at_or_below(prefix), f"delete the tree at {prefix!r}")
         return self._writer.write(txn, lambda: txn, now=self._now)
 
@@ -159,11 +159,11 @@ class EtcdBackend(Backend):
         beside: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> BackendWatch:
-        """Watch the key equal to the prefix and all below it; ``beside`` would save nothing."""
+        """Watch the key equal to the prefix and everything below it. ``beside`` would save nothing."""
         return self._hub.watch(prefix, sink, leaf=leaf, beats=beats)
 
     def close(self) -> None:
-        """End watches, sessions and the writer, close the channel, join the threads. Twice is fine."""
+        """End watches, sessions and the writer, close the channel, and join the threads. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:
@@ -178,7 +178,7 @@ class EtcdBackend(Backend):
     # Private.
 
     def _end(self, limit_s: float) -> None:
-        """End everything, in a thread: gRPC may wait forever for a lock of a channel that an interrupt left held."""
+        """End everything in one thread, because gRPC may wait forever for a lock that an interrupt left held."""
         self._hub.close(limit_s)
         deadline = self._clock.now() + limit_s
         ending = [*self._sessions.end_all(), drive(self._writer.slots.close(deadline))]
@@ -187,7 +187,7 @@ class EtcdBackend(Backend):
         self._timer.close()
 
     def _when_settled(self, call: Callable[[], Future[Any]]) -> Future[Any]:
-        """Read after every unknown write has been settled, so that the answer is final."""
+        """Read after all unknown writes have been settled, so that the answer is final."""
         if not self._settling.unsettled:
             return call()
 
@@ -198,12 +198,12 @@ class EtcdBackend(Backend):
         return drive(steps())
 
     def _verify(self, txn: Txn) -> Future[Committed]:
-        """A commit that only checks: a read, safe to repeat, and in no need of a guard."""
+        """Commit a transaction of checks only: a read that is safe to repeat and needs no guard."""
         deadline = self._clock.now() + self._call_timeout_s
         return self._when_settled(lambda: drive(self._check(txn, deadline)))
 
     def _check(self, txn: Txn, deadline: float) -> Steps[Committed]:
-        """Have the server compare; when something differs, or when there are too many compares, read what there is."""
+        """Let the server compare. If a check fails, or if there are too many compares, read the keys."""
         if not txn.is_flat:
             yield from self._writer.explain(txn, deadline)
             return Committed(0)

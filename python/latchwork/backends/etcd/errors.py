@@ -1,7 +1,6 @@
-"""The one seam between gRPC's errors and ours.
+"""Translation of gRPC's errors into ours.
 
-Nothing here touches the network. Two questions about a failed call: what may have become of it (``fate``), and which
-error of ours says so (``translate``).
+A failed call raises two questions: what may have become of it (``fate``), and which error says so (``translate``).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MEMBER_TROUBLE = ("no leader", "timed out", "not healthy", "stopped", "Deadline
 
 
 class Fate(enum.Enum):
-    """What may have become of a call that failed."""
+    """What may have become of a failed call."""
 
     REFUSED = "the server said no: it was not applied and never will be"
     STALE_TOKEN = "refused for its token only: with a new one it may succeed"  # noqa: S105 - no secret
@@ -53,19 +52,19 @@ _DEFINITE = {
 
 
 def details(error: grpc.RpcError) -> str:
-    """What the server or gRPC said, in one line."""
+    """Return the message of the server or of gRPC in one line."""
     found = error.details() if hasattr(error, "details") else None
     return " ".join((found or str(error)).split())[:300]
 
 
 def code(error: grpc.RpcError) -> grpc.StatusCode:
-    """The status of a failed call."""
+    """Return the status of a failed call."""
     found = error.code() if hasattr(error, "code") else None
     return found if isinstance(found, grpc.StatusCode) else _Code.UNKNOWN
 
 
 def fate(error: grpc.RpcError) -> Fate:
-    """What may have become of a call that failed."""
+    """Return what may have become of a failed call."""
     said = details(error)
     if any(words in said for words in _STALE_TOKEN):
         return Fate.STALE_TOKEN
@@ -77,17 +76,19 @@ def fate(error: grpc.RpcError) -> Fate:
 
 
 def member_in_trouble(error: grpc.RpcError) -> bool:
-    """Whether another member of the cluster is worth a try, although the connection to this one stands."""
+    """Return whether another member is worth a try although the connection to this one is open."""
     return code(error) is _Code.DEADLINE_EXCEEDED or any(words in details(error) for words in _MEMBER_TROUBLE)
 
 
 def says(error: BaseException, words: str) -> bool:
-    """Whether an error of a call has these words in its details."""
+    """Return whether the details of an error contain these words."""
     return isinstance(error, grpc.RpcError) and words in details(error)
 
 
 def translate(error: grpc.RpcError, what: str) -> LatchworkError:
-    """Our error for a failed call, which is its cause; ``what`` is the action with its key, such as "read 'a/b'"."""
+    """Return our error for a failed call, which is its cause. ``what`` is the action with its key, such as "read
+    'a/b'".
+    """
     said = details(error)
     known = next((known for words, known in _BY_WORDS if words in said), None) or _BY_CODE.get(code(error))
     if known is None:
@@ -97,7 +98,7 @@ def translate(error: grpc.RpcError, what: str) -> LatchworkError:
 
 
 def caused(ours: LatchworkError, error: BaseException) -> LatchworkError:
-    """Our error with the original as its cause."""
+    """Return our error with the original as its cause."""
     ours.__cause__ = error
     return ours
 

@@ -1,8 +1,8 @@
-"""Where things live in etcd's flat key space, and records read from it. Nothing here touches the network.
+"""The mapping of keys to etcd's flat key space.
 
-etcd orders keys by their bytes and the contract by plain string order of the full key: with ASCII keys these are the
-same. ``0`` follows ``/``, so the subtree below ``p`` is the range from ``p/`` to ``p0``; ``A`` follows ``@``, so the
-reserved keys of a root are the range from ``/root/@`` to ``/root/A``.
+etcd orders keys by bytes, the contract by strings; for ASCII keys these are the same. ``0`` follows ``/``, so the
+subtree below ``p`` is the range from ``p/`` to ``p0``. ``A`` follows ``@``, so the reserved keys of a root are the
+range from ``/root/@`` to ``/root/A``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ KeyRange = tuple[bytes, bytes]
 
 
 class Keys:
-    """Key names below one root. Safe to share.
+    """Raw keys below one root. Thread-safe.
 
     Attributes:
-        root: what stands before every key.
-        strangers: what is below the root and no key.
+        root: The prefix of every raw key.
+        strangers: Invalid keys of other programs below the root.
     """
 
     def __init__(self, root: str) -> None:
@@ -31,15 +31,15 @@ class Keys:
         self._skip = len(self.root)
 
     def of(self, key: str) -> bytes:
-        """Where a key lives."""
+        """Return the raw key of a key."""
         return self.root + key.encode()
 
     def name(self, raw: bytes) -> str:
-        """The key that lives here, which is one."""
+        """Return the key of a valid raw key."""
         return raw[self._skip :].decode()
 
     def known(self, raw: bytes) -> str | None:
-        """The key that lives here; None, and noted, for what is none."""
+        """Return the key of a raw key. Invalid ones are recorded and return None."""
         try:
             name = self.name(raw)
         except UnicodeDecodeError:
@@ -50,34 +50,34 @@ class Keys:
         return None
 
     def marker(self, session_id: str) -> bytes:
-        """The marker of a session."""
+        """Return the raw key of a session's marker."""
         return self.root + b"@s/" + session_id.encode()
 
     def slot(self, writer_id: int, number: int) -> bytes:
-        """A guard of a writer."""
+        """Return the raw key of a writer's guard."""
         return b"%s@w/%x/%d" % (self.root, writer_id, number)
 
     def counter(self, parent: str) -> bytes:
-        """The last number given out below a parent."""
+        """Return the raw key of the last number below a parent."""
         return self.root + b"@q/" + parent.encode()
 
     def absent(self, number: int) -> bytes:
-        """A key that nobody ever writes."""
+        """Return a raw key that is never written."""
         return b"%s@never/%d" % (self.root, number)
 
     def below(self, prefix: str) -> list[KeyRange]:
-        """The subtree below a prefix, the prefix itself not included; of the root, without the reserved keys."""
+        """Return the ranges of the subtree below a prefix, without the prefix itself and without reserved keys."""
         if not prefix:
             return [(self.root, self.root + b"@"), (self.root + b"A", self.root[:-1] + b"0")]
         key = self.of(prefix)
         return [(key + b"/", key + b"0")]
 
     def at_or_below(self, prefix: str) -> list[KeyRange]:
-        """The subtree at and below a prefix."""
+        """Return the ranges of the subtree at and below a prefix."""
         return ([exactly(self.of(prefix))] if prefix else []) + self.below(prefix)
 
     def entry(self, kv: Any) -> Entry:
-        """The entry of a key read from the server."""
+        """Return the entry of a key that was read from the server."""
         revision = kv.mod_revision
         return Entry(
             kv.key[self._skip :].decode(),
@@ -90,20 +90,20 @@ class Keys:
 
 
 def exactly(raw: bytes) -> KeyRange:
-    """The range of one key."""
+    """Return the range of one key."""
     return raw, raw + b"\0"
 
 
 def owner_of(lease: int) -> str | None:
-    """The session id of a lease; None for no lease."""
+    """Return the session ID of a lease; None for no lease."""
     return f"{lease:x}" if lease else None
 
 
 def lease_of(session_id: str) -> int:
-    """The lease of a session id.
+    """Return the lease of a session ID.
 
     Raises:
-        ValueError: no etcd session has such an id.
+        ValueError: It is not the ID of an etcd session.
     """
     try:
         lease = int(session_id, 16)
@@ -116,7 +116,7 @@ def lease_of(session_id: str) -> int:
 
 
 def without(span: KeyRange, holes: list[bytes]) -> list[KeyRange]:
-    """The range with some keys cut out of it; the holes are sorted."""
+    """Return the range without some keys, which are sorted."""
     start, end = span
     parts = []
     for hole in holes:

@@ -1,23 +1,18 @@
-"""Reads: single keys, many keys, lists. Every request is linearizable unless stale answers are fine.
+"""Reads of keys and lists. Every request is linearizable unless stale answers are allowed.
 
-Lists come in pages. A list of direct children starts by reading values; as soon as a page shows deeper keys, it goes on
-with keys only, jumps over each subtree in which a page ends (to ``child0``, the first key after it), and gets values of
-the direct children last: neither a huge subtree nor its values are fetched to be thrown away, and a flat directory
-still costs one pass. While a page is decoded the next one is on its way.
+Lists are read in pages. A list of direct children first reads values. When a page contains deeper keys, it continues
+with keys only, skips each subtree in which a page ends (to ``child0``, the first key after it), and reads the values of
+direct children last. Neither a large subtree nor its values are fetched in vain, and a flat directory needs one pass.
+The next page is requested while one is decoded.
 
-Single keys are merged under load: while some reads are on their way, later ones gather and go out as one request.
-A request costs the client ten times what a key in it does. A read that waits is sent when one before it has ended, so
-it begins after its caller has called, and is as linearizable as it is alone. It cannot wait for ever: the requests it
-waits for have earlier deadlines than its own.
+Single reads are merged under load: while some are in flight, later ones are collected and sent as one request, because
+a request costs the client ten times as much as a key in it. A collected read is sent when an earlier one has ended, so
+it starts after its call and is as linearizable as alone. It cannot wait forever, because the requests before it have
+earlier deadlines. If a merged request is refused because one key is forbidden, each read is sent separately.
 
-Only servers that bear transactions of reads get such requests. When one is refused, because one of its keys may not be
-read, each of its reads is sent by itself, so that each gets its own answer.
-
-Several ranges are read at once, each linearizable and together no snapshot, or at one revision. A transaction of reads
-would do both in one request. But when it is cut off while it runs (its deadline passes, its connection ends, its server
-wakes from a freeze) etcd before 3.5.7 and 3.4.23 panics: the server ends, for everybody (etcd issues 14110 and 14891).
-Only servers known to be newer get such transactions, and only where one request instead of many matters. Transactions
-that may write are safe: they run to their end, whatever becomes of the call.
+Several ranges are read at once, either each linearizable, or at one revision. A read-only transaction would do both in
+one request. But if it is cut off while it runs, etcd before 3.5.7 and 3.4.23 panics (etcd issues 14110 and 14891). Only
+newer servers get such transactions, and only where they replace many requests. Transactions that may write are safe.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ _MOST = 100
 
 
 class Reader:
-    """The reads of one store. Safe to share between threads.
+    """The reads of one store. Thread-safe.
 
     With ``now`` single requests, and the first of several, are made in the calling thread.
     """
@@ -63,14 +58,14 @@ class Reader:
         self._merged = {stale_ok: MergedReads(link, codec, stale_ok=stale_ok) for stale_ok in (False, True)}
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """One key; merged with others under load, where the server can bear it."""
+        """Read one key, merged with others under load if the server allows it."""
         if self._link.survives_cut_reads and not self._now:
             return self._merged[stale_ok].get(key)
         codec = self._codec
         return self._link.read("Range", codec.get(key, stale_ok), f"read {key!r}", codec.entry, now=self._now)
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """Many keys, a hundred in each request, all requests at once; one request alone may be stale."""
+        """Read many keys, a hundred per request, with all requests at once. Only a single request may be stale."""
         stale_ok = stale_ok and len(keys) <= _GETS_AT_ONCE
         now = self._now and len(keys) <= _GETS_AT_ONCE
         starts = range(0, len(keys), _GETS_AT_ONCE)
@@ -85,11 +80,11 @@ class Reader:
     def entries(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
     ) -> Future[list[Entry]]:
-        """Entries below a prefix, in key order."""
+        """Return the entries below a prefix, sorted by key."""
         return drive(self._list(self._spans(prefix, start_after), limit, prefix, recursive=recursive))
 
     def children(self, prefix: str) -> Future[list[str]]:
-        """Names directly below a prefix: keys, and parents that have keys below them."""
+        """Return the names directly below a prefix: keys, and parents of keys."""
         skip = len(prefix) + 1 if prefix else 0
 
         def steps() -> Steps[list[str]]:
@@ -149,7 +144,7 @@ class Reader:
         return found
 
     def _direct_by_name(self, span: KeyRange, limit: int | None, prefix: str) -> Steps[list[Entry]]:
-        """Direct children among many deeper keys: names first, then the values of those that are keys."""
+        """Return direct children among many deeper keys: names first, then the values of those that are keys."""
         skip = self._skip(prefix)
         found: list[Entry] = []
         names = yield from self._walk(span, prefix, limit)
@@ -160,7 +155,9 @@ class Reader:
         return found if limit is None else found[:limit]
 
     def _walk(self, span: KeyRange, prefix: str, limit: int | None = None) -> Steps[list[str]]:
-        """Keys of a range, without most of those in subtrees bigger than a page; ends early at enough direct ones."""
+        """Return the keys of a range without most keys of subtrees larger than a page. Stops at ``limit`` direct
+        children.
+        """
         found: list[str] = []
         skip = self._skip(prefix)
         direct, size = 0, _FIRST_PAGE
@@ -176,29 +173,29 @@ class Reader:
         return found
 
     def _skip(self, prefix: str) -> int:
-        """Where names below a prefix begin."""
+        """Return the index at which names below a prefix begin."""
         return len(self._keys.of(prefix)) + (1 if prefix else 0)
 
 
 def _after(raw: bytes, skip: int | None) -> bytes:
-    """Where to go on after a page: behind its last key, or behind the child's whole subtree that this is in."""
+    """Return where to continue after a page: behind its last key, or behind the subtree that contains it."""
     slash = -1 if skip is None else raw.find(b"/", skip)
     return raw + b"\0" if slash < 0 else raw[:slash] + b"0"
 
 
 def _least(size: int, limit: int | None, found: int) -> int:
-    """How many to ask for when so many were found."""
+    """Return how many keys to request when ``found`` were found."""
     return size if limit is None else max(min(size, limit - found), 0)
 
 
 def _next_size(page: EtcdPage) -> int:
-    """As many entries as come to a megabyte, if they are like those of this page."""
+    """Return how many entries fit into a megabyte if they are like those of this page."""
     average = max(page.size // len(page), 1)
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))
 
 
 class _Wish(Outcome["Entry | None"]):
-    """A read that waits to be sent with others."""
+    """A read that waits to be merged with others."""
 
     __slots__ = ("deadline", "key")
 
@@ -209,7 +206,7 @@ class _Wish(Outcome["Entry | None"]):
 
 
 class MergedReads:
-    """The single reads of one store, linearizable or all stale. Safe to share between threads."""
+    """The single reads of one store, either linearizable or stale. Thread-safe."""
 
     def __init__(self, link: Link, codec: EtcdCodec, *, stale_ok: bool) -> None:
         self._link = link
@@ -220,7 +217,7 @@ class MergedReads:
         self._waiting: list[_Wish] = []
 
     def get(self, key: str) -> Future[Entry | None]:
-        """The entry, or None; sent now, or with others as soon as a read before it has ended."""
+        """Return the entry or None. The read is sent now, or with others when an earlier read has ended."""
         with self._lock:
             alone = self._in_flight < _AT_ONCE
             if alone:
@@ -243,7 +240,7 @@ class MergedReads:
         return wish
 
     def _take(self) -> list[_Wish]:
-        """With the lock held: what goes out next."""
+        """Return the reads to send next. The caller holds the lock."""
         batch, self._waiting = self._waiting, []
         if batch:
             self._in_flight += 1
@@ -268,14 +265,14 @@ class MergedReads:
                 self._fail(wish, error)
 
     def _go_on(self, _: Future[Any]) -> None:
-        """A request has ended: send what has gathered."""
+        """Send the collected reads after a request has ended."""
         with self._lock:
             self._in_flight -= 1
             batch = self._take()
         self._send(batch)
 
     def _fail(self, wish: _Wish, error: BaseException) -> None:
-        """Its request has failed: the server did not answer in time, or refused one of the reads."""
+        """Handle a failed request: the server did not answer in time, or refused one of the reads."""
         if isinstance(error, Unavailable):
             mine = Unavailable(f"could not read {wish.key!r} together with others: {error}")
             mine.__cause__ = error.__cause__
@@ -293,9 +290,9 @@ class MergedReads:
 def read_ranges(
     link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None, now: bool = False
 ) -> Future[list[Any]]:
-    """The answer to each ``RangeRequest``, in order; at most 128. The default deadline is the call timeout from now.
+    """Return the answers to at most 128 ``RangeRequest``s in order. The default deadline is the call timeout from now.
 
-    With ``now`` the request is made in this thread, where it is one.
+    With ``now`` a single request is made in this thread.
     """
     if not link.survives_cut_reads:
         return read_apart(link, ranges, what, deadline=deadline)
@@ -306,7 +303,7 @@ def read_ranges(
 
 
 def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -> Future[list[EtcdPage]]:
-    """The pages of some ranges, in a request for each; all are on their way at once, for the call timeout at most."""
+    """Return the pages of some ranges, with one request each, all in flight at once for the call timeout."""
     until = link.clock.now() + link.call_timeout_s
 
     def page(request: Any) -> Steps[EtcdPage]:
@@ -320,17 +317,17 @@ def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -
 
 
 def read_apart(link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None) -> Future[list[Any]]:
-    """The same, in a request for each whatever the server; all are on their way at once."""
+    """Return the answers to ranges with one request each, whatever the server is, all in flight at once."""
     until = link.clock.now() + link.call_timeout_s if deadline is None else deadline
     sent = [drive(link.call("Range", each, what, until)) for each in ranges]
     return together(sent)
 
 
 def read_at_one_revision(link: Link, reads: Sequence[bytes], what: str, deadline: float) -> Steps[list[Any]]:
-    """The answers to some encoded operations that read, as they all were at one moment after the call began.
+    """Return the answers to encoded reads, all of one time after the call began.
 
     Raises:
-        Unavailable: the server compacts its history faster than it can be read.
+        Unavailable: The server compacts its history faster than it can be read.
     """
     operations = pb.TxnRequest.FromString(EtcdRequest.txn((), reads)).success
     first, *others = [operation.request_range for operation in operations]

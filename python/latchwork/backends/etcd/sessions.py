@@ -1,8 +1,7 @@
-"""Sessions: a lease with a marker key. Nothing here renews by itself.
+"""Sessions: a lease with a marker key. The store's session thread renews them.
 
-The session id is the lease id in hexadecimal, 62 random bits, so that an id is never used twice and each key's lease
-names its owner. The marker ``@s/<id>`` hangs on the lease and so exists exactly as long as it: writes on behalf of
-a session compare it.
+The session ID is the lease ID in hexadecimal, 62 random bits, so it is never reused, and the lease of a key names its
+owner. The marker ``@s/<id>`` is bound to the lease and exists exactly as long. Writes of a session compare it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _LEAST_PATIENCE_S = 0.5
 
 
 class EtcdSession:
-    """One lease and its marker. Safe to share between threads."""
+    """A lease and its marker. Thread-safe."""
 
     confirm_gap_s = 0.0
 
@@ -48,20 +47,20 @@ class EtcdSession:
         self._owner = owner
 
     def renew(self) -> Future[float]:
-        """Ask the cluster's leader for another TTL; the local time at which it was asked."""
+        """Ask the cluster's leader for another TTL, and return the local time of the request."""
         return self._owner.renew(self)
 
     def close(self) -> Future[None]:
-        """Revoke the lease, which deletes the session's keys; tried for the call timeout, then left to the TTL."""
+        """Revoke the lease, which deletes the session's keys. After the call timeout the lease is left to its TTL."""
         return self._owner.end(self)
 
 
 class Sessions:
-    """The sessions of one store. Safe to share between threads.
+    """The sessions of one store. Thread-safe.
 
     Attributes:
-        ended: ids of the sessions that were closed here and may live on the server yet; whatever names one of them is
-            refused before any I/O. The server itself refuses what names one that has ended there.
+        ended: IDs of sessions that were closed here and may still exist on the server. Operations that name one are
+            refused before any I/O. The server refuses those that name a session that has ended there.
     """
 
     def __init__(self, link: Link, keys: Keys, writer: Writer, hub: WatchHub) -> None:
@@ -74,11 +73,11 @@ class Sessions:
         self.ended: set[str] = set()
 
     def open(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Take a lease, write its marker, and watch it so that ``on_gone`` hears of its end."""
+        """Grant a lease, write its marker, and watch it to call ``on_gone`` at its end."""
         return drive(self._opening(ttl_s, on_gone))
 
     def renew(self, session: EtcdSession) -> Future[float]:
-        """One keepalive, tried once: the session's owner knows best when to try again."""
+        """Send one keepalive once. The session's thread decides when to retry."""
         if session.closing is not None:
             return failed(SessionLost(f"session {session.id} was closed here; open a new session"))
         return drive(self._renewing(session))
@@ -97,7 +96,7 @@ class Sessions:
         return closing
 
     def end_all(self) -> list[Future[None]]:
-        """End every open session; one future each."""
+        """End all open sessions, and return their futures."""
         with self._lock:
             sessions = [session for session, _ in self._open.values()]
         return [self.end(session) for session in sessions]
@@ -105,7 +104,7 @@ class Sessions:
     # Private.
 
     def _patience_s(self, session: EtcdSession) -> float:
-        """Seconds for one renewal: when a member has frozen, there must be time to ask another."""
+        """Return the timeout of one renewal in seconds, which leaves time to ask another member."""
         return min(self._link.call_timeout_s, max(_LEAST_PATIENCE_S, session.ttl_s / 4))
 
     def _opening(self, ttl_s: float, on_gone: Callable[[], None]) -> Steps[BackendSession]:
@@ -161,7 +160,7 @@ class Sessions:
 
 
 class _MarkerSink:
-    """The sink of a watch on one marker: tells once when it is gone."""
+    """The sink of a watch on a marker, which reports its deletion once."""
 
     def __init__(self, session_id: str, on_gone: Callable[[], None]) -> None:
         self._id = session_id

@@ -1,4 +1,4 @@
 """Watches on etcd: many prefixes over few streams, caught up after each gap.
 
-The backend calls the watches; the rest stays inside.
+Only the backend uses it.
 """

@@ -1,4 +1,4 @@
-"""Watches, the ranges that they consist of, and the stream of requests of one connection."""
+"""Watches, their ranges, and the request stream of a connection."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _END = object()
 
 
 class WatchRange:
-    """One range of a watch, and the revision it goes on from.
+    """A range of a watch, and the revision from which it continues.
 
     Attributes:
-        ticket: number of its newest creation on the stream; 0 when it is not on one.
-        watch_id: what the server calls it; None until it has said so.
-        behind: revisions that the server had to catch up with when it created this watch.
-        resumes: it goes on after a disconnect, rather than after a snapshot just read.
+        ticket: The number of its newest creation on the stream; 0 if it is on none.
+        watch_id: The server's ID of it; None until the server has sent it.
+        behind: The number of revisions that the server had to catch up with when it created this watch.
+        resumes: Whether it continues after a disconnect instead of after a fresh snapshot.
     """
 
     __slots__ = ("behind", "resume_at", "resumes", "span", "ticket", "watch", "watch_id")
@@ -42,10 +42,10 @@ class WatchRange:
 
 
 class EtcdWatch:
-    """One running watch. Safe to share between threads.
+    """A running watch. Thread-safe.
 
-    ``lock`` is held around the sink, so that ``close`` returns only when no event is being delivered. ``drop`` is told
-    which watch was closed: only the owner of the stream can tell the server.
+    ``lock`` is held while the sink is called, so ``close`` returns only after a delivery has ended. ``drop`` is called
+    with a closed watch, because only the owner of the stream can inform the server.
     """
 
     def __init__(
@@ -79,19 +79,19 @@ class EtcdWatch:
         self._drop = drop
 
     def close(self) -> None:
-        """Stop; nothing is delivered afterwards, except when called from inside the sink."""
+        """Stop. Nothing is delivered afterwards, except when called from inside the sink."""
         with self.lock:
             self.closed = True
         self._drop(self)
 
 
 class Stream:
-    """The stream from one connect to the next disconnect.
+    """The stream from a connect to the next disconnect.
 
     Attributes:
-        parts: those that the server watches, by its ids.
-        creating: creations not answered yet; the server answers them in the order of asking.
-        call: the server's side, once it is open.
+        parts: The ranges that the server watches, by its IDs.
+        creating: Creations that have not been answered. The server answers them in order.
+        call: The server's side, once it is open.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -104,7 +104,7 @@ class Stream:
         self._answered_ask: float | None = None
 
     def create(self, part: WatchRange, ticket: int) -> None:
-        """Have the server watch a part."""
+        """Ask the server to watch a range."""
         part.ticket = ticket
         self.creating.append((part, ticket))
         start, end = part.span
@@ -116,13 +116,13 @@ class Stream:
         self._requests.put(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=watch_id)))
 
     def end(self) -> None:
-        """End it, from any thread."""
+        """End the stream, from any thread."""
         self._requests.put(_END)
         if self.call is not None:
             self.call.cancel()
 
     def outgoing(self, closing: threading.Event) -> Iterator[Any]:
-        """Requests as they come, and progress requests in between. Runs on gRPC's sending thread."""
+        """Yield requests as they arrive, with progress requests in between. Runs in gRPC's sending thread."""
         next_at = self._clock.now() + _PROGRESS_EVERY_S
         while True:
             try:
@@ -137,16 +137,17 @@ class Stream:
             yield request
 
     def progressed(self) -> float | None:
-        """A progress request was answered: since when that proves the state to be current, if it does.
+        """Handle the answer to a progress request, and return the time as of which it proves the state current, or
+        None.
 
-        When the request before it was sent: between two answers the server's sending loop has been idle.
+        That is when the previous request was sent: between two answers the server's sending loop has been idle.
         """
         asked_at, proven_at = self._asked_at, self._answered_ask
         self._answered_ask, self._asked_at = asked_at or proven_at, None
         return proven_at
 
     def _progress(self) -> Any:
-        """A progress request, unless the one before is still open; None when there is nothing to ask."""
+        """Return a progress request; None while the previous one is open or nothing has to be asked."""
         now = self._clock.now()
         if not self.parts or (self._asked_at is not None and now < self._asked_at + _ANSWER_WITHIN_S):
             return None

@@ -1,26 +1,22 @@
 """Watches: one stream to the server for all watches of a store, read by one thread.
 
-A watch is a few key ranges. Its life: read each, at a revision R of its own (Snapshot), then watch it from R + 1. After
-a disconnect each range goes on from the revision after its last event. When the server has compacted that away, is not
-there yet, or ends a watch for a reason of its own, the watch starts over with a Snapshot. Not there yet is a member
-that lags, but also a server that was restored from a backup or has lost writes: what it writes until it is there again
-would be told to nobody.
+A watch is a few key ranges. It reads each at a revision R (Snapshot), then watches it from R + 1. After a disconnect,
+each range continues from the revision after its last event. A watch starts over with a Snapshot when the server has
+compacted that revision, does not have it yet, or ends the watch. The server may lack it because it lags, was restored
+from a backup, or has lost writes.
 
-A server puts a watch that begins behind its newest revision aside, to be served by a loop that runs every 100 ms: with
-other clients writing, that hits most watches that begin after a read. A leaf, of which somebody waits for the end,
-begins the other way round: watch from the present, then read, at R. Events up to R are in what was read and are
-dropped, later ones that come before the answer are held until it has been told.
+A server serves watches that start behind its newest revision in a loop that runs every 100 ms. With other clients
+writing, this affects most watches that start after a read. A leaf, whose end somebody waits for, starts in the other
+order: watch from the present, then read at R. Events up to R are dropped, and later ones are held until the read is
+delivered.
 
-``Current``: every so often one progress request is sent for all. A server answers it only once every watch of the
-stream has caught up, behind the events; that is proof. Before 3.4.25 and 3.5.8 it answers at once, also ahead of events
-that are still queued. Hence two rules. An answer proves that the state was current when the request *before* was sent:
-between two answers the server's sending loop has been idle. And a watch that such an old server created behind its
-revision is given time to catch up before any answer counts: there ``Current`` rests on a rate, not on proof. On no
-server does an answer move the revision from which a watch resumes.
+``Current``: one progress request is sent regularly for all watches. A server answers it only after every watch of the
+stream has caught up, which is a proof. Before 3.4.25 and 3.5.8 it answers at once, even before queued events. So an
+answer proves that the state was current when the *previous* request was sent, and a watch that an old server created
+behind its revision gets time to catch up before answers count. No answer moves the revision from which a watch resumes.
 
-etcd looks at rights when a watch is created, and never again. So every few seconds one small read of the whole root is
-asked of the connected member; only when it is refused, one linearizable read for each watch, and a watch whose read is
-refused too ends.
+etcd checks permissions only when a watch is created. So every few seconds one small read of the whole root is sent.
+Only if it is refused, each watch is read, and a watch whose read is refused ends.
 """
 
 from __future__ import annotations
@@ -66,7 +62,7 @@ Watched = tuple[KeyRange, str, Callable[[LatchworkError], None]]
 
 
 class WatchHub:
-    """All watches of one store. Safe to share between threads."""
+    """All watches of one store. Thread-safe."""
 
     def __init__(self, link: Link, keys: Keys, codec: EtcdCodec, name: str) -> None:
         self._link = link
@@ -82,7 +78,7 @@ class WatchHub:
         self._name = name
 
     def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beats: bool = True) -> EtcdWatch:
-        """Watch the key equal to a prefix and, unless it is a leaf, all below it."""
+        """Watch the key equal to a prefix and, unless it is a leaf, everything below it."""
         spans = [exactly(self._keys.of(prefix))] if leaf else self._keys.at_or_below(prefix)
         watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, beats=beats)
         self._rights.look_after()
@@ -91,7 +87,7 @@ class WatchHub:
     def watch_spans(
         self, spans: Sequence[KeyRange], sink: Sink, *, what: str = "", leaf: bool = False, beats: bool = False
     ) -> EtcdWatch:
-        """Watch some ranges of raw keys."""
+        """Watch ranges of raw keys."""
         watch = EtcdWatch(self.drop, spans, sink, what=what, leaf=leaf, beats=beats)
         with self._lock:
             if self._closing.is_set():
@@ -104,13 +100,13 @@ class WatchHub:
         return watch
 
     def drop(self, watch: EtcdWatch) -> None:
-        """Forget a watch and tell the server."""
+        """Remove a watch and inform the server."""
         with self._lock:
             self._watches.discard(watch)
             self._cancel(watch)
 
     def close(self, join_s: float) -> None:
-        """End every watch, and give the thread so long to end. Twice is fine."""
+        """End all watches, and wait for the thread for ``join_s`` seconds. Idempotent."""
         with self._lock:
             self._closing.set()
             watches, stream, thread = list(self._watches), self._stream, self._thread
@@ -124,7 +120,7 @@ class WatchHub:
     # From the snapshot to the stream.
 
     def _start(self, watch: EtcdWatch) -> None:
-        """Read the current state; what follows happens when it is there. A leaf is put on the stream first."""
+        """Read the current state; the watch continues with the answer. A leaf is put on the stream first."""
         if watch.leaf:
             with self._lock:
                 if self._stream is not None:
@@ -178,7 +174,7 @@ class WatchHub:
             self._link.timer.call_later(_RETRY_S, lambda: self._start(watch))
 
     def _restart(self, watch: EtcdWatch) -> None:
-        """After a gap: nothing of the old ranges is delivered any more, then read the state again."""
+        """After a gap: deliver nothing more of the old ranges, and read the state again."""
         with self._lock:
             self._cancel(watch)
             for part in watch.parts:
@@ -196,7 +192,7 @@ class WatchHub:
         self.drop(watch)
 
     def _break_all(self, error: LatchworkError) -> None:
-        """End every watch: the channel, which is a user's, is closed or takes no answers of this size."""
+        """End all watches: the user's channel is closed, or refuses answers of this size."""
         with self._lock:
             watches = [] if self._closing.is_set() else [*self._watches]
         for watch in watches:
@@ -247,7 +243,7 @@ class WatchHub:
             self._link.clock.wait(self._closing, _RETRY_S / 4)
 
     def _follow(self, stream: Stream) -> None:
-        """Open a stream, put every watch on it, and deliver what it says until it ends."""
+        """Open a stream, put all watches on it, and deliver its events until it ends."""
         stream.call = self._link.watch_stream(stream.outgoing(self._closing))
         with self._lock:
             if self._closing.is_set():
@@ -319,7 +315,7 @@ class WatchHub:
             self._deliver(watch, Delta(tuple(changes.values())))
 
     def _created(self, stream: Stream, response: Any) -> None:
-        """Creations are answered in the order they were asked for; a refused one may come without its id."""
+        """Handle the answer to a creation. Answers are in the order of the requests; a refusal may lack its ID."""
         with self._lock:
             if not stream.creating:
                 return
@@ -347,7 +343,7 @@ class WatchHub:
             self._read(part.watch)
 
     def _note_live(self, watch: EtcdWatch) -> None:
-        """Note when progress answers begin to count: an old server also answers while a watch catches up."""
+        """Note when progress answers begin to count, because an old server also answers while a watch catches up."""
         if all(part.watch_id is not None for part in watch.parts):
             watch.denials = 0
             behind = max(part.behind for part in watch.parts)
@@ -363,7 +359,9 @@ class WatchHub:
             self._ended(stream, part.watch, response)
 
     def _ended(self, stream: Stream, watch: EtcdWatch, response: Any) -> None:
-        """The server ended a part of a watch; it takes a stale token for a lack of permission, a new token tells."""
+        """Handle a range that the server ended. A stale token looks like a missing permission, so a new token is
+        tried.
+        """
         reason = response.cancel_reason
         if response.compact_revision:
             _log.info("a watch fell behind compaction at revision %d; reading again", response.compact_revision)
@@ -383,7 +381,7 @@ class WatchHub:
             self._link.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
 
     def _renew_stream(self, stream: Stream, watch: EtcdWatch) -> None:
-        """Read with the new token, and let all watches move to a stream that carries it."""
+        """Read with the new token, and move all watches to a stream with it."""
         self._restart(watch)
         stream.end()
 
@@ -400,7 +398,7 @@ class WatchHub:
                     self._deliver(watch, Current(proven_at))
 
     def _deliver(self, watch: EtcdWatch, event: Any) -> None:
-        """Call the sink; its lock is held, and it never blocks."""
+        """Call the sink, which never blocks. The caller holds its lock."""
         try:
             watch.sink(event)
         except Exception:
@@ -408,10 +406,10 @@ class WatchHub:
 
 
 class Rights:
-    """Looks at them as long as there is anything to look at. Safe to share between threads.
+    """Checks permissions while there are watches. Thread-safe.
 
-    ``whole`` is a range that holds all others; ``watched`` gives the ranges to look at now, and none once the store is
-    closing.
+    ``whole`` is a range that contains all others. ``watched`` returns the ranges to check now, and none once the store
+    is closing.
     """
 
     def __init__(self, link: Link, whole: KeyRange, watched: Callable[[], list[Watched]]) -> None:
@@ -422,7 +420,7 @@ class Rights:
         self._looking = False
 
     def look_after(self) -> None:
-        """There is something to look at from now on."""
+        """Start checking."""
         with self._lock:
             begin, self._looking = not self._looking, True
         if begin:

@@ -1,4 +1,4 @@
-"""Writes to etcd: planned as one transaction, sent merged where possible, settled when the answer is lost.
+"""Writes to etcd: planned as one transaction, and settled when the answer is lost.
 
-The backend calls the writer; the rest stays inside.
+Only the backend uses it.
 """

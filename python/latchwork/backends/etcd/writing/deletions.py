@@ -1,9 +1,9 @@
-"""Deletions on a server that is out of space: it refuses every put, so also the guard's of an ordinary write.
+"""Deletions on a server that is out of space and refuses every put, including the guard of an ordinary write.
 
-Here the keys guard themselves: each is deleted only at the revision at which it was read. A revision never comes back,
-so the same request may be sent again until it is answered. If it succeeds then, none before it had landed. If it fails
-and a key is still there as it was read, none has landed, and once another key has changed none can any more.
-docs/design/etcd-writes.md has the states.
+Here the keys guard themselves: each is deleted only at the revision at which it was read. Revisions are never reused,
+so the request may be repeated until it is answered. If it succeeds, no earlier try was applied. If it fails and a key
+is as it was read, no try was applied, and once another key has changed none can be. docs/design/etcd-writes.md has the
+states.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _TRY_S = 1.0
 
 
 class Deletion:
-    """One transaction that deletes some keys as they were read. Sent by one thread at a time.
+    """A transaction that deletes keys as they were read. Sent by one thread at a time.
 
-    The conditions of ``txn`` must hold too. ``seen`` has each key's revision as read, 0 for an absent key.
+    The conditions of ``txn`` must hold, too. ``seen`` has the revision of each key as read, 0 for an absent key.
 
     Attributes:
-        may_land: it was sent, and nothing is known of it.
+        may_land: Whether it was sent with an unknown outcome.
     """
 
     def __init__(self, link: Link, txn: Txn, seen: dict[bytes, int]) -> None:
@@ -49,10 +49,10 @@ class Deletion:
         self._request = EtcdRequest.txn(compares, deletes, txn.reads() + [EtcdRequest.peek(key) for key in seen])
 
     def run(self, deadline: float) -> Steps[Any]:
-        """Send it until it is answered; the answer if it was applied, None if the keys have to be read again.
+        """Send it until it is answered. Return the answer if it was applied, None if the keys must be read again.
 
         Raises:
-            LatchworkError: the transaction's public error; ``OutcomeUnknown`` when nobody can tell, or nobody answers.
+            LatchworkError: The error of the transaction; ``OutcomeUnknown`` if the outcome cannot be determined.
         """
         while True:
             try:
@@ -76,10 +76,10 @@ class Deletion:
             yield self._link.timer.after(0.05)
 
     def settle(self, timeout_s: float) -> Steps[None]:
-        """Make sure that it cannot land any more, be it by landing now.
+        """Make sure that it cannot be applied later, if necessary by applying it now.
 
         Raises:
-            LatchworkError: there was no answer, or one that allows it to land yet.
+            LatchworkError: There was no answer, or it may still be applied.
         """
         answer = yield from self._answer(self._link.clock.now() + timeout_s)
         if not answer.succeeded and not self._is_over(answer):
@@ -111,17 +111,17 @@ class Deletion:
         yield from self._link.pause(error, self._txn.what, deadline)
 
     def _found(self, answer: Any) -> list[int]:
-        """The revisions of the keys now, in the order of ``seen``."""
+        """Return the current revisions of the keys, in the order of ``seen``."""
         reads = answer.responses[len(self._txn.conditions) :]
         return [read.response_range.kvs[0].mod_revision if read.response_range.kvs else 0 for read in reads]
 
     def _is_undone(self, answer: Any) -> bool:
-        """A key is there as it was read, or none was there: it has not been applied."""
+        """Return whether a key is as it was read, or none existed: it has not been applied."""
         now = zip(self._seen.values(), self._found(answer), strict=True)
         return not any(self._seen.values()) or any(before == after != 0 for before, after in now)
 
     def _is_over(self, answer: Any) -> bool:
-        """Something that it compares is gone for good."""
+        """Return whether something that it compares has changed permanently."""
         now = zip(self._seen.values(), self._found(answer), strict=True)
         if not any(self._seen.values()) or any(before not in {0, after} for before, after in now):
             return True
@@ -141,15 +141,15 @@ class Deletion:
 
 
 def can_do_without_space(txn: Txn) -> bool:
-    """Whether a transaction only deletes, and fits."""
+    """Return whether a transaction only deletes, and fits."""
     keys = txn.deleted_keys
     return txn.deleted_ranges is not None or (keys is not None and len(keys) + len(txn.conditions) <= FLAT_LIMIT)
 
 
 def delete_without_space(link: Link, txn: Txn, settling: Settling, deadline: float) -> Steps[Any]:
-    """Carry out a transaction for which ``can_do_without_space`` is true; its outcome.
+    """Execute a transaction for which ``can_do_without_space`` is true, and return its outcome.
 
-    A deletion of unknown outcome that may land yet is left to ``settling``.
+    A deletion with an unknown outcome is left to ``settling``.
     """
     if txn.deleted_ranges is not None:
         return (yield from _delete_ranges(link, txn, settling, deadline))
@@ -167,7 +167,7 @@ def delete_without_space(link: Link, txn: Txn, settling: Settling, deadline: flo
 
 
 def _delete_ranges(link: Link, txn: Txn, settling: Settling, deadline: float) -> Steps[int]:
-    """A hundred keys at a time; how many there were."""
+    """Delete a hundred keys at a time, and return their number."""
     deleted = found = 0
     assert txn.deleted_ranges is not None
     try:

@@ -1,13 +1,13 @@
-"""From checks and operations to one etcd transaction, and from its answer back. Nothing here touches the network.
+"""Compiles checks and operations into one etcd transaction, and decodes its answer.
 
 Compares of a transaction (all must hold):
 
     At, Absent, Exists, Create    on the key's revisions
     SessionAlive                  the session's marker exists
-    a session-bound write         the same, so that nothing asked of an ended session lands
-    every key that may be new     none of its proper ancestors has a lease: session-bound keys are leaves
+    a session-bound write         the same, so that a write of an ended session is refused
+    every key that may be new     no proper ancestor has a lease: session-bound keys are leaves
     every key bound to a session  nothing exists below it
-    Put without a session         the key's lease is the one we write: none, or its owner's as last seen
+    Put without a session         the key has the lease that we write: none, or that of its owner as last seen
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ PAIRED_LIMIT = 100
 
 
 class Commit:
-    """A commit as it was asked for; what most of them need, the codec encodes and decodes without a ``Txn``.
+    """A requested commit. The codec encodes and decodes most of them without a ``Txn``.
 
-    The ``Txn`` is made for those that need more, and to find out why one was refused: the codec's request is its own,
-    byte for byte. One thread at a time.
+    The ``Txn`` is built for the others, and to find out why a commit was refused. The codec's request is the same, byte
+    for byte. For one thread at a time.
     """
 
     __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_txn")
@@ -76,17 +76,17 @@ class Commit:
         self._txn: Txn | None = None
 
     def txn(self) -> Txn:
-        """The transaction that was sent last.
+        """Return the transaction that was sent last.
 
         Raises:
-            SessionLost, ValueError: see ``Compiler.commit``.
+            SessionLost, ValueError: See ``Compiler.commit``.
         """
         if self._txn is None:
             self._txn = self._compiler.commit(self._checks, self._ops, self._ended)
         return self._txn
 
     def again(self) -> Txn:
-        """The transaction of another try, with what was learned by the one before."""
+        """Return the transaction of another try, with what the last one learned."""
         learned = self.txn().learned
         self._txn = self._compiler.commit(self._checks, self._ops, self._ended, learned)
         return self._txn
@@ -105,10 +105,10 @@ class Commit:
 
 
 class Compiler:
-    """Makes the transactions of commits below one root. Safe to share.
+    """Builds transactions below one root. Thread-safe.
 
     Attributes:
-        codec: does without a ``Txn`` where it can.
+        codec: Works without a ``Txn`` where possible.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -132,15 +132,15 @@ class Compiler:
         ended: Collection[str],
         learned: dict[bytes, int] | None = None,
     ) -> Txn:
-        """The transaction of a commit.
+        """Return the transaction of a commit.
 
         Args:
-            checks: flattened.
-            ops: each key at most once.
-            ended: sessions that were closed here.
-            learned: leases of keys seen by an earlier try.
+            checks: Flattened checks.
+            ops: Operations, each key at most once.
+            ended: Sessions that were closed here.
+            learned: Leases of keys that an earlier try saw.
         Raises:
-            SessionLost: an operation's session was closed here.
+            SessionLost: The session of an operation was closed here.
         """
         learned = {} if learned is None else learned
         conditions = [self._check(check) for check in checks]
@@ -160,10 +160,11 @@ class Compiler:
         )
 
     def ordered(self, stem: str, create: Create, ended: Collection[str]) -> Txn:
-        """The transaction that creates a key and reads the older ones with the same stem; it gives an ``Ordered``.
+        """Return the transaction that creates a key and reads the older ones with its stem. Its outcome is an
+        ``Ordered``.
 
         Raises:
-            SessionLost: the session was closed here.
+            SessionLost: The session was closed here.
         """
         txn = self.commit((), (create,), ended)
         txn.ops.append(_oldest(self._keys.of(stem)))
@@ -197,7 +198,7 @@ class Compiler:
     def _write_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
     ) -> list[Condition]:
-        """What the operations need, beside the checks: creations, sessions, owners and the leaf rule."""
+        """Return the conditions of the operations: creations, sessions, owners and the leaf rule."""
         conditions: list[Condition] = []
         sessions: dict[str, None] = {}
         bound: list[str] = []
@@ -224,7 +225,7 @@ class Compiler:
     def _leaf_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], written: list[str], bound: list[str]
     ) -> list[Condition]:
-        """Session-bound keys are leaves, also with what is there already; the store has looked at the operations.
+        """Return the conditions of the leaf rule for keys that exist; the store has validated the operations.
 
         A key that a check shows to exist has no bound ancestor, because binding one would have found it.
         """
@@ -263,7 +264,7 @@ class Compiler:
         return [absence(Kind.LEAF, span, key) for span in without(self._keys.below(key)[0], holes)]
 
     def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
-        """A put is followed by a read that tells when the key was created."""
+        """Encode an operation. A put is followed by a read that shows when the key was created."""
         raw = self._keys.of(op.key)
         if isinstance(op, Delete):
             return _Spec(op, raw, (EtcdRequest.delete(raw),), 0)
@@ -283,13 +284,13 @@ class _Spec:
     lease: int
 
     def recall(self, revision: int) -> Any:
-        """The read that shows what this operation did at a revision: the key then, or what a delete found."""
+        """Return the read that shows what this operation did at a revision: the key then, or what a delete found."""
         at = revision - 1 if isinstance(self.op, Delete) else revision
         return pb.RangeRequest(key=self.raw, keys_only=True, revision=at)
 
 
 def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int]]:
-    """Creation revision (0 for "this one") and number of deleted keys that each operation's answers show."""
+    """Return the creation revision (0 for this one) and the number of deleted keys per operation."""
     found, at = [], 0
     for spec in specs:
         if isinstance(spec.op, Delete):
@@ -304,7 +305,7 @@ def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int
 
 
 def _oldest(stem: bytes) -> bytes:
-    """The encoded operation that reads the oldest keys with a stem: one more than are named, for our own."""
+    """Encode the read of the oldest keys with a stem: one more than are returned, for our own."""
     span = pb.RangeRequest(
         key=stem,
         range_end=stem[:-1] + bytes([stem[-1] + 1]),
@@ -338,7 +339,7 @@ def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revisio
 
 
 def _remember(cache: dict[str, Any], name: str, value: Any) -> None:
-    """Bounded, and safe without a lock: the worst is that something is worked out again."""
+    """Store a value in a bounded cache. Safe without a lock: at worst a value is computed again."""
     if len(cache) >= 4096:
         cache.clear()
     cache[name] = value

@@ -1,8 +1,8 @@
 """Sequential keys: a number is taken and its key created in one transaction.
 
-A number taken first and used later would let a lower ticket appear after a higher one was seen, and give a lock two
-holders. The counter of a parent lives outside the parent (``@q/<parent>``), so that it outlives all its children.
-Creations below one parent go one after the other in each store, because they would only refuse each other.
+A number that is taken first and used later would let a lower ticket appear after a higher one, so that a lock had two
+holders. The counter of a parent is outside the parent (``@q/<parent>``) and outlives its children. A store sends
+creations below one parent one after the other, because they would refuse each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Wish:
 
 
 class _Line:
-    """Creations waiting below one parent, and its counter as last seen: revision (0 for none) and number."""
+    """The creations that wait below one parent, and the counter as last seen: revision (0 for none) and number."""
 
     def __init__(self) -> None:
         self.waiting: deque[_Wish] = deque()
@@ -48,7 +48,7 @@ class _Line:
 
 
 class Sequences:
-    """Sequential creations of one store. Safe to share between threads."""
+    """The sequential creations of one store. Thread-safe."""
 
     def __init__(self, link: Link, keys: Keys, writer: Writer, compiler: Compiler, ended: Collection[str]) -> None:
         self._link = link
@@ -60,7 +60,7 @@ class Sequences:
         self._lines: dict[str, _Line] = {}
 
     def create(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create a key whose suffix is greater than each one committed before below its parent."""
+        """Create a key with a suffix greater than all committed before below its parent."""
         deadline = self._link.clock.now() + self._link.call_timeout_s
         wish = _Wish(key, value, session, deadline, Outcome())
         parent = key.rpartition("/")[0]
@@ -91,7 +91,7 @@ class Sequences:
             return line.waiting.popleft() if line.busy else None
 
     def _fulfil(self, parent: str, line: _Line, wish: _Wish) -> Steps[Entry]:
-        """Try numbers until one is ours; each try that fails shows the newest number."""
+        """Try numbers until one succeeds. Each failed try shows the newest number."""
         while True:
             if self._link.clock.now() >= wish.deadline:
                 raise Unavailable(f"could not create {wish.key!r} with a number in time; try again")
@@ -131,7 +131,7 @@ class Sequences:
 
 
 class _StartOver(LatchworkError):
-    """The transaction was not applied, and by now the counter may have moved: make it anew."""
+    """The transaction was not applied, and the counter may have moved: build it again."""
 
 
 def _start_over() -> Txn:

@@ -1,8 +1,8 @@
-"""Finding out what became of a write that was cut off, once it can land no more.
+"""Determines what became of a lost write, after making sure that it can no longer be applied.
 
-To settle a write is to overwrite its slot: if that succeeds, the write had not landed and never will, because it
-compares a revision that is gone for good; if it fails, the slot's revision is the write's. What the write did is read
-at that revision. docs/design/etcd-writes.md has the states and the races.
+Settling a write overwrites its slot. If that succeeds, the write was not applied and never will be, because it compares
+an old revision. If it fails, the slot's revision is that of the write, and what the write did is read at that revision.
+docs/design/etcd-writes.md has the states and the races.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ Settle = Callable[[float], Steps[None]]
 
 
 class Settling:
-    """Settles the writes of one store. Safe to share between threads.
+    """Settles the writes of one store. Thread-safe.
 
     Attributes:
-        unsettled: of the writes reported as unknown that may land yet; settled as soon as the server answers.
+        unsettled: Writes that were reported as unknown and may still be applied; settled as soon as the server answers.
     """
 
     def __init__(self, link: Link, keys: Keys, slots: GuardSlots) -> None:
@@ -61,12 +61,12 @@ class Settling:
     def find_out(
         self, txn: Txn, slot: Slot, error: Exception, deadline: float, *, answered: bool = False
     ) -> Steps[Any]:
-        """What a transaction did whose call failed; None if it was not applied and never will be.
+        """Return what a failed transaction did; None if it was not applied and never will be.
 
-        With ``answered`` the server has dealt with it: it is applied by now or never will be, and the slot tells.
+        With ``answered`` the server has finished it: it was applied or never will be, and the slot decides.
 
         Raises:
-            OutcomeUnknown: nothing more could be found out before the deadline.
+            OutcomeUnknown: It could not be determined before the deadline.
         """
         settled = self._written_at(slot, deadline) if answered else self._settle_until(slot, deadline)
         try:
@@ -87,21 +87,21 @@ class Settling:
         return txn.decode_recall(found, revision)
 
     def leave_slot(self, slot: Slot) -> None:
-        """The write on this slot may land yet, and nobody waits for its outcome: settle it later."""
+        """Settle the write on this slot later; no caller waits for its outcome."""
         self.leave(partial(self._settle_slot, slot))
 
     def leave(self, settle: Settle) -> None:
-        """Settle a write before this store reads or writes again, and as soon as the server answers."""
+        """Settle a write before the next read or write of this store, and as soon as the server answers."""
         self._link.healthy = False
         with self._lock:
             self.unsettled.append(settle)
         self._link.timer.call_later(_PROBE_S, self._settle_in_background)
 
     def ready(self, deadline: float) -> Steps[None]:
-        """Wait until the server answers, there is a lease for slots, and no earlier write can land any more.
+        """Wait until the server answers, slots have a lease, and no earlier write can be applied any more.
 
         Raises:
-            Unavailable: not before the deadline.
+            Unavailable: Not before the deadline.
         """
         while not self._slots.lease or not self._link.healthy or self.unsettled:
             if self._slots.closing:
@@ -114,10 +114,10 @@ class Settling:
                 yield self._link.timer.after(0.05)
 
     def settled(self, deadline: float) -> Steps[None]:
-        """Wait until no write that was reported as unknown can land any more.
+        """Wait until no write that was reported as unknown can be applied any more.
 
         Raises:
-            LatchworkError: not before the deadline.
+            LatchworkError: Not before the deadline.
         """
         while self.unsettled:
             try:
@@ -129,7 +129,7 @@ class Settling:
     # Settling one slot.
 
     def _settle_until(self, slot: Slot, deadline: float) -> Steps[int]:
-        """Settle a slot, trying again until the deadline or until the store is closed."""
+        """Settle a slot, and retry until the deadline or until the store is closed."""
         while True:
             left_s = deadline - self._link.clock.now()
             try:
@@ -140,11 +140,11 @@ class Settling:
                 yield self._link.timer.after(0.05)
 
     def _settle(self, slot: Slot, timeout_s: float) -> Steps[int]:
-        """Make sure that a slot's write cannot land any more; its revision, or 0 when it was not applied.
+        """Make sure that a slot's write cannot be applied later. Return its revision, or 0 if it was not applied.
 
         Raises:
-            Unavailable: the server gave no answer to rely on.
-            _GuardGone: the slot is gone; nothing can land, and nobody can tell what had landed.
+            Unavailable: The server gave no reliable answer.
+            _GuardGone: The slot is gone. Nothing can be applied, and what was applied is unknown.
         """
         deadline = self._link.clock.now() + timeout_s
         try:
@@ -169,10 +169,10 @@ class Settling:
         return slot.revision if kvs[0].value == WRITTEN else 0
 
     def _written_at(self, slot: Slot, deadline: float) -> Steps[int]:
-        """The revision of the slot's write if it has landed by now; 0 if it has not.
+        """Return the revision of the slot's write if it was applied; 0 if not.
 
         Raises:
-            _GuardGone: the slot was there and is not any more; nobody can tell what had landed.
+            _GuardGone: The slot existed and is gone; what was applied is unknown.
         """
         found = yield from self._link.call("Range", pb.RangeRequest(key=slot.key), "settle a write", deadline)
         if not found.kvs and slot.revision:
@@ -184,7 +184,7 @@ class Settling:
         return revision if landed else 0
 
     def _revoke(self, lease: int, deadline: float) -> Steps[None]:
-        """End a lease of slots, and with it whatever was sent under it and has not landed."""
+        """Revoke a lease of slots, so that nothing sent under it can be applied any more."""
         with contextlib.suppress(SessionLost):
             yield from self._link.call("LeaseRevoke", pb.LeaseRevokeRequest(ID=lease), "settle a write", deadline)
         self._slots.forget(lease)
@@ -202,7 +202,7 @@ class Settling:
             self._link.timer.call_later(_PROBE_S, self._settle_in_background)
 
     def _recover(self) -> Future[None]:
-        """One try, shared by all who wait, to get ready."""
+        """Get ready once, for all that wait."""
         recovering: Future[None] = Outcome()
         with self._lock:
             if self._recovering is not None:
@@ -235,7 +235,7 @@ class Settling:
 
 
 class _GuardGone(Exception):
-    """A slot has vanished: its lease ended, or somebody deleted it."""
+    """A slot has disappeared: its lease ended, or somebody deleted it."""
 
 
 def _unknown(txn: Txn, state: str, error: BaseException) -> LatchworkError:

@@ -1,7 +1,7 @@
-"""Slots: guard keys on a lease of this store's own; each write transaction compares and overwrites one.
+"""Slots: guard keys on a lease of this store. Each write compares and overwrites one.
 
-A slot serves one write at a time, and all slots hang on one lease, which each write names too: once the lease has ended
-nothing late can land, and nothing is left behind. docs/design/etcd-writes.md has the states and the races.
+A slot serves one write at a time. All slots are bound to one lease, which every write names: after its end nothing late
+can be applied, and nothing is left behind. docs/design/etcd-writes.md has the states and the races.
 
     @w/<lease>/<number>    "w" written by a write, "s" by settling one
 """
@@ -31,9 +31,10 @@ _OURS_ALREADY = "lease already exists"
 
 
 def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int, float]]:
-    """A lease whose id was never used before, and its TTL as granted, in seconds; the request may be repeated.
+    """Grant a lease with an ID that was never used, and return its ID and its TTL in seconds. The request may be
+    repeated.
 
-    Its life is to be counted from before this was called: a request whose answer was lost may have started it.
+    Its life counts from before this call, because a request with a lost answer may have started it.
     """
     # Not from `random`: programs that seed it alike would share their leases, and take each other's for their own.
     lease = (int.from_bytes(os.urandom(8), "big") >> 2) + 1
@@ -49,10 +50,10 @@ def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int
 
 
 class Slot:
-    """A guard of one write at a time: where it is, and its revision as last known (0: not there yet).
+    """The guard of one write at a time: its key, and its revision as last known (0: it does not exist).
 
     Attributes:
-        write, read: the operations that overwrite and read it, encoded.
+        write, read: The encoded operations that overwrite and read it.
     """
 
     __slots__ = ("key", "lease", "read", "revision", "write")
@@ -65,20 +66,20 @@ class Slot:
         self.read = EtcdRequest.read(key)
 
     def compare(self) -> bytes:
-        """The compare that guards a transaction, encoded."""
+        """Return the encoded compare that guards a transaction."""
         return EtcdRequest.compare("mod", self.key, self.revision)
 
     def settling(self) -> bytes:
-        """The transaction that keeps a write on this slot from landing, or shows that it has landed."""
+        """Return the transaction that prevents a write on this slot, or shows that it was applied."""
         return EtcdRequest.txn([self.compare()], [EtcdRequest.put(self.key, _SETTLED, self.lease)], [self.read])
 
 
 class GuardSlots:
-    """The slots of one store, and their lease. Safe to share between threads.
+    """The slots of one store, and their lease. Thread-safe.
 
     Attributes:
         lease: 0 while there is none.
-        closing: there will be none any more.
+        closing: Whether there will be none any more.
     """
 
     def __init__(self, link: Link, keys: Keys) -> None:
@@ -91,7 +92,7 @@ class GuardSlots:
         self.closing = False
 
     def take(self) -> Slot | None:
-        """A slot on the lease of this moment; None when there is no lease: it may have ended just now."""
+        """Return a slot on the current lease; None without a lease, which may have ended just now."""
         try:
             return self._free.pop()
         except IndexError:
@@ -99,12 +100,12 @@ class GuardSlots:
             return Slot(self._keys.slot(lease, next(self._numbers)), lease) if lease else None
 
     def give_back(self, slot: Slot) -> None:
-        """Nothing is under way on this slot any more."""
+        """Return a slot on which no write is in flight."""
         if slot.lease == self.lease:
             self._free.append(slot)
 
     def open(self, deadline: float) -> Steps[None]:
-        """Take a lease of our own; never one that was used before, so that old guards mean nothing to it."""
+        """Grant a new lease, never one that was used before, so that old guards have no meaning."""
         lease, _ = yield from grant(self._link, _TTL_S, "prepare for writing", deadline)
         with self._lock:
             self._free = []
@@ -113,7 +114,7 @@ class GuardSlots:
         self._link.timer.call_later(_RENEW_EVERY_S, lambda: self._keep(lease))
 
     def forget(self, lease: int) -> None:
-        """Write with a new lease from now on; what was sent under the old one is settled under the old one."""
+        """Use a new lease from now on. Writes under the old lease are settled under it."""
         with self._lock:
             if self.lease == lease and lease:
                 self.lease = 0
@@ -121,7 +122,7 @@ class GuardSlots:
                 _log.info("writer %x has ended on the server; the next write opens another one", lease)
 
     def close(self, deadline: float) -> Steps[None]:
-        """Give up the lease: all slots go, and nothing that is still under way can land."""
+        """Revoke the lease: all slots disappear, and nothing in flight can be applied."""
         self.closing = True
         lease, self.lease = self.lease, 0
         if lease:

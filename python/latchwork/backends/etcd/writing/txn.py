@@ -1,9 +1,9 @@
-"""One transaction as etcd gets it: what must hold, what it does, and how its answer is read. No network here.
+"""A transaction as etcd receives it: its conditions, its operations, and the decoding of its answer.
 
-The failure branch reads what was compared, so one round trip tells exactly which check failed. A server adds up
-compares and operations along each path of nested transactions and takes 128. Beyond that the compares move into nested
-transactions side by side, each of which overwrites a key that never exists, keeping its lease, when one of its compares
-fails: etcd refuses the whole transaction for that before it applies anything. What failed is then read separately.
+The failure branch reads what was compared, so one round trip shows which check failed. A server adds up compares and
+operations along each path of nested transactions and accepts 128. Further compares go into nested transactions side by
+side, each of which overwrites a key that never exists, keeping its lease, if a compare fails: etcd then refuses the
+whole transaction before it applies anything. The failed check is read separately.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _FIELDS = {"create": "create_revision", "mod": "mod_revision", "lease": "lease"}
 
 @dataclass(slots=True)
 class Txn:
-    """A transaction ready to be sent under a guard.
+    """A transaction that is ready to be sent under a guard.
 
     Attributes:
-        conditions: all must hold.
-        ops: encoded request operations, one or two for each public operation.
-        decode: from their responses and the revision to the outcome, which is never None.
-        recall: range requests (with revisions filled in) that show afterwards what the transaction at a revision did.
-        decode_recall: from the answers to ``recall`` and the revision to the outcome.
-        what: the action with its key, for messages.
-        learned: leases of keys as last seen, by raw key; used when the transaction is made again.
-        deleted_keys, deleted_ranges: one of them, where all that it does is to delete these.
+        conditions: All must hold.
+        ops: Encoded operations, one or two per public operation.
+        decode: Returns the outcome, which is never None, for their responses and the revision.
+        recall: Range requests (with revisions filled in) that show what the transaction at a revision did.
+        decode_recall: Returns the outcome for the answers to ``recall`` and the revision.
+        what: The action with its key, for messages.
+        learned: Leases of keys as last seen, by raw key, for another try.
+        deleted_keys, deleted_ranges: One of them is set if the transaction only deletes.
     """
 
     conditions: list[Condition]
@@ -60,11 +60,11 @@ class Txn:
         return len(self.conditions) <= FLAT_LIMIT
 
     def txn(self) -> Txn:
-        """Itself; see ``Commit``."""
+        """Return the transaction itself; see ``Commit``."""
         return self
 
     def request(self, keys: Keys, slot: Slot) -> bytes:
-        """The encoded request under the guard of a slot."""
+        """Return the encoded request under the guard of a slot."""
         compares, reads = self.compares(), self.reads()
         if self.is_flat:
             return EtcdRequest.txn([slot.compare(), *compares], [slot.write, *self.ops], [slot.read, *reads])
@@ -73,10 +73,10 @@ class Txn:
         return EtcdRequest.txn([slot.compare()], parts, [slot.read])
 
     def outcome(self, answer: bytes) -> tuple[int, Any] | None:
-        """The revision of a transaction that was applied, and what it did; None for one that was refused.
+        """Return the revision and the result of an applied transaction; None for a refused one.
 
         Raises:
-            ValueError: the answer is malformed.
+            ValueError: The answer is malformed.
         """
         response = as_message("Txn", answer)
         if not response.succeeded:
@@ -87,7 +87,7 @@ class Txn:
         return response.header.revision, self.decode(answers[1:], response.header.revision)
 
     def failure(self, answers: Sequence[Any]) -> LatchworkError | None:
-        """The public error that the reads of the conditions show, if any; leases and counters seen are learned."""
+        """Return the error that the reads of the conditions show, if any, and learn leases and counters."""
         failed: dict[Kind, list[Condition]] = {}
         for condition, answer in zip(self.conditions, answers, strict=True):
             found = answer.response_range.kvs
@@ -100,16 +100,16 @@ class Txn:
         return explain(failed, self.what)
 
     def compares(self) -> list[bytes]:
-        """The compares of the conditions, encoded."""
+        """Return the encoded compares of the conditions."""
         return [condition.compare() for condition in self.conditions]
 
     def reads(self) -> list[bytes]:
-        """The reads that ``failure`` judges, encoded."""
+        """Return the encoded reads that ``failure`` evaluates."""
         return [condition.read() for condition in self.conditions]
 
 
 def _assertions(keys: Keys, compares: list[bytes]) -> list[bytes]:
-    """Nested transactions that refuse the whole when a compare fails."""
+    """Return nested transactions that refuse the whole one when a compare fails."""
     return [
         EtcdRequest.nested(
             EtcdRequest.txn(
@@ -122,7 +122,7 @@ def _assertions(keys: Keys, compares: list[bytes]) -> list[bytes]:
 
 
 def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
-    """The deletion of all keys in some ranges: how many there were."""
+    """Return the transaction that deletes all keys in some ranges. Its outcome is their number."""
     return Txn(
         [],
         [EtcdRequest.delete(start, end) for start, end in spans],
@@ -137,7 +137,7 @@ def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
 
 
 def marker_creation(keys: Keys, session_id: str, value: bytes) -> Txn:
-    """The creation of a session's marker, which must not exist yet: its revision."""
+    """Return the transaction that creates a session's marker, which must not exist. Its outcome is the revision."""
     raw, lease = keys.marker(session_id), lease_of(session_id)
     return Txn(
         [absence(Kind.SESSION, (raw, b""), session_id)],
@@ -150,7 +150,7 @@ def marker_creation(keys: Keys, session_id: str, value: bytes) -> Txn:
 
 
 class CounterMoved(LatchworkError):
-    """Somebody else took a number: where the counter is now. Never reaches a caller."""
+    """Another client took a number. Contains the counter, and never reaches a caller."""
 
     def __init__(self, revision: int, number: int) -> None:
         super().__init__(f"the counter is at {number}")
@@ -159,7 +159,7 @@ class CounterMoved(LatchworkError):
 
 
 class Kind(enum.Enum):
-    """What a failed condition means."""
+    """The meaning of a failed condition."""
 
     CHECK = "a public check: Conflict"
     SESSION = "the session of an operation: SessionLost"
@@ -170,15 +170,15 @@ class Kind(enum.Enum):
 
 @dataclass(slots=True)
 class Condition:
-    """One compare of a key, or of every key in a range.
+    """A compare of a key, or of every key in a range.
 
     Attributes:
-        kind: what it means when it does not hold.
-        target: which of the key's revisions is compared, or its lease; each is 0 for a key that is not there.
-        key, end: the key; with an end, the range that begins there.
-        operand: what the target is compared with.
-        subject: what the error is about.
-        greater: the target is greater than the operand, not equal to it.
+        kind: Its meaning when it fails.
+        target: The compared revision of the key, or its lease; 0 for an absent key.
+        key, end: The key; with an end, the range that begins there.
+        operand: The value to compare with.
+        subject: The subject of the error.
+        greater: Whether the target must be greater than the operand instead of equal.
     """
 
     kind: Kind
@@ -190,46 +190,46 @@ class Condition:
     greater: bool = False
 
     def compare(self) -> bytes:
-        """The compare, encoded."""
+        """Return the encoded compare."""
         return EtcdRequest.compare(self.target, self.key, self.operand, self.end, greater=self.greater)
 
     def read(self) -> bytes:
-        """The operation whose answer ``holds`` judges, encoded."""
+        """Return the encoded read that ``holds`` evaluates."""
         return EtcdRequest.read(self.key) if self.kind is Kind.COUNTER else EtcdRequest.peek(self.key, self.end)
 
     def holds(self, kvs: Any) -> bool:
-        """Whether it held when its read found these keys."""
+        """Return whether it held, given the keys that its read found."""
         found: int = getattr(kvs[0], _FIELDS[self.target]) if kvs else 0
         return found > self.operand if self.greater else found == self.operand
 
 
 def unchanged(raw: bytes, revision: int, check: At) -> Condition:
-    """The key was not written since the revision."""
+    """Require that the key was not written since the revision."""
     return Condition(Kind.CHECK, "mod", raw, revision, check)
 
 
 def absence(kind: Kind, span: KeyRange, subject: Any) -> Condition:
-    """Nothing exists in the range; of a single key the end is empty."""
+    """Require that nothing exists in the range. The end of a single key is empty."""
     return Condition(kind, "create", span[0], 0, subject, end=span[1])
 
 
 def existence(kind: Kind, raw: bytes, subject: Any) -> Condition:
-    """The key exists."""
+    """Require that the key exists."""
     return Condition(kind, "create", raw, 0, subject, greater=True)
 
 
 def ownership(kind: Kind, raw: bytes, lease: int, subject: Any) -> Condition:
-    """The key hangs on this lease; 0 for none, which holds for an absent key too."""
+    """Require that the key has this lease; 0 for none, which holds for an absent key, too."""
     return Condition(kind, "lease", raw, lease, subject)
 
 
 def counter_at(raw: bytes, revision: int) -> Condition:
-    """Nobody took a number since the revision, 0 for none ever. Its subject, once it failed: where the counter is."""
+    """Require that no number was taken since the revision, 0 for never. The subject of a failure is the counter."""
     return Condition(Kind.COUNTER, "mod", raw, revision, None)
 
 
 def explain(failed: Mapping[Kind, list[Condition]], what: str) -> LatchworkError | None:
-    """The public error for the conditions that did not hold; None when they were only assumptions of ours."""
+    """Return the error for failed conditions; None if they were only our assumptions."""
     for kind, make in _EXPLANATIONS.items():
         if kind in failed:
             return make(failed[kind], what)

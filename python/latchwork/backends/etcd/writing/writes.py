@@ -1,8 +1,8 @@
-"""Writes whose outcome is always found out: each is sent under a guard of its own, once, and its answer judged.
+"""Writes with a known outcome: each is sent once under a guard, and its answer is judged.
 
-A write that was cut off may still land, so what became of it is found out (``settling``) before it is sent again or its
-caller is told. A write that fails once goes through here and through ``settling``, and through nothing else that
-decides anything; docs/design/etcd-writes.md has the path, the states and the races.
+A lost write may still be applied, so ``settling`` determines what became of it before it is sent again or its caller
+gets an answer. A write that fails once passes through here and ``settling``, and nothing else decides anything.
+docs/design/etcd-writes.md has the states and the races.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Write(Outcome[Any]):
-    """A transaction under way, and the future of what it did."""
+    """A transaction in flight, and the future of its outcome."""
 
     __slots__ = ("_writer", "asked", "deadline", "replan", "slot")
 
@@ -47,7 +47,7 @@ class _Write(Outcome[Any]):
         self.deadline = deadline
 
     def answered(self, rpc: Any) -> None:
-        """The first try has ended. Only the simple end is told here, every other one by the writer."""
+        """Handle the end of the first try. Only success is handled here; the writer handles all else."""
         try:
             found = self.asked.outcome(rpc.result())
         except (grpc.RpcError, ValueError):
@@ -61,11 +61,11 @@ class _Write(Outcome[Any]):
 
 
 class Writer:
-    """Sends the write transactions of one store. Safe to share between threads.
+    """Sends the write transactions of one store. Thread-safe.
 
     Attributes:
-        slots: the guards of its writes.
-        settling: finds out what became of those that failed.
+        slots: The guards of its writes.
+        settling: Determines what became of failed writes.
     """
 
     def __init__(self, link: Link, keys: Keys) -> None:
@@ -79,10 +79,10 @@ class Writer:
     def write(
         self, asked: Txn | Commit, replan: Callable[[], Txn], deadline: float | None = None, *, now: bool = False
     ) -> Future[Any]:
-        """Apply a transaction once, or say exactly why not; with ``now`` its first try is made in this thread.
+        """Apply a transaction once, or say exactly why not. With ``now`` the first try is made in this thread.
 
-        The future gives the transaction's outcome. It fails with its public error, with ``Unavailable`` (not applied,
-        and never will be) or with ``OutcomeUnknown`` (nothing more could be found out within the call timeout).
+        The future returns the outcome. It fails with the error of the transaction, with ``Unavailable`` (not applied,
+        and never will be) or with ``OutcomeUnknown`` (not determined within the call timeout).
         """
         link = self._link
         deadline = deadline or link.clock.now() + link.call_timeout_s
@@ -107,7 +107,7 @@ class Writer:
         return outcome
 
     def go_on(self, rpc: Any, write: _Write) -> None:
-        """Go on with a transaction whose first try did not succeed."""
+        """Continue a transaction whose first try did not succeed."""
         chain(drive(self._second(rpc, write)), write)
 
     def _second(self, rpc: Any, write: _Write) -> Steps[Any]:
@@ -117,9 +117,9 @@ class Writer:
         return result
 
     def explain(self, txn: Txn, deadline: float) -> Steps[None]:
-        """Read what a transaction compared, and raise its public error if something differs.
+        """Read what a transaction compared, and raise its error if a check fails.
 
-        All at one moment: checks that never failed together are not named together.
+        All reads are of one time, so checks that never failed together are not reported together.
         """
         answers = yield from read_at_one_revision(self._link, txn.reads(), txn.what, deadline)
         error = txn.failure(answers)
@@ -129,7 +129,7 @@ class Writer:
     # Private.
 
     def _until_done(self, txn: Txn, replan: Callable[[], Txn], deadline: float) -> Steps[Any]:
-        """Send a transaction, again when it is known not to have been applied, until there is an answer."""
+        """Send a transaction, and again while it is known to be not applied, until there is an answer."""
         while True:
             try:
                 yield from self._ready_for(txn, deadline)
@@ -176,7 +176,7 @@ class Writer:
         return None
 
     def _judge_refusal(self, txn: Txn, slot: Slot, answers: Any) -> None:
-        """The failure branch was taken: nothing was applied. Raises the public reason, if there is one."""
+        """Handle the failure branch: nothing was applied. Raise the reason, if there is one."""
         kvs = answers[0].response_range.kvs
         if (kvs[0].mod_revision if kvs else 0) == slot.revision:
             self.slots.give_back(slot)
@@ -218,7 +218,7 @@ class Writer:
         return result
 
     def _judge_full(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
-        """The server is out of space; it says so instead of the write or after it. That is final, the slot tells."""
+        """Handle a server that is out of space, which says so instead of the write or after it. The slot decides."""
         result = yield from self.settling.find_out(txn, slot, error, deadline, answered=True)
         if result is None:
             if not can_do_without_space(txn):
@@ -227,7 +227,7 @@ class Writer:
         return result
 
     def _find_lost_lease(self, error: grpc.RpcError, txn: Txn, lease: int, deadline: float) -> Steps[None]:
-        """The transaction named a lease that has ended: its guard's, to be replaced, or a session's."""
+        """Handle a lease that has ended: that of the guard, which is replaced, or that of a session."""
         answer = yield from self._link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), txn.what, deadline)
         if answer.TTL > 0:
             raise SessionLost(f"could not {txn.what}: its session ended on the server; open a new session") from error
