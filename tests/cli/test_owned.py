@@ -239,7 +239,10 @@ def test_a_command_is_run_for_each_item_in_the_whole_cluster(cli, url, wait_unti
         with latchwork.connect(url) as store:
             found = inspect(store)
             return (
-                found is not None and "backup" in found.pools and found.job("backup").in_a_row and found.job("backup")
+                found is not None
+                and "backup" in found.pools
+                and found.job("backup").consecutive_failures
+                and found.job("backup")
             )
 
     found = wait_until(state, "the failure is written down")
@@ -303,7 +306,7 @@ def test_a_job_that_fails_is_told_by_the_probes_and_makes_a_node_unready_if_aske
     status, body = answer("/healthz")
     assert status == 200
     told = json.loads(body)["jobs"]["false"]
-    assert told["failures_in_a_row"] >= 2
+    assert told["consecutive_failures"] >= 2
     assert "exit code 1" in told["last_error"]
     metrics = answer("/metrics")[1]
     assert 'latchwork_failing_items{job="false",node="n1"} 1.0' in metrics

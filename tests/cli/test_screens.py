@@ -36,7 +36,7 @@ RECORDS = {
         "worker": EVIL, "state": "ready", "host": EVIL, "pid": 1, "since": 3e10, "version": EVIL,
         "labels": {EVIL: EVIL},
     },
-    "alive/n2": {"state": EVIL, "host": [], "pid": -5, "since": -1e300, "lacks": {"j": {EVIL: EVIL}}},
+    "alive/n2": {"state": EVIL, "host": [], "pid": -5, "since": -1e300, "unmet_labels": {"j": {EVIL: EVIL}}},
     "alive/a-node-with-a-rather-long-name.of.example.com": {
         "worker": "", "state": "ready", "host": "h" * 60, "since": NOW,
     },
@@ -149,7 +149,7 @@ def test_a_lock_of_a_dead_holder_is_not_held(cli, hostile):
     assert state["jobs"]["j"]["running"] == 2
     assert cli("locks", "--url", hostile).out.count("is gone, it runs out") == 2
     why = cli("why", "j", "a", "--url", hostile).out
-    assert "its lock was left by a process of node" in why
+    assert "its lock was left by a dead process of node" in why
     assert "that is gone" in why
 
 

@@ -1,8 +1,8 @@
 """Random lives of a whole cluster in virtual time: nodes that die, freeze and are cut off, and come back.
 
-The very functions the package decides with (`rebalance`, `in_order`, `QuietTime`, `reconcile`) run in a loop of small
-steps; only the store, the clock, the threads and the network are simulated. A defect takes one of the safeguards away,
-to show that the judge can see it.
+The functions that the package decides with (`rebalance`, `order_changes`, `Debouncer`, `reconcile`) run in a loop of
+small steps; only the store, the clock, the threads and the network are simulated. A defect takes one of the
+safeguards away, to show that the judge can see it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from latchwork.jobs import Threads
-from latchwork.jobs.manager.manager import QuietTime
-from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, in_order, rebalance
+from latchwork.jobs.manager.manager import Debouncer
+from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, order_changes, rebalance
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.worker.runs import RunView, reconcile
 
@@ -78,7 +78,7 @@ class Node:
         self.runs = {}
         self.renew_at = 0.0
         self.view = None
-        self.quiet = QuietTime(QUIET_S, QUIET_MAX_S)
+        self.quiet = Debouncer(QUIET_S, QUIET_MAX_S)
         self.shares = {}
         self.looked_at = None  # the shares, when nothing was left to do for them, nor for locks and runs
         self.pending = []  # writes decided on and not sent yet, each with the incarnation that leads
@@ -263,7 +263,7 @@ class World:
     def write(self, changes):
         """The leader's transactions, what shrinks before what grows; nobody ever sees an item with two workers."""
         steps = sorted(changes, key=lambda change: len(change.after) < len(change.before))
-        for change in steps if self.defect == "grows first" else in_order(changes):
+        for change in steps if self.defect == "grows first" else order_changes(changes):
             before = self.store.shares.get((change.job, change.worker), ())
             if before != change.before and self.defect is None:
                 return  # its check fails: the leader looks again

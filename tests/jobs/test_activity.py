@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 import latchwork
-from latchwork.jobs import Activity, Control, Cron, FixedDelay, Job, Threads, inspect, why
-from latchwork.jobs.node.run_reporter import EVERY_S
+from latchwork.jobs import ActiveRuns, Control, Cron, FixedDelay, Job, Threads, explain_item, inspect
+from latchwork.jobs.node.run_reporter import MIN_INTERVAL_S
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.runs import NAMED_ITEMS, LiveRun, decode_activity, encode_activity
+from latchwork.jobs.stored.runs import MAX_NAMED_ITEMS, LiveRun, decode_activity, encode_activity
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def job_state(store, job="report"):
 
 
 def told(store, job, item):
-    return " ".join(why(inspect(store), Control(store).settings(), job, item).sentences)
+    return " ".join(explain_item(inspect(store), Control(store).settings(), job, item).sentences)
 
 
 # Pure
@@ -38,7 +38,7 @@ def test_the_oldest_items_of_a_job_are_named_and_all_are_counted():
     )
     (found,) = decode_activity("n1", encode_activity([young, old]))
     assert (found.node, found.job, found.runs, found.items, found.since_s) == ("n1", "report", 2, 120, 5.0)
-    assert len(found.named) == NAMED_ITEMS
+    assert len(found.named) == MAX_NAMED_ITEMS
     assert set(old.items) < set(found.named)
     assert found.named["b00000"] == 5.0
     assert found.named["a00000"] == 9.0
@@ -74,7 +74,7 @@ def test_a_run_that_lasts_is_seen_from_outside_with_its_items_its_node_and_since
     assert before <= active.since_s <= after - 1.0
     assert state.active_since_s == active.since_s
     assert state.active_items == 2
-    assert "a run of it is going on there since 20" in told(store, "report", "a")
+    assert "a run of it has been active there since 20" in told(store, "report", "a")
 
 
 def test_a_run_that_has_ended_is_not_seen_any_more(store, cluster, eventually):
@@ -106,7 +106,7 @@ def test_runs_that_are_short_are_never_written_down(memory, cluster, eventually)
         mirror.on_change(seen.extend)
         cluster.node(memory, "n1", job)
         eventually(lambda: len(ran) > 100)
-        assert not threading.Event().wait(2 * EVERY_S), "time to write"
+        assert not threading.Event().wait(2 * MIN_INTERVAL_S), "time to write"
         assert seen == []
 
 
@@ -116,7 +116,7 @@ def test_while_the_same_runs_go_on_nothing_is_written(memory, cluster, eventuall
 
     def is_the_same():
         version = memory.get("runs/n1").version
-        threading.Event().wait(2 * EVERY_S)  # time to write; once for those that had only just begun
+        threading.Event().wait(2 * MIN_INTERVAL_S)  # time to write; once for those that had only just begun
         return memory.get("runs/n1").version == version
 
     assert is_the_same() or is_the_same()
@@ -131,7 +131,7 @@ def test_runs_that_come_and_go_are_written_down_every_two_seconds_at_most(memory
         mirror.on_change(lambda batch: batch and at.append(time.monotonic()))
         cluster.node(memory, "n1", job)
         eventually(lambda: len(at) >= 4, 20.0)
-    assert all(later - sooner > EVERY_S - 0.3 for sooner, later in pairwise(at))
+    assert all(later - sooner > MIN_INTERVAL_S - 0.3 for sooner, later in pairwise(at))
 
 
 def test_what_a_node_says_goes_with_it_and_nothing_is_left_behind(store, cluster, eventually):
@@ -153,9 +153,9 @@ def test_a_node_that_lost_its_session_says_it_anew(store, cluster, eventually, e
 
 
 def test_an_item_that_is_not_among_the_named_ones_is_not_said_to_wait(memory, cluster, eventually):
-    items = [f"i{n:03}" for n in range(NAMED_ITEMS + 1)]
+    items = [f"i{n:03}" for n in range(MAX_NAMED_ITEMS + 1)]
     cluster.node(memory, "n1", cluster.endless(items=items, threads=Threads.whole()))
     (active,) = eventually(lambda: job_state(memory).active)
-    assert isinstance(active, Activity)
-    assert (active.items, len(active.named)) == (NAMED_ITEMS + 1, NAMED_ITEMS)
+    assert isinstance(active, ActiveRuns)
+    assert (active.items, len(active.named)) == (MAX_NAMED_ITEMS + 1, MAX_NAMED_ITEMS)
     assert "not all named" in told(memory, "report", items[-1])

@@ -499,7 +499,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
         return found
 
     from latchwork.jobs.manager.leadership import Leadership
-    from latchwork.jobs.stored.followers import KnownPools
+    from latchwork.jobs.stored.followers import PoolCache
 
     membership = node._membership
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
@@ -508,7 +508,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
             membership.registration().member,
             membership._manager._latch.fence,
             alive=alive,
-            pools=KnownPools(memory, pools),
+            pools=PoolCache(memory, pools),
             restarts=None,
             options=membership._manager_options(),
         )

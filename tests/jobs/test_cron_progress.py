@@ -17,7 +17,7 @@ from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, JobSettin
 from latchwork.jobs.cron import FIRED, CronProgress, FireTimes, HeldItem, read_cells, sweep_cells
 from latchwork.jobs.job import JobContext
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.outcomes import Outcomes
+from latchwork.jobs.worker.outcomes import OutcomeTracker
 from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.primitives import LockKeeper
 from latchwork.schedules.fires import Fired, Jitter, rule_of
@@ -227,9 +227,9 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
     job = Job("report", work_pool=["a"], run=called.append, schedule=each)
     setup = RunSetup(
         job=job,
-        options=lambda: JobSettings().over(job),
+        options=lambda: JobSettings().applied_to(job),
         new_context=lambda items, at=None: JobContext(items, fire_time_s=at),
-        outcomes=Outcomes("report", "n1"),
+        outcomes=OutcomeTracker("report", "n1"),
         may_run=lambda: not begun or when == "written",
         on_end=lambda: None,
         clock=SYSTEM_CLOCK,
@@ -251,8 +251,8 @@ def test_a_run_that_was_called_and_told_to_stop_is_not_given_back(memory, node):
     times = FireTimes(here.progress, holds)
     never_again = Cron("* * * * *", rerun_interrupted=False)
     times.begin(times.next(never_again, NOW, 0.0))
-    times.called()
-    times.give_back()
+    times.confirm_begin()
+    times.undo_begin()
     assert FireTimes(here.progress, holds).next(never_again, NOW + 1, 0.0).at == NOW + 60
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import latchwork
 from latchwork import Conflict, Exists, WaitTimeout
 from latchwork.jobs import Control, InvalidSetting, JobManager, UnknownNode, inspect
-from latchwork.jobs.manager.rebalance import ClusterView, Reserved, WorkerView, rebalance
-from latchwork.jobs.manager.restarts import Restarts
+from latchwork.jobs.manager.rebalance import ClusterView, ReservedShare, WorkerView, rebalance
+from latchwork.jobs.manager.restarts import RestartTracker
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.nodes import NODES, NodeMark, decode_mark, mark_key, reserved_key
@@ -71,10 +71,10 @@ def test_a_restarted_workers_share_moves_out_once_and_back_once_and_nothing_else
     gone = rng.choice(sorted(ready))
     theirs = {job: shares[gone] for job, shares in before.shares.items() if gone in shares}
     others = {name: worker for name, worker in ready.items() if name != gone}
-    away = ClusterView(others, jobs, before.shares, {gone: Reserved(ready[gone], theirs)})
+    away = ClusterView(others, jobs, before.shares, {gone: ReservedShare(ready[gone], theirs)})
     during, out = apply(away)
     again, none = apply(during)
-    back, home = apply(ClusterView(ready, jobs, again.shares, {gone: Reserved(None, theirs)}))
+    back, home = apply(ClusterView(ready, jobs, again.shares, {gone: ReservedShare(None, theirs)}))
     moving = sum(map(len, theirs.values()))
     assert (out, none, home) == (moving, 0, moving)
     assert holders(back) == holders(before)
@@ -83,7 +83,9 @@ def test_a_restarted_workers_share_moves_out_once_and_back_once_and_nothing_else
 
 
 def test_a_mark_survives_being_stored_and_a_damaged_one_counts_as_none():
-    mark = NodeMark("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").reserved(2.0, ("report",), {"zone": "a"})
+    mark = NodeMark("n1", "restarting", "abc", "s1", 30.0, by="me", at="now").with_reserved(
+        2.0, ("report",), {"zone": "a"}
+    )
     assert decode_mark("n1", mark.encode()) == mark
     assert decode_mark("n1", b"{}") is None
     assert decode_mark("n1", b"\xff") is None
@@ -151,7 +153,7 @@ def test_a_node_that_does_not_come_back_in_time_loses_its_share(memory, cluster,
     control.announce_restart("n2", timeout_s=1.0)
     control.wait_drained("n2", 20)
     nodes["n2"].close()
-    eventually(lambda: "node n2 did not come back within 1 s" in caplog.text)
+    eventually(lambda: "node n2 did not return within 1 s" in caplog.text)
     eventually(lambda: memory.list("nodes", recursive=True) == [])
     assert set(owners(memory).values()) == {"n1"}
 
@@ -204,13 +206,13 @@ def test_a_node_that_does_not_let_go_is_named_by_who_waits_for_it(memory, cluste
     eventually(lambda: len(memory.list("locks", recursive=True)) == 2)
     control = Control(memory)
     control.drain("n1")
-    with pytest.raises(WaitTimeout, match="node n1 has no items any more, but still runs report/"):
+    with pytest.raises(WaitTimeout, match="node n1 has no items but is still running report/"):
         control.wait_drained("n1", 1.0)
     leave.set()
 
 
 def test_a_restart_can_be_announced_of_a_living_node_only(memory, cluster, eventually):
-    with pytest.raises(UnknownNode, match="node 'n9' does not live in this cluster; living are: none"):
+    with pytest.raises(UnknownNode, match="node 'n9' is not running in this cluster; running are: none"):
         Control(memory).announce_restart("n9")
     with pytest.raises(ValueError, match="node id 'a/b'"):
         Control(memory).drain("a/b")
@@ -305,7 +307,7 @@ def test_what_waits_for_nobody_is_removed_by_the_manager(memory, cluster, eventu
 def leader_of(memory, store, nodes):
     """The restarts of a leader that uses this store."""
     ticket = memory.put("leader/t", b"")
-    return Restarts(store, nodes, memory.fence(ticket.created, Exists(ticket.key)), "m")
+    return RestartTracker(store, nodes, memory.fence(ticket.created, Exists(ticket.key)), "m")
 
 
 @pytest.mark.parametrize("taken_back_by", [Control.undrain, Control.drain])

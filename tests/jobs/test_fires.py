@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.jobs import Cron
-from latchwork.jobs.cron import BadCronCell, CronCell, decode_cell, newest_by_item, useless
+from latchwork.jobs.cron import BadCronCell, CronCell, decode_cell, newest_by_item, obsolete_cells
 from latchwork.schedules.fires import Fired, Jitter, next_fire, next_step, rule_of
 
 MINUTE = 60.0
@@ -213,6 +213,6 @@ def test_of_two_cells_the_one_whose_locks_were_taken_later_counts_whenever_it_wa
 
 def test_a_cell_is_of_no_use_once_all_its_items_are_elsewhere_or_gone():
     cells = [cell("old", 1, "a", "b"), cell("new", 2, "a")]
-    assert useless(cells) == []
-    assert useless([*cells, cell("b", 3, "b")]) == [cells[0]]
-    assert useless(cells, frozenset("a")) == [cells[0]]
+    assert obsolete_cells(cells) == []
+    assert obsolete_cells([*cells, cell("b", 3, "b")]) == [cells[0]]
+    assert obsolete_cells(cells, frozenset("a")) == [cells[0]]

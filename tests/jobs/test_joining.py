@@ -18,7 +18,7 @@ from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import cluster_store, keys, packed
-from latchwork.jobs.stored.followers import KnownPools
+from latchwork.jobs.stored.followers import PoolCache
 from latchwork.jobs.stored.nodes import Member, MemberOptions
 from patience import eventually
 from signalling import signals_later
@@ -75,7 +75,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     fence = memory.fence(ticket.created, Exists(ticket.key))
     options = ManagerOptions(strategies=Strategies(), sweep=lambda: None)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:
-        known = KnownPools(memory, pools)
+        known = PoolCache(memory, pools)
         monkeypatch.setattr(known, "chunks", lambda: {"report": [e.key for e in memory.list(keys.pool("report"))]})
         with pytest.raises(Conflict):
             Leadership(Leaders(), leader, fence, alive=alive, pools=known, restarts=None, options=options).cleanup()

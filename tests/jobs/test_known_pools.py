@@ -9,10 +9,10 @@ import pytest
 
 import latchwork
 from latchwork.jobs.manager import manager as manager_module
-from latchwork.jobs.manager.manager import give_back
+from latchwork.jobs.manager.manager import trim_memory
 from latchwork.jobs.stored import cluster_store, keys
-from latchwork.jobs.stored.followers import KnownPools
-from latchwork.jobs.stored.packed import ChunkNames, replace
+from latchwork.jobs.stored.followers import PoolCache
+from latchwork.jobs.stored.packed import ChunkNamer, replace
 
 MANY = [f"order-{number:06d}" for number in range(4_000)]
 
@@ -47,7 +47,7 @@ def reads(memory):
 @pytest.fixture
 def known(memory, reads):
     with memory.mirror(keys.WORK_POOL, values=False) as mirror:
-        pools = KnownPools(reads, mirror)
+        pools = PoolCache(reads, mirror)
         pools.settled = lambda job: mirror.wait_until(lambda now: _version(now, job) == _version(memory, job), 10)
         yield pools
 
@@ -58,7 +58,7 @@ def _version(state, job):
 
 
 def write(store, known, job, items, tag="w1", names={}):  # noqa: B006 - names are never used twice, in no test
-    replace(store, keys.pool(job), items, checks=[], new_name=names.setdefault(tag, ChunkNames(tag)))
+    replace(store, keys.pool(job), items, checks=[], new_name=names.setdefault(tag, ChunkNamer(tag)))
     known.settled(job)
 
 
@@ -128,10 +128,10 @@ def test_memory_that_lies_free_between_what_stays_is_given_back():
     many = [bytes(60_000) for _ in range(1_000)]
     kept = many[::100]
     many.clear()
-    assert give_back()
+    assert trim_memory()
     assert len(kept) == 10
 
 
 def test_no_memory_is_given_back_where_the_c_library_knows_no_way(monkeypatch):
     monkeypatch.setattr(manager_module, "_malloc_trim", lambda: None)
-    assert not give_back()
+    assert not trim_memory()

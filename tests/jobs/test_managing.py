@@ -1,4 +1,4 @@
-"""What the leader does beside placing: chores, merged bursts, and nothing at all once it does not lead any more."""
+"""What the leader does besides placing: periodic tasks, merged bursts, and nothing once it no longer leads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import latchwork
 from latchwork import Conflict, Exists
 from latchwork.jobs import Control, Observer
 from latchwork.jobs.manager.leadership import Leadership
-from latchwork.jobs.manager.manager import Chores
+from latchwork.jobs.manager.manager import PeriodicTasks
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.stored import cluster_store, keys, requests
-from latchwork.jobs.stored.followers import KnownPools
+from latchwork.jobs.stored.followers import PoolCache
 from latchwork.jobs.stored.nodes import Member, MemberOptions
 
 
@@ -38,7 +38,7 @@ def options(**periods):
     return ManagerOptions(strategies=Strategies(), sweep=lambda: None, **given)
 
 
-# Chores
+# Periodic tasks
 
 
 class Done:
@@ -55,13 +55,13 @@ class Done:
 
 
 def test_the_first_chores_of_a_term_come_soon_and_the_next_ones_after_their_period():
-    chores, term = Chores(options(cleanup_period_s=10_800.0, sweep_period_s=1.0), 0.0), Done()
-    chores.run_due(599.0, term)
+    periodic_tasks, term = PeriodicTasks(options(cleanup_period_s=10_800.0, sweep_period_s=1.0), 0.0), Done()
+    periodic_tasks.run_due(599.0, term)
     assert term.done == ["sweep"]
-    chores.run_due(600.0, term)
+    periodic_tasks.run_due(600.0, term)
     assert sorted(term.done) == ["cleanup", "sweep", "sweep"]
-    chores.change(options(cleanup_period_s=10_800.0))
-    assert chores.due_in_s(600.0) == 10_800.0
+    periodic_tasks.change(options(cleanup_period_s=10_800.0))
+    assert periodic_tasks.due_in_s(600.0) == 10_800.0
 
 
 def test_the_leader_sweeps_the_locks_of_nodes_that_died(store, cluster, eventually, die):
@@ -126,7 +126,7 @@ def deposed(memory):
     me = Member.of_this_process(MemberOptions("boss", 10), since=0, ttl_s=10)
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL, values=False) as pools:
         term = Leadership(
-            memory, me, fence, alive=alive, pools=KnownPools(memory, pools), restarts=None, options=options()
+            memory, me, fence, alive=alive, pools=PoolCache(memory, pools), restarts=None, options=options()
         )
         memory.delete("leader/t")
         yield term
@@ -153,7 +153,7 @@ def test_a_leader_without_leadership_sweeps_no_progress(memory, deposed):
 
 
 def test_a_leader_without_leadership_trims_no_audit(memory, deposed, monkeypatch):
-    monkeypatch.setattr(requests, "KEPT", 1)
+    monkeypatch.setattr(requests, "MAX_AUDIT_RECORDS", 1)
     memory.put("audit/1", b"{}")
     memory.put("audit/2", b"{}")
     memory.delete("fired/gone/c1")

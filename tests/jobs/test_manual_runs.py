@@ -9,11 +9,11 @@ import pytest
 
 import latchwork
 from latchwork.errors import LatchworkError, WaitTimeout
-from latchwork.jobs import Control, Cron, FixedDelay, Job, RunEnd, RunRequest, Threads
-from latchwork.jobs.admin.control import forget
+from latchwork.jobs import Control, Cron, FixedDelay, Job, RunRequest, RunResult, Threads
+from latchwork.jobs.admin.control import delete_request
 from latchwork.jobs.cron import HeldItem
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.requests import decode_end, decode_request, trim_requests
+from latchwork.jobs.stored.requests import decode_request, decode_result, trim_requests
 from latchwork.jobs.worker.manual_runs import ManualRuns
 
 YEARLY = Cron("0 3 1 1 *")
@@ -44,7 +44,7 @@ def test_a_yearly_job_runs_now_and_once_for_each_item_in_the_whole_cluster(store
     assert sorted(item for _, item in ran) == ["a", "b", "c"]
     assert sorted((end.node, *end.named) for end in ends) == sorted(ran)
     assert all(end.error is None for end in ends)
-    assert store.list("requests") == store.list("asked", recursive=True) == [], "it is forgotten"
+    assert store.list("requests") == store.list("manual", recursive=True) == [], "it is forgotten"
 
 
 def test_one_item_of_a_share_is_run_alone_and_its_failure_is_told(store, cluster, eventually):
@@ -58,7 +58,7 @@ def test_one_item_of_a_share_is_run_alone_and_its_failure_is_told(store, cluster
     eventually(lambda: locked(store, 3))
     control = Control(store)
     assert control.wait_for_runs(control.run_now("report", ["b"]), 20.0) == [
-        RunEnd("n1", 1, ("b",), "OSError: disk full")
+        RunResult("n1", 1, ("b",), "OSError: disk full")
     ]
     assert shares == [("b",)]
 
@@ -135,10 +135,10 @@ def test_a_run_that_was_called_off_never_begins(memory, claimed):
     request = Control(memory).run_now("report")
     memory.put("owners/o1", b"{}")
     asked = ManualRuns(memory, "n1")  # it follows nothing: a node that has not yet seen that it was called off
-    owed = asked.owed(request, {"a": HeldItem(1, "o1")}) if claimed else None
-    forget(memory, request)
+    owed = asked.pending(request, {"a": HeldItem(1, "o1")}) if claimed else None
+    delete_request(memory, request)
     with pytest.raises(LatchworkError):
-        (owed or asked.owed(request, {"a": HeldItem(1, "o1")})).begin()
+        (owed or asked.pending(request, {"a": HeldItem(1, "o1")})).begin()
     assert memory.list("asked", recursive=True) == []
 
 
@@ -153,21 +153,21 @@ def test_what_cannot_be_asked_for_is_refused(memory):
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b"[" * 100_000, b'{"job": 1, "at_s": 1, "until_s": 1e999}'])
 def test_a_foreign_record_is_no_request_and_no_end(value):
     assert decode_request("requests/x", value) is None
-    assert decode_end(value) is None
+    assert decode_result(value) is None
 
 
 def test_a_request_is_read_as_it_was_written():
     request = RunRequest("1", "report", ("a", "b"), 5.0, 9.0, "kim")
     assert decode_request("requests/1", request.encode()) == request
-    end = RunEnd("n1", 300, ("a",), "E")
-    assert decode_end(end.encode()) == end
+    end = RunResult("n1", 300, ("a",), "E")
+    assert decode_result(end.encode()) == end
 
 
 def test_requests_of_long_ago_are_swept_with_what_became_of_them(store):
     now = time.time()
     for name, until_s in (("old", now - 90_000.0), ("new", now)):
         store.put(f"requests/{name}", RunRequest(name, "report", None, 1.0, until_s).encode())
-        store.put(f"asked/{name}/ended/1", RunEnd("n1", 1, ("a",)).encode())
-    store.put("asked/lost/ended/1", b"?")
+        store.put(f"manual/{name}/ended/1", RunResult("n1", 1, ("a",)).encode())
+    store.put("manual/lost/ended/1", b"?")
     trim_requests(store, [])
     assert (store.children("requests"), store.children("asked")) == (["new"], ["new"])

@@ -20,7 +20,7 @@ from latchwork.jobs.options import (
     Unset,
     defaults,
     documented,
-    in_force,
+    effective_options,
     number,
     row,
     rows,
@@ -37,7 +37,7 @@ class Dummy(Generic[Unset]):
 
 
 def test_what_is_set_goes_before_the_code_and_what_is_not_set_does_not():
-    assert in_force(Dummy, Dummy(pause_s=0.0, threads=3), defaults(Dummy)) == Dummy(2.0, 0.0, Threads(3))
+    assert effective_options(Dummy, Dummy(pause_s=0.0, threads=3), defaults(Dummy)) == Dummy(2.0, 0.0, Threads(3))
 
 
 @pytest.mark.parametrize("wrong", ["2", True, None, float("nan"), float("inf"), 0.4, -1])
@@ -132,9 +132,9 @@ def test_the_defaults_of_a_node_and_of_a_job_are_those_of_the_table():
 
 def test_nothing_is_set_unless_it_is_given():
     assert {*vars(JobSettings()).values(), *vars(ClusterSettings()).values()} == {None}
-    assert NODE_DEFAULTS.under(ClusterSettings()) == NODE_DEFAULTS
+    assert NODE_DEFAULTS.overridden_by(ClusterSettings()) == NODE_DEFAULTS
 
 
 @pytest.mark.parametrize("option", rows(NodeRows), ids=lambda each: each.name)
 def test_each_setting_of_the_cluster_reaches_the_options_of_a_node(option):
-    assert getattr(NODE_DEFAULTS.under(ClusterSettings(**{option.name: 7.0})), option.name) == 7.0
+    assert getattr(NODE_DEFAULTS.overridden_by(ClusterSettings(**{option.name: 7.0})), option.name) == 7.0

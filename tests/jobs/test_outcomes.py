@@ -8,11 +8,11 @@ import time
 import pytest
 
 import latchwork
-from latchwork.jobs import Control, Cron, FixedDelay, Job, JobOutcome, RunError, Threads, inspect, why
-from latchwork.jobs.node.run_reporter import OutcomePace
+from latchwork.jobs import Control, Cron, FixedDelay, Job, JobOutcome, RunError, Threads, explain_item, inspect
+from latchwork.jobs.node.run_reporter import OutcomeSchedule
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.runs import NAMED_ERRORS, decode_outcomes, encode_outcomes, trim_outcomes
-from latchwork.jobs.worker.outcomes import EndedRun, Outcomes, told
+from latchwork.jobs.stored.runs import MAX_NAMED_ERRORS, decode_outcomes, encode_outcomes, trim_outcomes
+from latchwork.jobs.worker.outcomes import EndedRun, OutcomeTracker, summarize_error
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def seen(store, job="report"):
 # What is kept, purely
 
 
-def ended(*items, error=None, at_s=10.0, was_told=False):
-    return EndedRun(items, at_s, error, was_told)
+def ended(*items, error=None, at_s=10.0, was_stopped=False):
+    return EndedRun(items, at_s, error, was_stopped)
 
 
 def went(*ends):
-    outcomes = Outcomes("report", "n1")
+    outcomes = OutcomeTracker("report", "n1")
     for each in ends:
         outcomes.begin(each.at_s - 1.0)
         outcomes.end(each)
@@ -52,27 +52,27 @@ def went(*ends):
 def test_an_item_that_always_fails_is_seen_among_many_that_do_not():
     outcomes = went(*(ended("bad" if n % 2 else f"i{n}", error="E" if n % 2 else None, at_s=n) for n in range(1, 101)))
     found = outcomes.outcome()
-    assert (found.in_a_row, found.failing_items) == (50, 1)
-    assert (found.last_error.item, found.last_error.in_a_row) == ("bad", 50)
+    assert (found.consecutive_failures, found.failing_items) == (50, 1)
+    assert (found.last_error.item, found.last_error.consecutive_failures) == ("bad", 50)
     assert found.last_success_s == 100.0
 
 
 def test_failures_in_a_row_end_with_a_run_of_the_item_that_ends_well():
     found = went(ended("a", error="E"), ended("a", error="E"), ended("a", "b")).outcome()
-    assert (found.in_a_row, found.failing_items, found.failing) == (0, 0, ())
+    assert (found.consecutive_failures, found.failing_items, found.failing) == (0, 0, ())
     assert found.last_error.text == "E"
 
 
 def test_a_share_that_is_cut_otherwise_goes_on_counting():
     found = went(ended("a", "b", error="E"), ended("a", error="E"), ended("a", "b", "c", error="E")).outcome()
-    assert (found.in_a_row, found.failing_items, found.last_error.items) == (3, 3, 3)
+    assert (found.consecutive_failures, found.failing_items, found.last_error.items) == (3, 3, 3)
 
 
-def test_a_run_that_was_told_to_stop_says_nothing_of_the_job():
+def test_a_run_that_was_stopped_to_stop_says_nothing_of_the_job():
     found = went(
-        ended("a", error="E"), ended("a", error="stopping", was_told=True), ended("a", was_told=True)
+        ended("a", error="E"), ended("a", error="stopping", was_stopped=True), ended("a", was_stopped=True)
     ).outcome()
-    assert (found.in_a_row, found.last_error.text, found.last_success_s) == (1, "E", None)
+    assert (found.consecutive_failures, found.last_error.text, found.last_success_s) == (1, "E", None)
 
 
 def test_an_item_that_went_elsewhere_is_not_failing_here():
@@ -80,31 +80,33 @@ def test_an_item_that_went_elsewhere_is_not_failing_here():
     outcomes.keep(frozenset("b"))
     assert outcomes.outcome().failing_items == 1
     outcomes.keep(frozenset())
-    assert outcomes.outcome().in_a_row == 0
+    assert outcomes.outcome().consecutive_failures == 0
 
 
 def test_what_was_written_before_a_restart_goes_on():
     before = went(ended("a", error="E", at_s=5.0), ended("a", error="E", at_s=7.0)).outcome()
-    outcomes = Outcomes("report", "n1")
+    outcomes = OutcomeTracker("report", "n1")
     outcomes.resume(before)
-    assert (outcomes.outcome().last_error.at_s, outcomes.outcome().in_a_row) == (7.0, 0), "nothing failed since"
+    assert (outcomes.outcome().last_error.at_s, outcomes.outcome().consecutive_failures) == (7.0, 0), (
+        "nothing failed since"
+    )
     outcomes.begin(8.0)
     outcomes.end(ended("a", error="E"))
-    assert outcomes.outcome().in_a_row == 3
+    assert outcomes.outcome().consecutive_failures == 3
 
 
 def test_who_listens_hears_of_turns_only():
     turns = []
-    outcomes = Outcomes("report", "n1", lambda job, turn: turns.append((job, turn)))
+    outcomes = OutcomeTracker("report", "n1", lambda job, turn: turns.append((job, turn)))
     for error in (None, "E", "E", "E", None, None):
         outcomes.begin(1.0)
         outcomes.end(ended("a", error=error))
-    assert turns == [("report", "started"), ("report", "failing"), ("report", "well")]
+    assert turns == [("report", "started"), ("report", "failing"), ("report", "recovered")]
 
 
 @pytest.mark.parametrize("message", ["x" * 100_000, "two\nlines", "\udc80", ""])
 def test_an_error_is_one_line_of_bounded_size(message):
-    line = told(ValueError(message))
+    line = summarize_error(ValueError(message))
     assert line.startswith("ValueError")
     assert len(line) <= 500
     assert "\n" not in line
@@ -116,7 +118,7 @@ def test_an_error_whose_message_raises_is_told_all_the_same():
         def __str__(self):
             raise RuntimeError
 
-    assert told(Odd()).startswith("Odd: ")
+    assert summarize_error(Odd()).startswith("Odd: ")
 
 
 # What is stored
@@ -135,7 +137,7 @@ def test_a_record_is_read_as_it_was_written():
 
 def test_a_record_stays_small_and_jobs_that_fail_are_kept_before_others():
     many = [an_outcome(f"job{n:05}", errors=0, at_s=9.0) for n in range(5000)]
-    bad = [an_outcome(f"bad{n:02}", errors=NAMED_ERRORS, item="é" * 250, text="x" * 500) for n in range(10)]
+    bad = [an_outcome(f"bad{n:02}", errors=MAX_NAMED_ERRORS, item="é" * 250, text="x" * 500) for n in range(10)]
     value = encode_outcomes([*many, *bad])
     assert len(value) <= 64 * 1024
     kept = decode_outcomes("n1", value)
@@ -169,7 +171,7 @@ def test_a_record_that_cannot_be_read_says_nothing(value):
 
 
 def test_a_turn_is_looked_at_at_once_and_of_each_job_once_in_a_period():
-    pace = OutcomePace()
+    pace = OutcomeSchedule()
     assert pace.due_in_s(0.0, 60.0) == 15.0, "the first look comes sooner"
     pace.turn("a", 1.0)
     assert pace.due_in_s(1.0, 60.0) == 0.0
@@ -184,7 +186,7 @@ def test_a_turn_is_looked_at_at_once_and_of_each_job_once_in_a_period():
 
 
 def test_what_turns_while_the_last_look_is_written_down_is_not_lost():
-    pace = OutcomePace()
+    pace = OutcomeSchedule()
     pace.turn("a", 1.0)
     pace.look()
     pace.turn("b", 1.1)
@@ -198,13 +200,13 @@ def test_what_turns_while_the_last_look_is_written_down_is_not_lost():
 def test_a_job_that_fails_at_each_run_says_so_with_the_error_the_item_and_the_node(store, cluster, eventually):
     before = time.time()
     cluster.node(store, "n1", of_items(["north", "south"], lambda c: c.work_share == ("south",) or failing(c)))
-    state = eventually(lambda: (found := seen(store)).in_a_row >= 1 and found)
+    state = eventually(lambda: (found := seen(store)).consecutive_failures >= 1 and found)
     (error,) = state.failing
     assert (error.text, error.item, error.items, error.node) == ("ValueError: no such region: north", "north", 1, "n1")
     assert before - 0.1 <= error.at_s <= time.time() + 0.1
     assert before - 0.1 <= state.last_start_s <= time.time() + 0.1
     assert state.failing_items == 1
-    sentences = " ".join(why(inspect(store), Control(store).settings(), "report", "north").sentences)
+    sentences = " ".join(explain_item(inspect(store), Control(store).settings(), "report", "north").sentences)
     assert "its runs fail on node n1, " in sentences
     assert "ValueError: no such region: north" in sentences
 
@@ -212,10 +214,10 @@ def test_a_job_that_fails_at_each_run_says_so_with_the_error_the_item_and_the_no
 def test_a_job_that_works_again_says_so_in_a_moment(memory, cluster, eventually):
     good = threading.Event()
     cluster.node(memory, "n1", of_items(["a"], lambda c: good.is_set() or failing(c)), outcome_period_s=4.0)
-    eventually(lambda: seen(memory).in_a_row)
+    eventually(lambda: seen(memory).consecutive_failures)
     good.set()
     state = eventually(lambda: (found := seen(memory)).last_success_s is not None and found)
-    assert (state.in_a_row, state.failing) == (0, ())
+    assert (state.consecutive_failures, state.failing) == (0, ())
     assert state.last_error.text == "ValueError: no such region: a", "what was wrong is still known"
 
 
@@ -232,9 +234,9 @@ def test_failures_are_known_after_the_node_has_gone_and_go_on_when_it_is_back(st
     eventually(lambda: len(ran) >= 3)
     first.close()
     (written,) = decode_outcomes("n1", store.get("outcomes/n1").value)
-    assert len(ran) - written.in_a_row in (0, 1)  # a run that its node told to stop does not count
+    assert len(ran) - written.consecutive_failures in (0, 1)  # a run that its node told to stop does not count
     cluster.node(store, "n1", of_items(["a"], lambda c: ran.append(c) or failing(c), schedule=FixedDelay(60.0)))
-    eventually(lambda: seen(store).in_a_row == written.in_a_row + 1)
+    eventually(lambda: seen(store).consecutive_failures == written.consecutive_failures + 1)
 
 
 def test_a_cluster_in_which_nothing_changes_writes_nothing(memory, cluster, eventually):

@@ -9,17 +9,17 @@ import pytest
 import latchwork
 from latchwork import At, Conflict, Put
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.packed import ChunkNames, orphans, read, replace
+from latchwork.jobs.stored.packed import ChunkNamer, orphans, read, replace
 
 BIG = {f"https://example.org/{i:06d}" for i in range(3_000)}
 
 
 def put(store, items, tag="w1", checks=()):
-    return replace(store, "work-pool/report", items, checks=list(checks), new_name=ChunkNames(tag))
+    return replace(store, "work-pool/report", items, checks=list(checks), new_name=ChunkNamer(tag))
 
 
 def test_sets_of_every_size_come_back_and_leave_nothing_of_the_older_ones(store):
-    names = ChunkNames("w1")
+    names = ChunkNamer("w1")
     for items in ({"a"}, BIG, BIG | {"b"}, BIG - {"https://example.org/000100"}, {"c"}, set()):
         replace(store, "work-pool/report", items, checks=[], new_name=names)
         assert set(read(store, "work-pool/report").packed.items) == items
@@ -67,7 +67,7 @@ def test_a_writer_that_slept_between_read_and_flip_tries_again_on_the_new_state(
 
 def test_readers_never_see_a_mixture_while_a_set_is_rewritten(memory):
     versions = [BIG | {f"version-{n}"} | {f"x{i:04d}-{n}" for i in range(300)} for n in range(6)]
-    names, seen, done = ChunkNames("w1"), [], threading.Event()
+    names, seen, done = ChunkNamer("w1"), [], threading.Event()
     replace(memory, "k", versions[0], checks=[], new_name=names)
 
     def reader():

@@ -21,7 +21,7 @@ from latchwork.assignment import (
     traits_of,
 )
 from latchwork.jobs.manager.planner import Planner
-from latchwork.jobs.manager.rebalance import ClusterView, Reserved, WorkerView, rebalance
+from latchwork.jobs.manager.rebalance import ClusterView, ReservedShare, WorkerView, rebalance
 from latchwork.jobs.manager.strategies import Strategies
 
 LIVES = st.lists(
@@ -233,7 +233,7 @@ def test_while_a_restart_is_under_way_the_whole_cluster_is_looked_at():
     planner = Planner(Strategies())
     now = applied(view(), planner.rebalance(view()).changes)
     share = {job: workers["w2"] for job, workers in now.shares.items()}
-    reserved = {"w2": Reserved(WorkerView(1.0, frozenset(["j1"])), share)}
+    reserved = {"w2": ReservedShare(WorkerView(1.0, frozenset(["j1"])), share)}
     away = ClusterView(view(workers=("w1",)).workers, now.pools, now.shares, reserved)
     result = planner.rebalance(away)
     assert result == rebalance(away, Strategies())

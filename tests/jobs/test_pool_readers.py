@@ -46,7 +46,7 @@ def test_a_node_that_registers_anew_does_not_take_a_newer_pool_back(store, clust
     lost = second._membership.session
     expire(lost)
     eventually(lambda: second._membership.session is not lost and second._membership.registration() is not None, 15)
-    assert "another node stored one meanwhile; it stays" in caplog.text
+    assert "another node has stored a newer one" in caplog.text
     eventually(lambda: second._membership._pools._good["report"].items == ("a", "b"))
     assert store.get(keys.pool("report")).version == version
 
@@ -123,7 +123,7 @@ def test_a_check_that_finds_other_items_stored_says_which_and_no_more_than_a_few
     first.pool_changed()
     eventually(lambda: warnings(caplog))
     assert warnings(caplog)[0].endswith(
-        f"those of node n1 replace them: 0 added [], 9 removed {many[: pools_module._SHOWN]}"
+        f"those of node n1 replace them: 0 added [], 9 removed {many[: pools_module._MAX_SHOWN]}"
     )
 
 

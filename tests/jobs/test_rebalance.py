@@ -19,15 +19,15 @@ from latchwork.assignment import (
     described_strategy,
     plan_from_owners,
 )
-from latchwork.jobs.manager.manager import QuietTime
+from latchwork.jobs.manager.manager import Debouncer
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import (
     ClusterView,
-    Reserved,
+    ReservedShare,
     ShareChange,
     WorkerView,
-    in_order,
     job_problem,
+    order_changes,
     rebalance,
 )
 from latchwork.jobs.manager.strategies import Strategies
@@ -89,7 +89,7 @@ def test_every_item_gets_exactly_one_able_worker_and_nothing_else_is_stored(befo
 def test_in_steps_no_item_ever_gets_a_second_worker(before):
     changes = rebalance(before, Strategies()).changes
     now = before
-    for step in in_order(changes):
+    for step in order_changes(changes):
         owners = {}
         for job, workers in now.shares.items():
             for worker, items in workers.items():
@@ -237,7 +237,7 @@ def test_a_strategy_of_ones_own_sees_the_labels_of_the_workers():
 
 def test_a_strategy_sees_the_labels_of_a_worker_that_is_being_restarted_too():
     workers = labelled(w1="tape", w2="ssd")
-    reserved = {"w2": Reserved(workers.pop("w2"), {"j1": ("a",)})}
+    reserved = {"w2": ReservedShare(workers.pop("w2"), {"j1": ("a",)})}
     now = ClusterView(workers, {"j1": ("a",)}, {}, reserved)
     assert job_problem(now, "j1").labels == {"w1": {"disk": "tape"}, "w2": {"disk": "ssd"}}
 
@@ -298,7 +298,7 @@ def test_an_unknown_strategy_is_refused(bad):
 
 
 def test_a_burst_becomes_one_rebalance_after_the_quiet_time():
-    quiet = QuietTime(1.0, 5.0)
+    quiet = Debouncer(1.0, 5.0)
     assert quiet.due_in_s(0.0) is None
     for now in (10.0, 10.5, 11.0):
         quiet.note(now)
@@ -309,14 +309,14 @@ def test_a_burst_becomes_one_rebalance_after_the_quiet_time():
 
 
 def test_a_burst_that_does_not_end_is_acted_on_after_the_longest_wait():
-    quiet = QuietTime(1.0, 5.0)
+    quiet = Debouncer(1.0, 5.0)
     for tenth in range(100, 149):
         quiet.note(tenth / 10)
     assert quiet.due_in_s(14.8) == pytest.approx(0.2)
 
 
 def test_a_failure_is_due_again_without_a_new_event_but_not_before_its_delay():
-    quiet = QuietTime(1.0, 5.0)
+    quiet = Debouncer(1.0, 5.0)
     quiet.retry(10.0, 8.0)
     assert quiet.due_in_s(10.0) == 8.0
     quiet.note(10.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import latchwork
-from latchwork.jobs import Control, UnknownJob, inspect, why
+from latchwork.jobs import Control, UnknownJob, explain_item, inspect
 from latchwork.jobs.stored import cluster_store
 
 
@@ -33,7 +33,7 @@ def test_a_job_runs_only_on_nodes_that_have_the_labels_it_requires(memory, clust
 def test_a_job_whose_labels_nobody_has_is_a_warning_that_names_them(memory, cluster, eventually, caplog):
     cluster.node(memory, "n1", cluster.endless("gpu", requires={"gpu": "yes", "zone": "x"}), labels={"zone": "x"})
     eventually(lambda: "job gpu runs nowhere" in caplog.text)
-    assert "node n1 has it, but not the labels that it requires: {'gpu': 'yes'}" in caplog.text
+    assert "node n1 has it but lacks the required labels: {'gpu': 'yes'}" in caplog.text
     cluster.node(memory, "n2", cluster.endless("other", items=["z"]))
     eventually(lambda: set(cluster.log.owners()) == {"z"})
     assert caplog.text.count("job gpu runs nowhere") == 1
@@ -56,8 +56,8 @@ def test_the_inspector_knows_a_job_whose_labels_nobody_has_and_says_why_it_does_
     cluster.node(memory, "n1", cluster.endless("gpu", items=["a"], requires={"gpu": "yes"}))
     state = inspect(memory)
     assert (state.job("gpu").nodes, state.job("gpu").items) == ((), 0)
-    assert state.job("gpu").lacking == {"n1": {"gpu": "yes"}}
-    told = why(state, Control(memory).settings(), "gpu", "a").sentences
-    assert "no living node can run job gpu: n1 has it, but not the label gpu=yes" in told
+    assert state.job("gpu").unmet_labels == {"n1": {"gpu": "yes"}}
+    told = explain_item(state, Control(memory).settings(), "gpu", "a").sentences
+    assert "no running node can run job gpu: n1 has it, but not the label gpu=yes" in told
     with pytest.raises(UnknownJob, match="known are: gpu"):
         state.job("nope")

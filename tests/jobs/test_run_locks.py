@@ -9,7 +9,7 @@ import pytest
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, LockRotation, LockWork, RunLocks
+from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockRotation, LockWork, RunLocks
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 from latchwork.types import Put
@@ -114,25 +114,25 @@ def fail(self, names):
 
 def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_in_between(locks, eventually):
     hold(locks, eventually, "first")
-    items = [f"i{number:04}" for number in range(SLICE * 2 + 10)]
+    items = [f"i{number:04}" for number in range(LOCK_BATCH * 2 + 10)]
     turns, work = LockRotation(), LockWork(locks, "j", (), items)
     assert turns.take([work], lambda _: False)
-    assert (len(locks.held()["j"]), work.asks) == (1 + SLICE, True)
+    assert (len(locks.held()["j"]), work.asks) == (1 + LOCK_BATCH, True)
     assert turns.take([work], lambda _: True)
     assert (len(locks.held()["j"]), work.asks) == (1 + len(items), False)
     back = LockWork(locks, "j", items, ())
     assert not turns.take([back], lambda _: False)
-    assert (len(locks.held()["j"]), back.left) == (1 + SLICE + 10, 2)
+    assert (len(locks.held()["j"]), back.left) == (1 + LOCK_BATCH + 10, 2)
     turns.take([back], lambda _: True)
     assert list(locks.held()["j"]) == ["first"]
 
 
 def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
-    works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(SLICE * 4)]) for job in "abc"]
+    works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 4)]) for job in "abc"]
     turns = LockRotation()
 
     def held():
-        return {job: len(items) // SLICE for job, items in locks.held().items()}
+        return {job: len(items) // LOCK_BATCH for job, items in locks.held().items()}
 
     for expected in ({"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {"a": 3, "b": 1}, {"a": 3, "b": 1, "c": 1}):
         turns.take(works, lambda _: False)  # the turns go round; every second one is for the job with the least left
@@ -142,7 +142,7 @@ def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
 
 
 def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
-    works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(SLICE * 3)]) for job in "abc"]
+    works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 3)]) for job in "abc"]
     turns = LockRotation()
     turns.take(works, lambda _: False)
     works.append(LockWork(locks, "z", (), ["new"]))
@@ -154,7 +154,7 @@ def test_a_share_that_is_still_being_locked_starts_one_run_not_one_for_each_part
     shares = []
     job = Job(
         "j",
-        work_pool=[f"i{number}" for number in range(SLICE * 3)],
+        work_pool=[f"i{number}" for number in range(LOCK_BATCH * 3)],
         run=lambda context: shares.append(len(context.work_share)),
         schedule=FixedDelay(0.05),
         initial_delay_s=0.0,
@@ -163,4 +163,4 @@ def test_a_share_that_is_still_being_locked_starts_one_run_not_one_for_each_part
     node = cluster.node(store, "n1", job)
     node._worker._go_on = lambda *_args, **_options: False  # every slice is a step of its own
     eventually(lambda: shares, timeout_s=20)
-    assert shares[0] == SLICE * 3
+    assert shares[0] == LOCK_BATCH * 3

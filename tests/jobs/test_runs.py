@@ -10,7 +10,7 @@ import pytest
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job, JobSettings
 from latchwork.jobs.job import JobContext
-from latchwork.jobs.worker.outcomes import Outcomes
+from latchwork.jobs.worker.outcomes import OutcomeTracker
 from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.schedules.fires import Step
 from latchwork.schedules.schedule import Due, Instant
@@ -24,9 +24,9 @@ def start():
         job = Job("report", work_pool=["a"], run=run, schedule=schedule)
         setup = RunSetup(
             job=job,
-            options=lambda: JobSettings().over(job),
+            options=lambda: JobSettings().applied_to(job),
             new_context=lambda items, at=None: JobContext(items, job_id="report", fire_time_s=at),
-            outcomes=Outcomes("report", "n1"),
+            outcomes=OutcomeTracker("report", "n1"),
             may_run=may_run,
             on_end=lambda: None,
             clock=SYSTEM_CLOCK,

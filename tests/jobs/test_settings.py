@@ -122,7 +122,7 @@ def test_damaged_settings_count_as_not_set_are_reported_once_and_are_not_overwri
     memory.put("settings/jobs/report", b"no json")
     cluster.node(memory, "n1", cluster.endless())
     eventually(lambda: len(cluster.log.owners()) == 4)
-    assert caplog.text.count("settings/jobs/report holds what cannot be used") == 1
+    assert caplog.text.count("settings/jobs/report has invalid settings") == 1
     with pytest.raises(InvalidSetting, match="settings/jobs/report cannot be changed"):
         Control(memory).disable("report")
 
@@ -290,7 +290,7 @@ def test_a_change_that_cannot_be_used_changes_nothing(cluster):
     job = cluster.endless()
     with pytest.raises(InvalidJob, match="pool_check_period_s is -1"):
         job.change(schedule=FixedDelay(9.0), pool_check_period_s=-1)
-    with pytest.raises(InvalidJob, match="id cannot change; what can is "):
+    with pytest.raises(InvalidJob, match="id cannot change; use "):
         job.change(id="other")
     assert job.schedule == FixedDelay(0.05)
 

@@ -10,7 +10,7 @@ import latchwork
 from latchwork import Unavailable
 from latchwork.jobs.stored import cluster_store, followers, keys
 from latchwork.jobs.stored.followers import WorkerShares
-from latchwork.jobs.stored.packed import ChunkNames, replace
+from latchwork.jobs.stored.packed import ChunkNamer, replace
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def memory():
 
 
 def write(store, job, items, tag="m1"):
-    replace(store, keys.assigned("w1", job), items, checks=[], new_name=ChunkNames(tag))
+    replace(store, keys.assigned("w1", job), items, checks=[], new_name=ChunkNamer(tag))
 
 
 class Follower:
@@ -82,7 +82,7 @@ def test_a_share_that_could_not_be_read_is_read_again_without_a_new_event(memory
         raise Unavailable("down")
 
     with monkeypatch.context() as patched:
-        patched.setattr(followers, "from_entries_or_read", fail)
+        patched.setattr(followers, "set_from_entries_or_read", fail)
         write(memory, "a", ["x", "y"], "m2")
         with pytest.raises(Unavailable):
             follower.until({"a": ("x", "y")})

@@ -94,7 +94,7 @@ def test_a_store_that_becomes_full_stops_the_runs_before_their_locks_end_and_the
         eventually(lambda: not cluster.log.owners(), 20)
         assert len(margins) == 2
         assert min(margins) > 0
-        assert "the runs are told to stop" in caplog.text
+        assert "the runs are asked to stop" in caplog.text
         assert any(word in caplog.text for word in ("free space on its disk", "compact and defragment"))
         small.free()
         eventually(lambda: len(cluster.log.owners()) == 2, 30)
@@ -116,7 +116,7 @@ def test_a_store_that_becomes_read_only_stops_the_runs_before_their_locks_end_an
             eventually(lambda: not cluster.log.owners(), 20)
             assert min(margins) > 0
             assert "grant it read and write on the prefix of the store's root" in caplog.text
-            assert "the runs are told to stop" in caplog.text
+            assert "the runs are asked to stop" in caplog.text
             rights.grant(pb.Permission.READWRITE)
             eventually(lambda: len(cluster.log.owners()) == 2, 30)
             eventually(lambda: node.health().ok, 20)

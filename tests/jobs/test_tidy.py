@@ -10,7 +10,7 @@ import pytest
 import latchwork
 from latchwork.jobs import Control, Cron, inspect
 from latchwork.jobs.node import membership
-from latchwork.jobs.node.membership import tidy
+from latchwork.jobs.node.membership import remove_cluster_state
 from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.packed import commit_all
 from latchwork.types import Put
@@ -75,8 +75,10 @@ def test_a_node_that_comes_while_the_last_one_tidies_up_loses_nothing(memory, cl
             return found
 
     results = []
-    real = tidy
-    monkeypatch.setattr(membership, "tidy", lambda _store, me, fences: results.append(real(Late(), me, fences)))
+    real = remove_cluster_state
+    monkeypatch.setattr(
+        membership, "remove_cluster_state", lambda _store, me, fences: results.append(real(Late(), me, fences))
+    )
     first.close()
     assert results == [False]
     assert inspect(memory).pools == {"report": ("a", "b")}
@@ -92,9 +94,9 @@ def test_the_last_node_removes_more_keys_than_one_listing_or_transaction_holds(m
 
 
 def test_what_takes_too_long_to_remove_is_left_behind_and_said(memory, cluster, monkeypatch, caplog):
-    monkeypatch.setattr(membership, "_LONGEST_S", 0.0)
+    monkeypatch.setattr(membership, "_CLEANUP_TIMEOUT_S", 0.0)
     caplog.set_level(logging.INFO)
     node = cluster.node(memory, "n1", cluster.endless(items=["a"]))
     node.close()
-    assert "node n1 leaves some of what the cluster kept behind" in caplog.text
+    assert "node n1 left some keys of the cluster behind" in caplog.text
     assert "work-pool/report" in left(memory)

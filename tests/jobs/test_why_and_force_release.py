@@ -10,9 +10,9 @@ import pytest
 import latchwork
 from latchwork import Conflict
 from latchwork.assignment import Rendezvous
-from latchwork.jobs import Control, Job, JobManager, LockFree, UnknownJob, inspect, read_audit, why
+from latchwork.jobs import Control, Job, JobManager, LockNotHeld, UnknownJob, explain_item, inspect, read_audit
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.requests import AuditRecord, decode_record, freed_by_hand, trim_audit
+from latchwork.jobs.stored.requests import AuditRecord, decode_record, force_released, trim_audit
 from latchwork.schedules.fires import Fired
 
 
@@ -23,7 +23,7 @@ def memory():
 
 
 def said(store, job, item, **more):
-    return " / ".join(why(inspect(store), Control(store).settings(), job, item, **more).sentences)
+    return " / ".join(explain_item(inspect(store), Control(store).settings(), job, item, **more).sentences)
 
 
 # Why
@@ -32,14 +32,14 @@ def said(store, job, item, **more):
 def test_a_running_item_is_explained_by_its_node_its_share_and_its_lock(memory, cluster, eventually):
     cluster.node(memory, "n1", cluster.endless(items=["north"]))
     eventually(cluster.log.owners)
-    found = why(inspect(memory), Control(memory).settings(), "report", "north")
+    found = explain_item(inspect(memory), Control(memory).settings(), "report", "north")
     assert (found.assigned, found.locked_by, found.able, found.enabled) == ("n1", "n1", ("n1",), True)
     assert found.sentences[0] == "it is assigned to node n1"
-    assert "shared out: n1 1 (able: n1)" in found.sentences[1]
+    assert "distributed as n1 1 (able: n1)" in found.sentences[1]
     assert found.sentences[2].startswith("strategy balanced: 'n1' keeps 'north'")
     assert re.search(r"node n1 holds its lock since \d{4}-\d\d-\d\dT[\d:]+Z \(fencing token ", found.sentences[3])
     assert "settled up to 1970-01-01T00:10:00Z" in said(memory, "report", "north", fired=Fired(600.0))
-    assert "was begun and has not ended" in said(memory, "report", "north", fired=Fired(600.0, 600.0))
+    assert "has started and not ended" in said(memory, "report", "north", fired=Fired(600.0, 600.0))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def explained(store, cluster, reasons):
     """Why each item is where it is, once it runs there and was put there with both nodes in view."""
     if (state := settled(store, cluster)) is None:
         return None
-    found = {item: why(state, Control(store).settings(), "report", item) for item in "abcdef"}
+    found = {item: explain_item(state, Control(store).settings(), "report", item) for item in "abcdef"}
     return found if {each.reason for each in found.values()} <= reasons else None
 
 
@@ -87,7 +87,7 @@ def test_of_a_custom_strategy_only_the_name_is_said(memory, cluster, eventually)
 
     cluster.node(memory, "n1", cluster.endless(items=["a"]), strategy=Mine())
     eventually(cluster.log.owners)
-    found = why(inspect(memory), Control(memory).settings(), "report", "a")
+    found = explain_item(inspect(memory), Control(memory).settings(), "report", "a")
     assert (found.strategy, found.reason) == ("custom:mine", None)
 
 
@@ -111,7 +111,7 @@ def test_the_reason_why_nothing_runs_is_said_first(memory, cluster, eventually):
     control.enable("report")
     control.drain("n1")
     eventually(lambda: inspect(memory).job("report").assigned == {})
-    assert "assigned to nobody: no living node can run job report; not n1 (drained)" in said(memory, "report", "a")
+    assert "not assigned: no running node can run job report; not n1 (drained)" in said(memory, "report", "a")
 
 
 def test_an_item_whose_old_run_does_not_stop_is_said_to_be_locked_there(memory, cluster, eventually):
@@ -158,7 +158,7 @@ def test_a_lock_freed_by_hand_stops_its_run_refuses_its_writes_and_is_written_do
 
 
 def test_a_lock_that_nobody_holds_cannot_be_freed(memory):
-    with pytest.raises(LockFree, match="the lock of item 'a' of job report is free; nothing was changed"):
+    with pytest.raises(LockNotHeld, match="the lock of item 'a' of job report is free; nothing was changed"):
         Control(memory).force_release("report", "a", reason="typing error")
     assert read_audit(memory) == []
 
@@ -184,6 +184,6 @@ def test_audit_records_survive_being_stored_and_strangers_are_left_out(memory):
     for number in range(1003):
         memory.put(f"audit/{number:06}", AuditRecord("j", "i", number, "n1", "me", "now", "why").encode())
     memory.put("audit/x", b"?")
-    assert freed_by_hand(memory.list("audit")) == {("j", "i"): 1002}
+    assert force_released(memory.list("audit")) == {("j", "i"): 1002}
     assert trim_audit(memory, []) == 4
     assert len(memory.list("audit")) == 1000

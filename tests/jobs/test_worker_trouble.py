@@ -10,7 +10,7 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job, JobSettings, Threads
 from latchwork.jobs.job import JobContext
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.outcomes import Outcomes
+from latchwork.jobs.worker.outcomes import OutcomeTracker
 from latchwork.jobs.worker.runs import JobRun, RunGuard, RunSetup
 from latchwork.schedules.schedule import Due, Instant
 from latchwork.store import connect
@@ -74,11 +74,11 @@ def test_stop_listeners_that_found_no_thread_are_called_at_the_next_stop(eventua
     made.start()
     assert begun.wait(5)
     made.stop()
-    assert made.owes_listeners
+    assert made.has_pending_listeners
     assert not called.is_set()
     made.stop()
     assert called.wait(5)
-    assert not made.owes_listeners
+    assert not made.has_pending_listeners
     made.join(5)
 
 
@@ -86,9 +86,9 @@ def make_run(work, spare_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa: B0
     job = Job("report", work_pool=["a"], run=work, schedule=schedule)
     setup = RunSetup(
         job=job,
-        options=lambda: JobSettings().over(job),
+        options=lambda: JobSettings().applied_to(job),
         new_context=lambda items: JobContext(items, job_id="report"),
-        outcomes=Outcomes("report", "n1"),
+        outcomes=OutcomeTracker("report", "n1"),
         may_run=lambda: True,
         on_end=lambda: None,
         clock=SYSTEM_CLOCK,
@@ -104,7 +104,7 @@ def test_a_schedule_that_raises_stops_no_other_job_and_not_close(store, cluster,
     jobs = [job("bad", lambda context: None, **bad), job("good", ran.append)]
     node = cluster.node(store, "n1", jobs)
     eventually(lambda: len(ran) > 4)
-    assert "job bad does not run here for 60 s" in caplog.text
+    assert "job bad is paused here for 60 s" in caplog.text
     node.close()
     assert store.list("owners") == []
 
@@ -171,7 +171,7 @@ def test_a_guard_that_fails_once_is_reported_and_goes_on(eventually, caplog):
     guard = RunGuard("n1", runs, on_stop=lambda: None, clock=SYSTEM_CLOCK)
     guard.thread.start()
     eventually(lambda: run.ended)
-    assert "the guard of the runs failed" in caplog.text
+    assert "the watchdog of the runs failed" in caplog.text
     guard.finish()
     guard.thread.join(5)
     assert not guard.thread.is_alive()

@@ -14,11 +14,18 @@ from latchwork.cli.screens.tree import shown
 from latchwork.demo import records as demo
 from latchwork.demo.corpus import Counts
 from latchwork.jobs.cron import CronCell, decode_cell
-from latchwork.jobs.manager.strategies import noted_strategies, strategies_note
+from latchwork.jobs.manager.strategies import decode_strategies_note, strategies_note
 from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode
 from latchwork.jobs.stored import packed
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark
-from latchwork.jobs.stored.requests import AuditRecord, RunEnd, RunRequest, decode_end, decode_record, decode_request
+from latchwork.jobs.stored.requests import (
+    AuditRecord,
+    RunRequest,
+    RunResult,
+    decode_record,
+    decode_request,
+    decode_result,
+)
 from latchwork.jobs.stored.runs import (
     JobOutcome,
     LiveRun,
@@ -75,7 +82,7 @@ QUEUED = "work/partitions/all/items/5-000000000/5-000000000001"
 BOARD = phases.Board.expecting(["a", "b"]).passed(["a", "b"]).broken("it was late", ["a"], 2)
 CELL = CronCell("c", 7, "o1", ("a", "b", "c"), (Fired(1.0, None, "r"), Fired(1.0, None, "r"), Fired(2.0, 2.0, "r")))
 CHUNKED = packed.PackedSet(chunks=(packed.Chunk("w-1", ("a",)), packed.Chunk("w-2", ("b",))))
-MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, lacks={"j": {"gpu": "yes"}})
+MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, unmet_labels={"j": {"gpu": "yes"}})
 MARK = NodeMark("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})
 JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"), threads=4)
 FAILED = RunError("why", "a", 1, "n1", 5.0, 2)
@@ -149,9 +156,9 @@ KINDS = {
     "request of a run": Kind(
         "jobs.stored.requests",
         RunRequest("r1", "j", ("a",), 5.0, 6.0, "me").encode(),
-        lambda value: decode_request("asked/r1", value),
+        lambda value: decode_request("manual/r1", value),
     ),
-    "end of a run": Kind("jobs.stored.requests", RunEnd("n1", 1, ("a",), "why").encode(), decode_end),
+    "end of a run": Kind("jobs.stored.requests", RunResult("n1", 1, ("a",), "why").encode(), decode_result),
     "audit": Kind("jobs.stored.requests", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").encode(), decode_record),
     "inline set": Kind(
         "jobs.stored.packed",
@@ -186,7 +193,7 @@ KINDS = {
     "strategies": Kind(
         "jobs.manager.strategies",
         json.dumps(strategies_note({"*": "balanced"})).encode(),
-        lambda value: noted_strategies(at(value)),
+        lambda value: decode_strategies_note(at(value)),
     ),
     "demo running": Kind("demo.records", encode_it(demo.Running("a", 5)), lambda value: demo.running(at(value))),
     "demo starts": Kind("demo.records", encode_it([demo.Start("n1", 5, 1.0)]), lambda value: demo.starts(at(value))),

@@ -188,7 +188,8 @@ def test_a_lock_whose_owner_is_no_segment_of_a_key_does_not_stop_the_sweep_of_ot
 BAD = {
     "alive/evil": DEEP,
     "alive/evil2": HUGE,
-    "alive/evil3": b'{"state":"ready","weight":1e308,"ttl_s":1e308,"since":-1e300,"labels":[1],"lacks":{"j":[[]]}}',
+    "alive/evil3": b'{"state":"ready","weight":1e308,"ttl_s":1e308,"since":-1e300,"labels":[1],'
+    b'"unmet_labels":{"j":[[]]}}',
     "workers/evil3/available/j": b"",
     "settings/cluster": DEEP,
     "settings/jobs/j": HUGE,

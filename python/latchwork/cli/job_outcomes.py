@@ -13,7 +13,7 @@ def outcome_word(job: JobState | None) -> str:
     """Return one word for the outcome of a job's runs."""
     if job is None or (job.last_success_s is None and job.last_error is None):
         return "-"
-    return f"failing, {job.in_a_row} in a row" if job.in_a_row else "well"
+    return f"failing, {job.consecutive_failures} in a row" if job.consecutive_failures else "well"
 
 
 def outcome_lines(job: JobState, now_s: float) -> list[str]:
@@ -32,9 +32,9 @@ def failure(job: JobState) -> str:
         return ""
     where = f"item {error.item}" + (f" and {error.items - 1} more of its run" if error.items > 1 else "")
     what = f"{where} on {error.node} at {utc_text(error.at_s)}: {error.text}"
-    if not job.in_a_row:
+    if not job.consecutive_failures:
         return f"last failure: {what}"
-    return f"failing: {counted(job.failing_items, 'item')}, {error.in_a_row} in a row: {what}"
+    return f"failing: {counted(job.failing_items, 'item')}, {error.consecutive_failures} in a row: {what}"
 
 
 def to_json(job: JobState) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def to_json(job: JobState) -> dict[str, Any]:
         "last_success": _moment(job.last_success_s),
         "last_error": None if job.last_error is None else error_json(job.last_error),
         "failing_items": job.failing_items,
-        "failures_in_a_row": job.in_a_row,
+        "consecutive_failures": job.consecutive_failures,
         "failing": [error_json(each) for each in job.failing],
         "next_start": _moment(job.next_start_s),
     }

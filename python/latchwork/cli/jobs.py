@@ -18,7 +18,7 @@ from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.errors import LatchworkError
-from latchwork.jobs import Control, JobState, RunEnd, Schedule, Settings, UnknownNode, inspect
+from latchwork.jobs import Control, JobState, RunResult, Schedule, Settings, UnknownNode, inspect
 from latchwork.jobs import settings as stored
 from latchwork.jobs.options import JobRows, NodeRows, OptionRow, number, rows
 from latchwork.store import Store
@@ -58,7 +58,7 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
         return
     show(Grid(map(_cells, rows), right=("items", "locked", "running")))
     for job in known.values():
-        if job.in_a_row:
+        if job.consecutive_failures:
             show(Line(f"{job.job_id}: {job_outcomes.failure(job)}", "red"))
 
 
@@ -217,7 +217,7 @@ class RunFailed(LatchworkError):
     """A requested run has failed."""
 
 
-def _named(end: RunEnd) -> str:
+def _named(end: RunResult) -> str:
     more = end.items - len(end.named)
     return ", ".join(end.named) + (f" and {more} more" if more else "")
 

@@ -88,8 +88,8 @@ def answer(node: JobManager, path: str, unready_after: int | None = None) -> tup
     if path in {"/healthz", "/readyz"}:
         body = _health(node)
         if path == "/readyz" and unready_after is not None:
-            failing = [f"job {job} fails, {each.in_a_row} runs in a row: {each.last_error}"
-                       for job, each in node.stats().jobs.items() if each.in_a_row >= unready_after]  # fmt: skip
+            failing = [f"job {job} fails, {each.consecutive_failures} runs in a row: {each.last_error}"
+                       for job, each in node.stats().jobs.items() if each.consecutive_failures >= unready_after]  # fmt: skip
             body = {**body, "ok": body["ok"] and not failing, "reasons": [*body["reasons"], *failing]}
         status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "application/json", json.dumps(body).encode()
@@ -121,7 +121,7 @@ def _stats(stats: JobStats) -> dict[str, Any]:
                "last_failure": stats.last_failure_s, "next_start": stats.next_start_s}  # fmt: skip
     return {
         "failing_items": stats.failing_items,
-        "failures_in_a_row": stats.in_a_row,
+        "consecutive_failures": stats.consecutive_failures,
         "last_error": stats.last_error,
         **{name: None if at_s is None else utc_text(at_s) for name, at_s in moments.items()},
     }

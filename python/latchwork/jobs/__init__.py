@@ -1,8 +1,8 @@
 """The job manager: work items of jobs, shared out over the living nodes of a cluster."""
 
-from latchwork.jobs.admin.control import Control, LockFree, UnknownNode
+from latchwork.jobs.admin.control import Control, LockNotHeld, UnknownNode
+from latchwork.jobs.admin.explanation import ItemExplanation, explain_item
 from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView, NodeView, UnknownJob, inspect
-from latchwork.jobs.admin.why import Reasons, why
 from latchwork.jobs.job import Job, JobContext, WorkPoolFailed
 from latchwork.jobs.node.node import JobManager
 from latchwork.jobs.observer import (
@@ -19,12 +19,12 @@ from latchwork.jobs.observer import (
 from latchwork.jobs.options import InvalidJob, InvalidSetting, Threads
 from latchwork.jobs.settings import ClusterSettings, JobSettings, Settings
 from latchwork.jobs.stored.nodes import Member
-from latchwork.jobs.stored.requests import AuditRecord, RunEnd, RunRequest, read_audit
-from latchwork.jobs.stored.runs import Activity, JobOutcome, RunError
+from latchwork.jobs.stored.requests import AuditRecord, RunRequest, RunResult, read_audit
+from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError
 from latchwork.schedules import Cron, FixedDelay, FixedRate, Instant, Schedule
 
 __all__ = [
-    "Activity",
+    "ActiveRuns",
     "AuditRecord",
     "ClusterSettings",
     "ClusterState",
@@ -36,6 +36,7 @@ __all__ = [
     "Instant",
     "InvalidJob",
     "InvalidSetting",
+    "ItemExplanation",
     "Job",
     "JobContext",
     "JobManager",
@@ -43,7 +44,7 @@ __all__ = [
     "JobSettings",
     "JobState",
     "JobStats",
-    "LockFree",
+    "LockNotHeld",
     "LockView",
     "Member",
     "NodeState",
@@ -52,19 +53,18 @@ __all__ = [
     "ObservedNode",
     "Observer",
     "PoolInfo",
-    "Reasons",
     "RebalanceInfo",
-    "RunEnd",
     "RunError",
     "RunInfo",
     "RunRequest",
+    "RunResult",
     "Schedule",
     "Settings",
     "Threads",
     "UnknownJob",
     "UnknownNode",
     "WorkPoolFailed",
+    "explain_item",
     "inspect",
     "read_audit",
-    "why",
 ]

@@ -139,7 +139,7 @@ def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, Fired
     return found
 
 
-def useless(cells: Sequence[CronCell], pool: frozenset[str] | None = None) -> list[CronCell]:
+def obsolete_cells(cells: Sequence[CronCell], pool: frozenset[str] | None = None) -> list[CronCell]:
     """The cells whose every item has a newer one, or is not in the pool any more."""
     newest = newest_by_item(cells)
     return [
@@ -167,7 +167,7 @@ class _Own:
 
 
 @dataclass(eq=False, slots=True)
-class _Wish:
+class _ProgressRequest:
     """The claims or writes of one thread; ``done`` is guarded by the condition."""
 
     claims: Mapping[str, HeldItem] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class CronProgress:
         self._prefix = f"{prefix}/{job_id}"
         self._mutex = mutex()
         self._changed = condition(self._mutex)
-        self._wishes: list[_Wish] = []
+        self._requested: list[_ProgressRequest] = []
         self._busy = False
         self._own: dict[str, _Own] = {}  # by cell name; only who is busy touches it
         self._cell_of: dict[str, str] = {}
@@ -210,9 +210,9 @@ class CronProgress:
             LockLost: one of the locks is another's by now.
             LatchworkError: the store could not be used; ask again.
         """
-        wish = _Wish(claims=holds, fresh=fresh)
-        self._grant(wish)
-        return wish.fired
+        request = _ProgressRequest(claims=holds, fresh=fresh)
+        self._grant(request)
+        return request.fired
 
     def write(self, fired: Mapping[str, Fired]) -> None:
         """Write down how far items are; each was claimed.
@@ -221,19 +221,19 @@ class CronProgress:
             LockLost: one of the locks is another's by now: nothing is written, and nothing may start.
             LatchworkError: it is not known to be written; what is wanted stays wanted, and goes with the next write.
         """
-        self._grant(_Wish(fired=dict(fired)))
+        self._grant(_ProgressRequest(fired=dict(fired)))
 
-    def _grant(self, wish: _Wish) -> None:
-        """Have it done by this thread, with what other threads wish meanwhile, or by the thread that is busy."""
+    def _grant(self, request: _ProgressRequest) -> None:
+        """Have it done by this thread, with what other threads request meanwhile, or by the thread that is busy."""
         clock = self._store.clock
         with self._mutex:
-            self._wishes.append(wish)
-            while not wish.done and self._busy:
+            self._requested.append(request)
+            while not request.done and self._busy:
                 clock.wait_condition(self._changed, _WAIT_S)
-            if wish.done:
-                return self._outcome(wish)
+            if request.done:
+                return self._outcome(request)
             self._busy = True
-            batch, self._wishes = self._wishes, []
+            batch, self._requested = self._requested, []
         try:
             self._do(batch)
         finally:
@@ -242,31 +242,31 @@ class CronProgress:
                     each.done = True
                 self._busy = False
                 self._changed.notify_all()
-        return self._outcome(wish)
+        return self._outcome(request)
 
     @staticmethod
-    def _outcome(wish: _Wish) -> None:
-        if wish.error is not None:
-            raise wish.error
+    def _outcome(request: _ProgressRequest) -> None:
+        if request.error is not None:
+            raise request.error
 
-    def _do(self, batch: list[_Wish]) -> None:
-        claims = [wish for wish in batch if wish.claims]
-        writes = [wish for wish in batch if not wish.claims]
-        for wishes, act in ((claims, self._claim), (writes, self._write)):
-            if wishes:
+    def _do(self, batch: list[_ProgressRequest]) -> None:
+        claims = [request for request in batch if request.claims]
+        writes = [request for request in batch if not request.claims]
+        for requests, act in ((claims, self._claim), (writes, self._write)):
+            if requests:
                 try:
-                    act(wishes)
+                    act(requests)
                 except Exception as error:
-                    for wish in wishes:
-                        wish.error = wish.error or error
+                    for request in requests:
+                        request.error = request.error or error
 
-    def _claim(self, wishes: list[_Wish]) -> None:
-        wanted = {item: (hold, wish.fresh) for wish in wishes for item, hold in wish.claims.items()}
+    def _claim(self, requests: list[_ProgressRequest]) -> None:
+        wanted = {item: (hold, request.fresh) for request in requests for item, hold in request.claims.items()}
         new = {item: pair for item, pair in wanted.items() if not self._is_ours(item, pair[0])}
         if new:
             self._take(new)
-        for wish in wishes:
-            wish.fired = {item: self._own[self._cell_of[item]].fired[item] for item in wish.claims}
+        for request in requests:
+            request.fired = {item: self._own[self._cell_of[item]].fired[item] for item in request.claims}
 
     def _is_ours(self, item: str, hold: HeldItem) -> bool:
         own = self._own.get(self._cell_of.get(item, ""))
@@ -285,7 +285,9 @@ class CronProgress:
                 token = max(wanted[item][0].token for item in part)
                 self._create(CronCell(uuid.uuid4().hex, token, owner, tuple(part), fired))
         ours = {own.cell.name: own for own in self._own.values()}
-        left = useless([*(cell for cell, _ in stored if cell.name not in ours), *(own.cell for own in ours.values())])
+        left = obsolete_cells(
+            [*(cell for cell, _ in stored if cell.name not in ours), *(own.cell for own in ours.values())]
+        )
         self._drop({cell.name for cell in left}, {cell.name: entry for cell, entry in stored})
 
     def _create(self, cell: CronCell) -> None:
@@ -312,22 +314,24 @@ class CronProgress:
             except LatchworkError as error:
                 log.debug("job %s: progress cell %s is left to be swept: %s", self._job, name, error)
 
-    def _write(self, wishes: list[_Wish]) -> None:
-        touched: dict[str, list[_Wish]] = {}
-        for wish in wishes:
-            for item, fired in wish.fired.items():
+    def _write(self, requests: list[_ProgressRequest]) -> None:
+        touched: dict[str, list[_ProgressRequest]] = {}
+        for request in requests:
+            for item, fired in request.fired.items():
                 name = self._cell_of.get(item, "")
                 if name not in self._own:
-                    wish.error = LockLost(f"progress of item {item!r} of job {self._job} was not claimed, or given up")
+                    request.error = LockLost(
+                        f"progress of item {item!r} of job {self._job} was not claimed, or given up"
+                    )
                     continue
                 self._own[name].fired[item] = fired
-                touched.setdefault(name, []).append(wish)
+                touched.setdefault(name, []).append(request)
         for name, waiting in touched.items():
             try:
                 self._save(self._own[name])
             except LatchworkError as error:
-                for wish in waiting:
-                    wish.error = wish.error or error
+                for request in waiting:
+                    request.error = request.error or error
 
     def _save(self, own: _Own) -> None:
         """Write one cell's state.
@@ -420,7 +424,7 @@ def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[C
             swept += len(gone)
             continue
         cells = read_cells(store, job_id)
-        left = {cell.name for cell in useless([cell for cell, _ in cells], frozenset(pools[job_id]))}
+        left = {cell.name for cell in obsolete_cells([cell for cell, _ in cells], frozenset(pools[job_id]))}
         for cell, entry in cells:
             if cell.name in left:
                 delete_cell(store, f"{FIRED}/{job_id}", cell.name, entry, checks)
@@ -448,7 +452,7 @@ class FireTimes:
         self._holds = holds
         self._fired: dict[str, Fired] | None = None
         self._rerun = True
-        self._uncalled: dict[str, Fired] = {}  # progress before a start that may be written and was not made
+        self._unconfirmed: dict[str, Fired] = {}  # progress before a start that may be written and was not made
 
     def next(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
@@ -495,24 +499,24 @@ class FireTimes:
         """
         assert self._fired is not None, "ask what comes next first"
         begun = {item: self._fired[item].begin(step.at) for item in step.items}
-        self._uncalled = {} if self._rerun else {item: self._fired[item] for item in step.items}
+        self._unconfirmed = {} if self._rerun else {item: self._fired[item] for item in step.items}
         self._write(begun)
         self._fired.update(begun)
 
-    def called(self) -> None:
-        """The job was called for the step that was begun: from now on it counts, whatever comes of it."""
-        self._uncalled = {}
+    def confirm_begin(self) -> None:
+        """The job was confirm_begin for the step that was begun: from now on it counts, whatever comes of it."""
+        self._unconfirmed = {}
 
-    def give_back(self) -> None:
-        """Write down that the job was not called for the step that was begun: its fire time is still owed.
+    def undo_begin(self) -> None:
+        """Write down that the job was not confirm_begin for the step that was begun: its fire time is still owed.
 
         Only where interrupted runs are not run again: the others go by what is written. When that fails it counts as
         made.
         """
-        uncalled, self._uncalled = self._uncalled, {}
+        unconfirmed, self._unconfirmed = self._unconfirmed, {}
         try:
-            if uncalled:
-                self._progress.write(uncalled)
+            if unconfirmed:
+                self._progress.write(unconfirmed)
         except LatchworkError as error:
             log.warning("a start that was written down and not made counts as made: %s", error)
 

@@ -104,9 +104,9 @@ class _Now(Collector):
             "run_threads": ("Threads that run, or wait for their time.", lambda stats: stats.threads),
             "items_assigned": ("Items in the shares that are started.", lambda stats: stats.items),
             "failing_items": ("Items whose last run failed.", lambda stats: stats.failing_items),
-            "failures_in_a_row": (
+            "consecutive_failures": (
                 "Runs of one item that failed one after the other, of the item with most.",
-                lambda stats: stats.in_a_row,
+                lambda stats: stats.consecutive_failures,
             ),
             "last_start_timestamp_seconds": ("When a run last began.", lambda stats: stats.last_start_s),
             "last_success_timestamp_seconds": ("When a run last ended well.", lambda stats: stats.last_success_s),

@@ -31,7 +31,7 @@ class JobStats:
         items: items in the shares that are started now.
         threads: threads that run, or wait for their time.
         failing_items: items whose last run failed.
-        in_a_row: runs of one item that have failed one after the other, of the item with most of them.
+        consecutive_failures: runs of one item that have failed one after the other, of the item with most of them.
         last_start_s: when a run last began, in seconds since the epoch; None if none did. This and the next three also
             over a restart of the node.
         last_success_s: when one last ended well.
@@ -46,7 +46,7 @@ class JobStats:
     items: int = 0
     threads: int = 0
     failing_items: int = 0
-    in_a_row: int = 0
+    consecutive_failures: int = 0
     last_start_s: float | None = None
     last_success_s: float | None = None
     last_failure_s: float | None = None
@@ -210,11 +210,11 @@ class EventLog(Observer):
 
     def started(self, node_id: str, seconds: float) -> None:
         """Event ``node_started``."""
-        _say(logging.INFO, "node_started", node=node_id, seconds=seconds)
+        _write(logging.INFO, "node_started", node=node_id, seconds=seconds)
 
     def closed(self, node_id: str, seconds: float) -> None:
         """Event ``node_closed``."""
-        _say(logging.INFO, "node_closed", node=node_id, seconds=seconds)
+        _write(logging.INFO, "node_closed", node=node_id, seconds=seconds)
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
@@ -225,32 +225,32 @@ class EventLog(Observer):
             "items": len(info.items),
             "fire_time_s": info.fire_time_s,
         }
-        _say(logging.DEBUG, "run_started", **about, lag_s=info.lag_s)
+        _write(logging.DEBUG, "run_started", **about, lag_s=info.lag_s)
         began = time.perf_counter()
         try:
             yield
         except BaseException as error:
             took_s = time.perf_counter() - began
-            _say(logging.ERROR, "run_failed", raised=error, **about, seconds=took_s, error=type(error).__name__)
+            _write(logging.ERROR, "run_failed", raised=error, **about, seconds=took_s, error=type(error).__name__)
             raise
-        _say(logging.DEBUG, "run_ended", **about, seconds=time.perf_counter() - began)
+        _write(logging.DEBUG, "run_ended", **about, seconds=time.perf_counter() - began)
 
     def rebalanced(self, info: RebalanceInfo) -> None:
         """Event ``rebalanced``, or ``rebalance_failed``; none when nothing had to be written."""
         about: dict[str, Any] = {"node": info.node, "seconds": info.seconds, "shares": info.shares, "moves": info.moves}
         if info.error is not None:
-            _say(logging.WARNING, "rebalance_failed", **about, error=type(info.error).__name__)
+            _write(logging.WARNING, "rebalance_failed", **about, error=type(info.error).__name__)
         elif info.shares:
-            _say(logging.INFO, "rebalanced", **about)
+            _write(logging.INFO, "rebalanced", **about)
 
     def pool_read(self, info: PoolInfo) -> None:
         """Event ``pool_read``, or ``pool_read_failed``."""
         failed = info.items is None
         level, event = (logging.WARNING, "pool_read_failed") if failed else (logging.DEBUG, "pool_read")
-        _say(level, event, node=info.node, job=info.job, seconds=info.seconds, items=info.items)
+        _write(level, event, node=info.node, job=info.job, seconds=info.seconds, items=info.items)
 
 
-def _say(level: int, event: str, *, raised: BaseException | None = None, **figures: Any) -> None:
+def _write(level: int, event: str, *, raised: BaseException | None = None, **figures: Any) -> None:
     if log.isEnabledFor(level):
         shown = {name: round(value, 6) if isinstance(value, float) else value for name, value in figures.items()}
         shown = {name: value for name, value in shown.items() if value is not None}

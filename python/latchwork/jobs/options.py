@@ -34,7 +34,7 @@ Unset = TypeVar("Unset")
 #: How the number of threads is written: as ``Threads`` in options, as its limit in settings.
 Limit = TypeVar("Limit")
 #: A shorter grace than this would take a busy server for one that is out of reach.
-LEAST_GRACE_S = 0.3
+MIN_GRACE_S = 0.3
 
 
 class InvalidJob(LatchworkError, ValueError):
@@ -97,7 +97,7 @@ class OptionKind:
             one that cannot be used; the message begins with the name.
         read: the same for a setting, whose value comes from the code or was stored; by default as ``check``.
         encode: returns a setting's value for JSON.
-        in_force: returns the value that the option has where this setting is set.
+        effective: returns the value that the option has where this setting is set.
         least: the least number.
         flag: the type of its flag on the command line; None when it has none of its own.
     """
@@ -105,7 +105,7 @@ class OptionKind:
     check: Callable[[str, Any], Any]
     read: Callable[[str, Any], Any] | None = None
     encode: Callable[[Any], Any] = lambda value: value
-    in_force: Callable[[Any], Any] = lambda value: value
+    effective: Callable[[Any], Any] = lambda value: value
     least: float | None = None
     flag: type | None = None
 
@@ -199,7 +199,7 @@ LABELS = OptionKind(_check_labels)
 
 
 #: ``Threads`` in the code; their limit in settings, and on the command line.
-THREADS = OptionKind(_check_threads, _read_limit, in_force=Threads, least=0, flag=int)
+THREADS = OptionKind(_check_threads, _read_limit, effective=Threads, least=0, flag=int)
 
 
 #: Any schedule in the code, one of ours in settings; in both also what stands for one.
@@ -331,7 +331,7 @@ class NodeRows(ManagerRows[Unset]):
         None,
         "that runs go on after the last answer of a store that is out of reach: at most three quarters of "
         "`lock_ttl_s`, and `session_ttl_s`; a longer one that is set for the cluster is cut to that, with a warning",
-        least=LEAST_GRACE_S,
+        least=MIN_GRACE_S,
         none="as long as the locks allow, even beyond `session_ttl_s`",
     )
     outcome_period_s: float | Unset = seconds(
@@ -398,13 +398,13 @@ def values(table: Any, options: object) -> dict[str, Any]:
     return {each.name: getattr(options, each.name) for each in rows(table)}
 
 
-def in_force(options: type[T], settings: object, code: object) -> T:
+def effective_options(options: type[T], settings: object, code: object) -> T:
     """The options that hold: what is set, else what the code says."""
     found = values(options, code)
     for each in rows(options):
         value = getattr(settings, each.name, None)
         if value is not None:
-            found[each.name] = each.kind.in_force(value)
+            found[each.name] = each.kind.effective(value)
     return options(**found)
 
 

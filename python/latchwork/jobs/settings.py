@@ -30,7 +30,7 @@ from latchwork.jobs.options import (
     Threads,
     defaults,
     documented,
-    in_force,
+    effective_options,
     rows,
     values,
 )
@@ -66,9 +66,9 @@ class JobOptions(JobRows[NoReturn, Threads], JobOnly):
 class JobSettings(JobRows[None, int | None], JobSwitches):
     """The settings of one job; None leaves the code's option. ``threads`` is a number, 0 for one per item."""
 
-    def over(self, job: object) -> JobOptions:
+    def applied_to(self, job: object) -> JobOptions:
         """The options that hold for the job, whose own are its attributes."""
-        return in_force(JobOptions, self, job)
+        return effective_options(JobOptions, self, job)
 
 
 @documented(ClusterSwitches, NodeRows)
@@ -91,9 +91,9 @@ class NodeOptions(NodeRows[NoReturn], NodeOnly):
         """The TTL that the node asks for its session, in seconds."""
         return self.session_ttl_s or SESSION_TTL_S
 
-    def under(self, settings: ClusterSettings) -> NodeOptions:
+    def overridden_by(self, settings: ClusterSettings) -> NodeOptions:
         """These options, overridden by what is set for the cluster."""
-        return in_force(NodeOptions, settings, self)
+        return effective_options(NodeOptions, settings, self)
 
 
 NODE_DEFAULTS = defaults(NodeOptions)
@@ -246,7 +246,7 @@ class SettingsReader:
             log.warning("%s holds what cannot be used, and counts as not set: %s", entry.key, "; ".join(bad))
 
 
-class HasOptions(Protocol):
+class ConfigurableJob(Protocol):
     """A job, as far as its options go: they are its attributes, and it says ``options`` when they changed."""
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]: ...  # noqa: D102
@@ -267,7 +267,7 @@ class LiveSettings:
 
     def __init__(
         self,
-        jobs: Mapping[str, HasOptions],
+        jobs: Mapping[str, ConfigurableJob],
         node: NodeOptions = NODE_DEFAULTS,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
@@ -281,12 +281,12 @@ class LiveSettings:
         self._reader = SettingsReader()
         self._listeners: list[Callable[[], None]] = []
         self._mirror: Mirror | None = None
-        self._unsubscribe = [job.subscribe(self._job_said) for job in jobs.values()]
+        self._unsubscribe = [job.subscribe(self._on_job_change) for job in jobs.values()]
 
     def options(self, job_id: str) -> JobOptions:
         """The options in force for a job of this node; the first call after a change of its schedule notes when."""
         with self._mutex:
-            found = self.now.job(job_id).over(self._jobs[job_id])
+            found = self.now.job(job_id).applied_to(self._jobs[job_id])
             schedule, since_s = self._schedules.get(job_id, (found.schedule, None))
             if found.schedule != schedule:
                 since_s = self._wall_s()
@@ -333,7 +333,7 @@ class LiveSettings:
 
     def _adopt(self, entries: Iterable[Entry]) -> None:
         self.now = self._usable(self._reader.read(entries))
-        self.node = self._code.under(self.now.cluster)
+        self.node = self._code.overridden_by(self.now.cluster)
 
     def _usable(self, found: Settings) -> Settings:
         """The settings, with a grace that is too long for this node cut to what its TTLs allow."""
@@ -351,7 +351,7 @@ class LiveSettings:
             )
         return replace(found, cluster=replace(found.cluster, disconnect_grace_s=longest_s))
 
-    def _job_said(self, what: str) -> None:
+    def _on_job_change(self, what: str) -> None:
         if what == "options":
             self._tell()
 

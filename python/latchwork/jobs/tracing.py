@@ -24,7 +24,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-_FEW = 20
+_MAX_SHOWN = 20
 
 
 class Tracing(Observer):
@@ -44,7 +44,7 @@ class Tracing(Observer):
             "latchwork.node": info.node,
             "latchwork.job": info.job,
             "latchwork.items.count": len(info.items),
-            "latchwork.items.first": list(info.items[:_FEW]),
+            "latchwork.items.first": list(info.items[:_MAX_SHOWN]),
             "latchwork.lag_s": info.lag_s,
         }
         if info.fire_time_s is not None:

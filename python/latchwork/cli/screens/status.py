@@ -17,7 +17,7 @@ from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, wanted_url
 from latchwork.cli.outcome import NoCluster, attempted
 from latchwork.cli.text import Grid, Line, console, few, say_json, show
-from latchwork.jobs import Activity, ClusterState, JobState, inspect
+from latchwork.jobs import ActiveRuns, ClusterState, JobState, inspect
 from latchwork.store import Store
 from latchwork.words import counted, utc_text
 
@@ -164,7 +164,7 @@ def _job(job: JobState, most: int | None) -> list[Line]:
     found = [
         Line(f"job {job.job_id}: {counted(job.items, 'item')}, {len(job.locked):,} locked to run, {active}", "bold")
     ]
-    style = "red" if job.in_a_row else ""
+    style = "red" if job.consecutive_failures else ""
     found += [Line(f"  {line}", style) for line in job_outcomes.outcome_lines(job, time.time())]
     by_node: dict[str, list[str]] = {}
     for item, node in job.assigned.items():
@@ -203,7 +203,7 @@ def _owners(count: Counter[str]) -> str:
     return f" ({owners})" if owners else ""
 
 
-def _run(each: Activity, most: int | None) -> str:
+def _run(each: ActiveRuns, most: int | None) -> str:
     rest = f", {each.items - len(each.named):,} not named" if len(each.named) < each.items else ""
     return f"{counted(each.items, 'item')} since {utc_text(each.since_s)}: {few(each.named, most)}{rest}"
 

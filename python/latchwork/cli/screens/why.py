@@ -12,7 +12,7 @@ from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Grid, say, say_json, show, told
 from latchwork.jobs import ClusterState, Control, LockView, read_audit
-from latchwork.jobs import why as explain
+from latchwork.jobs import explain_item as explain
 from latchwork.jobs.cron import progress_of
 from latchwork.words import same_format, utc_text
 

@@ -31,28 +31,36 @@ from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import check_id, check_item, cluster_store
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key, reserved_key
 from latchwork.jobs.stored.packed import commit_all, read
-from latchwork.jobs.stored.requests import ASKED, AUDIT, MOST_ITEMS, AuditRecord, RunEnd, RunRequest, decode_end
+from latchwork.jobs.stored.requests import (
+    AUDIT,
+    MANUAL,
+    MAX_REQUEST_ITEMS,
+    AuditRecord,
+    RunRequest,
+    RunResult,
+    decode_result,
+)
 from latchwork.primitives import LockState, force_release, lock_states
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
 from latchwork.words import utc_text
 
 #: Items that have left the pool meanwhile are found so often.
-_REQUEST_LOOK_S = 2.0
+_REQUEST_POLL_S = 2.0
 
 #: How often a node that is being drained is asked for the locks it still holds.
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
-def ask_to_run(store: Store, job: str, items: Iterable[str] | None, *, by: str, within_s: float) -> RunRequest:
+def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str, within_s: float) -> RunRequest:
     """Ask for a run of each of these items, or of all: now, and once in the cluster.
 
     Raises:
         ValueError: the job's id or an item cannot be used, or there are more than 100 of them.
     """
     listed = None if items is None else tuple(sorted({check_item(item) for item in items}))
-    if listed is not None and not 1 <= len(listed) <= MOST_ITEMS:
-        raise ValueError(f"{len(listed)} items were named; name 1 to {MOST_ITEMS}, or none for all")
+    if listed is not None and not 1 <= len(listed) <= MAX_REQUEST_ITEMS:
+        raise ValueError(f"{len(listed)} items were named; name 1 to {MAX_REQUEST_ITEMS}, or none for all")
     now = time.time()
     request = RunRequest(uuid.uuid4().hex, check_id("job", job), listed, now, now + within_s, by)
     store.create(request.key, request.encode())
@@ -61,7 +69,7 @@ def ask_to_run(store: Store, job: str, items: Iterable[str] | None, *, by: str, 
 
 def wait_for_runs(
     store: Store, request: RunRequest, wanted: Callable[[], frozenset[str]], timeout_s: float
-) -> list[RunEnd]:
+) -> list[RunResult]:
     """Wait until each item has had its run, and forget the request.
 
     Args:
@@ -84,11 +92,11 @@ def wait_for_runs(
         return left <= done
 
     try:
-        with store.mirror(f"{ASKED}/{request.id}") as mirror:
+        with store.mirror(f"{MANUAL}/{request.id}") as mirror:
             while True:
                 left = wanted()
                 try:
-                    mirror.wait_until(all_ended, max(0.0, min(_REQUEST_LOOK_S, until - clock.now())))
+                    mirror.wait_until(all_ended, max(0.0, min(_REQUEST_POLL_S, until - clock.now())))
                 except WaitTimeout:
                     if clock.now() < until:
                         continue
@@ -97,17 +105,17 @@ def wait_for_runs(
                         "their run; what has not begun is called off; wait longer, or look at `latchwork why`"
                     ) from None
                 break
-            found = [decode_end(entry.value) for entry in store.list(request.ended)]
+            found = [decode_result(entry.value) for entry in store.list(request.ended)]
     finally:
-        forget(store, request)
+        delete_request(store, request)
     return sorted((each for each in found if each is not None), key=lambda each: (each.node, each.named))
 
 
-def forget(store: Store, request: RunRequest) -> None:
+def delete_request(store: Store, request: RunRequest) -> None:
     """Call off what has not begun, and forget what has; left to the cluster when the store is out of reach."""
     try:
         store.delete(request.key)
-        store.delete_tree(f"{ASKED}/{request.id}")
+        store.delete_tree(f"{MANUAL}/{request.id}")
     except Closed:
         raise
     except LatchworkError:
@@ -127,11 +135,11 @@ class UnknownNode(LatchworkError, LookupError):
     """No node of this id lives in the cluster; the message lists those that do."""
 
 
-class LockFree(LatchworkError, LookupError):
+class LockNotHeld(LatchworkError, LookupError):
     """Nobody holds the lock."""
 
 
-def who_we_are() -> str:
+def current_user() -> str:
     """The user and host that change things, for people who look later."""
     try:
         user = getpass.getuser()
@@ -266,7 +274,7 @@ class Control:
                     f"node {node} has no items any more, but still runs {held[0]}{more} after {timeout_s:g} s; "
                     "wait longer, or look at what its runs do when they are told to stop"
                 )
-            clock.wait(threading.Event(), min(left_s, _LOOK_S))
+            clock.wait(threading.Event(), min(left_s, _POLL_S))
 
     def force_release(self, job: str, item: str, *, reason: str) -> AuditRecord:
         """Free an item's lock by hand, and write down who did, and why.
@@ -275,7 +283,7 @@ class Control:
         Not promised: that the run has stopped before the item starts elsewhere; be sure that it does no harm.
 
         Raises:
-            LockFree: nobody holds it.
+            LockNotHeld: nobody holds it.
             Conflict: it changed hands at this very moment; look again.
         """
         name = keys.lock_name(check_id("job", job), keys.check_item(item))
@@ -284,13 +292,13 @@ class Control:
 
         def written_down(before: LockState) -> list[Op]:
             when = utc_text(at.timestamp())
-            by = self._by or who_we_are()
+            by = self._by or current_user()
             record.append(AuditRecord(job, item, before.token, str(before.holder), by, when, reason))
             return [Create(f"{AUDIT}/{at.timestamp():017.6f}-{uuid.uuid4().hex[:8]}", record[0].encode())]
 
         before = force_release(self._store, name, also=written_down)
         if before is None:
-            raise LockFree(f"the lock of item {item!r} of job {job} is free; nothing was changed")
+            raise LockNotHeld(f"the lock of item {item!r} of job {job} is free; nothing was changed")
         return record[0]
 
     def run_now(self, job: str, items: Iterable[str] | None = None, *, within_s: float = 3600.0) -> RunRequest:
@@ -306,9 +314,9 @@ class Control:
         Raises:
             ValueError: the id or an item cannot be used, or there are too many of them.
         """
-        return ask_to_run(self._store, job, items, by=self._by or who_we_are(), within_s=within_s)
+        return request_run(self._store, job, items, by=self._by or current_user(), within_s=within_s)
 
-    def wait_for_runs(self, request: RunRequest, timeout_s: float) -> list[RunEnd]:
+    def wait_for_runs(self, request: RunRequest, timeout_s: float) -> list[RunResult]:
         """Wait until each item of a request has had its run, and return how they ended; the request is forgotten then.
 
         Raises:
@@ -324,12 +332,12 @@ class Control:
     def _mark(self, mark: NodeMark) -> None:
         key = mark_key(mark.node)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        signed = replace(mark, by=self._by or who_we_are(), at=at)
+        signed = replace(mark, by=self._by or current_user(), at=at)
 
         def write(tx: Tx) -> None:
             found = tx.get(key)
             before = None if found is None else decode_mark(mark.node, found.value)
-            after = signed.after(before)
+            after = signed.merged_with(before)
             if after != before:
                 tx.put(key, after.encode())
 
@@ -350,12 +358,12 @@ class Control:
 
         def write(tx: Tx) -> None:
             before = tx.get(key)
-            document = {} if before is None else _readable(key, before.value)
+            document = {} if before is None else _parse_stored(key, before.value)
             document.update(settings)
             document = {name: value for name, value in document.items() if value is not None and name != "changed"}
             if document:
                 at = utc_text(datetime.now(UTC).timestamp())
-                document["changed"] = {"by": self._by or who_we_are(), "at": at}
+                document["changed"] = {"by": self._by or current_user(), "at": at}
                 tx.put(key, encode(document))
             elif before is not None:
                 tx.delete(key)
@@ -370,7 +378,7 @@ def _job_key(job: str) -> str:
         raise InvalidSetting(str(error)) from None
 
 
-def _readable(key: str, value: bytes) -> dict[str, Any]:
+def _parse_stored(key: str, value: bytes) -> dict[str, Any]:
     try:
         return stored.parse_document(value)
     except InvalidSetting as error:

@@ -8,12 +8,12 @@ from typing import Literal
 
 from latchwork.checks import check_store
 from latchwork.errors import LatchworkError
-from latchwork.jobs.manager.strategies import noted_strategies
+from latchwork.jobs.manager.strategies import decode_strategies_note
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import cluster_store, refuse_old_cluster
 from latchwork.jobs.stored.nodes import NODES, Member, NodeMark, decode_marks
-from latchwork.jobs.stored.packed import from_entries_or_read
-from latchwork.jobs.stored.runs import Activity, JobOutcome, RunError, decode_activity, decode_outcomes
+from latchwork.jobs.stored.packed import set_from_entries_or_read
+from latchwork.jobs.stored.runs import ActiveRuns, JobOutcome, RunError, decode_activity, decode_outcomes
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store
 from latchwork.types import Entry
@@ -69,7 +69,7 @@ class JobState:
         job_id: its id.
         items: how many work items it has.
         nodes: the living nodes that can run it: sorted.
-        lacking: the living nodes that have the job and cannot run it, each with the labels it would need. If no node
+        unmet_labels: the living nodes that have the job and cannot run it, each with the labels it would need. If no node
             can run it its items are not known either.
         assigned: item to node; items nobody can run are absent.
         running: item to the node that its lock names, which may be gone by now; see ``locked``.
@@ -86,9 +86,9 @@ class JobState:
     nodes: tuple[str, ...]
     assigned: Mapping[str, str]
     running: Mapping[str, str]
-    lacking: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    unmet_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     since_s: Mapping[str, float] = field(default_factory=dict)
-    active: tuple[Activity, ...] = ()
+    active: tuple[ActiveRuns, ...] = ()
     outcomes: tuple[JobOutcome, ...] = ()
     locked: Mapping[str, str] = field(default_factory=dict)
 
@@ -124,9 +124,9 @@ class JobState:
         return max(errors, key=lambda error: error.at_s, default=None)
 
     @property
-    def in_a_row(self) -> int:
+    def consecutive_failures(self) -> int:
         """How many runs of one item have failed one after the other: of the item with most; 0 when none fails."""
-        return max((each.in_a_row for each in self._current()), default=0)
+        return max((each.consecutive_failures for each in self._current()), default=0)
 
     @property
     def failing_items(self) -> int:
@@ -137,7 +137,7 @@ class JobState:
     def failing(self) -> tuple[RunError, ...]:
         """The last failures of such items, up to 10 of each node, those with most in a row first."""
         found = [error for each in self._current() for error in each.failing]
-        return tuple(sorted(found, key=lambda error: (-error.in_a_row, -error.at_s, error.item)))
+        return tuple(sorted(found, key=lambda error: (-error.consecutive_failures, -error.at_s, error.item)))
 
     @property
     def next_start_s(self) -> float | None:
@@ -176,7 +176,7 @@ class ClusterState:
     locks: tuple[LockView, ...]
     marks: Mapping[str, NodeMark] = field(default_factory=dict)
     strategies: Mapping[str, str] = field(default_factory=dict)
-    active: tuple[Activity, ...] = ()
+    active: tuple[ActiveRuns, ...] = ()
     outcomes: tuple[JobOutcome, ...] = ()
 
     def holder_lives(self, lock: LockView) -> bool:
@@ -190,7 +190,9 @@ class ClusterState:
         Raises:
             UnknownJob: the cluster does not know it; the message lists what it knows.
         """
-        known = sorted(set(self.pools).union(*((*node.jobs, *node.member.lacks) for node in self.nodes.values())))
+        known = sorted(
+            set(self.pools).union(*((*node.jobs, *node.member.unmet_labels) for node in self.nodes.values()))
+        )
         if job_id not in known:
             msg = f"job {job_id!r} is not known to this cluster; known are: {', '.join(known) or 'none'}"
             raise UnknownJob(msg)
@@ -202,10 +204,10 @@ class ClusterState:
             assigned={item: node_id for node_id, node in self.nodes.items() for item in node.assigned.get(job_id, ())},
             running={lock.item: lock.holder.label for lock in locks},
             locked={lock.item: lock.holder.label for lock in locks if self.holder_lives(lock)},
-            lacking={
-                node_id: node.member.lacks[job_id]
+            unmet_labels={
+                node_id: node.member.unmet_labels[job_id]
                 for node_id, node in self.nodes.items()
-                if job_id in node.member.lacks
+                if job_id in node.member.unmet_labels
             },
             since_s={lock.item: lock.since_s for lock in locks if lock.since_s is not None},
             active=tuple(each for each in self.active if each.job == job_id),
@@ -258,7 +260,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         leftovers=tuple(sorted(set(shares) - set(nodes))),
         locks=_locks(store),
         marks=decode_marks(store.list(NODES)),
-        strategies=noted_strategies(store.get(keys.GUARD_ASSIGNMENT)),
+        strategies=decode_strategies_note(store.get(keys.GUARD_ASSIGNMENT)),
         active=_active(store),
         outcomes=_outcomes(store),
     )
@@ -283,10 +285,10 @@ def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tu
     """The sets whose heads are directly below the prefix, by job, sorted."""
     by_key = {entry.key: entry for entry in entries}
     names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
-    return {name: from_entries_or_read(store, f"{prefix}/{name}", by_key).packed.items for name in names}
+    return {name: set_from_entries_or_read(store, f"{prefix}/{name}", by_key).packed.items for name in names}
 
 
-def _active(store: Store) -> tuple[Activity, ...]:
+def _active(store: Store) -> tuple[ActiveRuns, ...]:
     found = [
         each for entry in store.list(keys.RUNS) for each in decode_activity(entry.key.partition("/")[2], entry.value)
     ]

@@ -13,10 +13,10 @@ from latchwork.jobs.cron import sweep_cells
 from latchwork.jobs.manager.ledger import Ledger
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
-from latchwork.jobs.manager.restarts import Restarts
+from latchwork.jobs.manager.restarts import RestartTracker
 from latchwork.jobs.manager.strategies import ManagerOptions, strategies_note
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.followers import KnownPools
+from latchwork.jobs.stored.followers import PoolCache
 from latchwork.jobs.stored.nodes import Member
 from latchwork.jobs.stored.packed import commit_all, orphans
 from latchwork.jobs.stored.requests import trim_audit, trim_requests
@@ -43,8 +43,8 @@ class Leadership:
         fence: Fence,
         *,
         alive: Mirror,
-        pools: KnownPools,
-        restarts: Restarts,
+        pools: PoolCache,
+        restarts: RestartTracker,
         options: ManagerOptions,
     ) -> None:
         self.restarts = restarts
@@ -181,20 +181,22 @@ class Leadership:
         versions = frozenset(member.version for member in members.values())
         if len(versions) > 1 and versions != self._versions:
             running = {each: sorted(m.worker for m in members.values() if m.version == each) for each in versions}
-            told = "; ".join(
+            listing = "; ".join(
                 f"{version or 'unknown'}: {', '.join(nodes)}" for version, nodes in sorted(running.items())
             )
-            log.warning("nodes of different latchwork versions share this cluster: %s; finish the upgrade soon", told)
+            log.warning(
+                "nodes of different latchwork versions share this cluster: %s; finish the upgrade soon", listing
+            )
         self._versions = versions
 
     def _unmet_demands(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
-        """Jobs that nodes have and no ready node can run, each with a node that has it and the labels it lacks."""
+        """Jobs that nodes have and no ready node can run, each with a node that has it and the labels it unmet_labels."""
         able = {job for worker in ready.values() for job in worker.jobs}
-        lacking = sorted(
-            ((job, m.worker, dict(miss)) for m in members.values() for job, miss in m.lacks.items()), key=str
+        unmet_labels = sorted(
+            ((job, m.worker, dict(miss)) for m in members.values() for job, miss in m.unmet_labels.items()), key=str
         )
         unmet: dict[str, str] = {}
-        for job, worker, missing in lacking:
+        for job, worker, missing in unmet_labels:
             if job not in able:
                 unmet.setdefault(job, f"node {worker} has it, but not the labels that it requires: {missing}")
         return unmet

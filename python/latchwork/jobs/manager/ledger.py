@@ -13,17 +13,17 @@ from sys import intern
 from typing import Generic, TypeVar
 
 from latchwork._base.decoding import encode
-from latchwork.jobs.manager.rebalance import ShareChange, in_order
+from latchwork.jobs.manager.rebalance import ShareChange, order_changes
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed import (
     EMPTY,
-    MOST_BYTES,
-    MOST_OPS,
+    MAX_BYTES,
+    MAX_OPS,
     BadHead,
-    ChunkNames,
+    ChunkNamer,
     MissingChunk,
     PackedSet,
-    Update,
+    SetUpdate,
     batched,
     commit_all,
     delete_chunks,
@@ -45,7 +45,7 @@ _LOADING = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _StoredShare:
     """A share as it is stored, with the version of its head; for a set without chunks only the items are kept.
 
     There may be very many of them, so they hold no more than is needed.
@@ -55,7 +55,7 @@ class _Kept:
     content: tuple[str, ...] | PackedSet = ()
 
     @classmethod
-    def of(cls, version: Hashable, packed: PackedSet) -> _Kept:
+    def of(cls, version: Hashable, packed: PackedSet) -> _StoredShare:
         """A set, and the version of its head."""
         return cls(version, packed if packed.chunks else packed.inline)
 
@@ -74,7 +74,7 @@ class _Kept:
         return Absent(key) if self.version is None else At.of(key, self.version)
 
 
-_Flip = tuple[str, str, _Kept, Update]
+_Flip = tuple[str, str, _StoredShare, SetUpdate]
 _Stored = TypeVar("_Stored")
 _Shown = TypeVar("_Shown")
 
@@ -114,8 +114,8 @@ class Ledger:
         """
         self._store = store
         self._note = dict(note or {})
-        self._names = ChunkNames(tag)
-        self._shares: dict[str, dict[str, _Kept]] = {}  # by job and worker
+        self._names = ChunkNamer(tag)
+        self._shares: dict[str, dict[str, _StoredShare]] = {}  # by job and worker
         self._guard: Entry | None = None
         self._available: dict[str, frozenset[str]] = {}
         self._job_sets: dict[frozenset[str], frozenset[str]] = {}
@@ -169,7 +169,7 @@ class Ledger:
             for worker, items in by_worker.items():
                 known = kept.get(worker)
                 if known is not None and known.items == items:
-                    kept[worker] = _Kept.of(known.version, known.packed.made_of(items))
+                    kept[worker] = _StoredShare.of(known.version, known.packed.made_of(items))
 
     def known_workers(self) -> set[str]:
         """Every worker that has anything stored."""
@@ -195,7 +195,7 @@ class Ledger:
         Raises:
             Conflict: the fence does not hold any more, or something else wrote a head; load again.
         """
-        steps = list(changes) if self._fits(changes) else in_order(changes)
+        steps = list(changes) if self._fits(changes) else order_changes(changes)
         for wave in _waves(steps):
             for begin in range(0, len(wave), _SLICE):
                 self._write_wave(wave[begin : begin + _SLICE], fence)
@@ -216,19 +216,19 @@ class Ledger:
 
     def _fits(self, changes: Sequence[ShareChange]) -> bool:
         size = sum(sum(map(len, change.after)) + 4 * len(change.after) + 200 for change in changes)
-        return len(changes) <= MOST_OPS and size <= MOST_BYTES // 2
+        return len(changes) <= MAX_OPS and size <= MAX_BYTES // 2
 
     def _write_wave(self, wave: Iterable[ShareChange], fence: Fence) -> None:
         flips: list[_Flip] = []
         for change in wave:
-            stored = self._shares.get(change.job, {}).get(change.worker, _Kept())
+            stored = self._shares.get(change.job, {}).get(change.worker, _StoredShare())
             update = plan_update(stored.packed, change.after, self._names)
             if update is not None or (stored.version is not None and not change.after):
-                flips.append((change.worker, change.job, stored, update or Update(EMPTY)))
+                flips.append((change.worker, change.job, stored, update or SetUpdate(EMPTY)))
         updates = [(keys.assigned(worker, job), update) for worker, job, _, update in flips]
         self.written_bytes += write_chunks(self._store, updates, [fence])
         ops = [Put(head, update.after.head()) if len(update.after) else Delete(head) for head, update in updates]
-        for part in batched([op_bytes(op) for op in ops], MOST_OPS, MOST_BYTES):
+        for part in batched([op_bytes(op) for op in ops], MAX_OPS, MAX_BYTES):
             self._flip(flips[part], ops[part], fence)
         self.written_bytes += delete_chunks(self._store, updates, [fence])
 
@@ -244,9 +244,9 @@ class Ledger:
         self.writes += 1
         for worker, job, _, update in flips:
             head = heads.get(keys.assigned(worker, job))
-            self._keep(worker, job, None if head is None else _Kept.of(head.version, update.after))
+            self._keep(worker, job, None if head is None else _StoredShare.of(head.version, update.after))
 
-    def _keep(self, worker: str, job: str, kept: _Kept | None) -> None:
+    def _keep(self, worker: str, job: str, kept: _StoredShare | None) -> None:
         shares = self._shares.setdefault(intern(job), {})
         if kept is not None:
             shares[intern(worker)] = kept
@@ -267,10 +267,10 @@ def _waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
     return waves
 
 
-def _decode(head: str, entries: dict[str, Entry]) -> _Kept:
+def _decode(head: str, entries: dict[str, Entry]) -> _StoredShare:
     version = entries[head].version
     try:
-        return _Kept.of(version, from_entries(head, entries).packed)
+        return _StoredShare.of(version, from_entries(head, entries).packed)
     except (BadHead, MissingChunk) as error:
         log.error("share at %s is damaged and is written anew: %s", head, error)  # noqa: TRY400 - no stack needed
-        return _Kept(version)
+        return _StoredShare(version)

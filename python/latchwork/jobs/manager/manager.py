@@ -2,7 +2,7 @@
 
 Thread ``latchwork-manager-<node>``, one per session of the node: it stands for election as long as the session lasts.
 Whatever it writes carries the leadership's fence, so that a manager that was frozen writes nothing after it wakes.
-It rebalances after a burst of events, and has chores now and then, which clean and sweep.
+It rebalances after a burst of events, and has periodic_tasks now and then, which clean and sweep.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from dataclasses import dataclass
 from latchwork.errors import LatchworkError, OwnershipLost
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.rebalance import Rebalance
-from latchwork.jobs.manager.restarts import Restarts
+from latchwork.jobs.manager.restarts import RestartTracker
 from latchwork.jobs.manager.strategies import ManagerOptions
 from latchwork.jobs.observer import NOBODY, Observer, RebalanceInfo
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.followers import KnownPools
+from latchwork.jobs.stored.followers import PoolCache
 from latchwork.jobs.stored.nodes import NODES, Member
 from latchwork.primitives import LeaderLatch
 from latchwork.store import Backoff, Observers, Session, Store
 
 log = logging.getLogger(__name__)
-_CHORE_RETRY_S = 30.0
+_TASK_RETRY_S = 30.0
 #: The first time in a term comes no later: else leaders that change more often than a period would never do it.
-_FIRST_S = 600.0
+_FIRST_TASK_S = 600.0
 
 _RETRY_S = 0.5
 _JOIN_S = 5.0
-_MANY_MOVES = 50_000
+_TRIM_MOVES = 50_000
 
 
-class QuietTime:
-    """Tells when a burst of events has become quiet, or has lasted long enough. Pure; one thread at a time."""
+class Debouncer:
+    """Tells when a burst of events has become debouncer, or has lasted long enough. Pure; one thread at a time."""
 
     def __init__(self, quiet_s: float, longest_s: float) -> None:
         self.change(quiet_s, longest_s)
@@ -64,8 +64,8 @@ class QuietTime:
         """Seconds until it is time to act; None when nothing changed."""
         if self._first is None:
             return None
-        quiet = min(self._last + self._quiet_s, self._first + self._longest_s)
-        return max(0.0, max(quiet, self._not_before) - now)
+        debouncer = min(self._last + self._quiet_s, self._first + self._longest_s)
+        return max(0.0, max(debouncer, self._not_before) - now)
 
     def take(self) -> None:
         """Acting now on all that was noted."""
@@ -74,7 +74,7 @@ class QuietTime:
 
 
 @dataclass(slots=True)
-class _Chore:
+class _PeriodicTask:
     """A task that the leader repeats; a period of 0 is never."""
 
     name: str
@@ -88,40 +88,40 @@ class _Chore:
     def next_at(self) -> float:
         if self.retry_at is not None:
             return self.retry_at
-        return self.since + (self.period_s if self.done else min(self.period_s, _FIRST_S))
+        return self.since + (self.period_s if self.done else min(self.period_s, _FIRST_TASK_S))
 
 
-class Chores:
-    """All chores of one term. One thread only."""
+class PeriodicTasks:
+    """All periodic_tasks of one term. One thread only."""
 
     def __init__(self, options: ManagerOptions, now: float) -> None:
-        self._cleanup = _Chore("cleanup", lambda term: term.cleanup(), options.cleanup_period_s, now)
-        self._sweep = _Chore("sweep", lambda term: term.sweep(self._outcome_keep_s), options.sweep_period_s, now)
+        self._cleanup = _PeriodicTask("cleanup", lambda term: term.cleanup(), options.cleanup_period_s, now)
+        self._sweep = _PeriodicTask("sweep", lambda term: term.sweep(self._outcome_keep_s), options.sweep_period_s, now)
         self._outcome_keep_s = options.outcome_keep_s
 
     def change(self, options: ManagerOptions) -> None:
-        """Other periods hold from now on, counted from when each chore was last done."""
+        """Other periods hold from now on, counted from when each task was last done."""
         self._cleanup.period_s = options.cleanup_period_s
         self._sweep.period_s = options.sweep_period_s
         self._outcome_keep_s = options.outcome_keep_s
 
     def due_in_s(self, now: float) -> float | None:
         """Seconds until the next one; None when there is none."""
-        return min((max(0.0, chore.next_at - now) for chore in self._active()), default=None)
+        return min((max(0.0, task.next_at - now) for task in self._active()), default=None)
 
     def run_due(self, now: float, term: Leadership) -> None:
         """Do what is due; a failure is reported, and it is tried again soon."""
-        for chore in self._active():
-            if chore.next_at <= now:
-                chore.since, chore.done, chore.retry_at = now, True, None
+        for task in self._active():
+            if task.next_at <= now:
+                task.since, task.done, task.retry_at = now, True, None
                 try:
-                    chore.do(term)
+                    task.do(term)
                 except LatchworkError as error:
-                    chore.retry_at = now + min(chore.period_s, _CHORE_RETRY_S)
-                    log.warning("%s is tried again in %.3g s: %s", chore.name, chore.retry_at - now, error)
+                    task.retry_at = now + min(task.period_s, _TASK_RETRY_S)
+                    log.warning("%s is tried again in %.3g s: %s", task.name, task.retry_at - now, error)
 
-    def _active(self) -> list[_Chore]:
-        return [chore for chore in (self._cleanup, self._sweep) if chore.period_s > 0]
+    def _active(self) -> list[_PeriodicTask]:
+        return [task for task in (self._cleanup, self._sweep) if task.period_s > 0]
 
 
 @dataclass(slots=True)
@@ -207,8 +207,8 @@ class Manager:
         ):
             for mirror in (alive, pools, nodes):
                 mirror.on_change(lambda _batch: self._note())
-            restarts = Restarts(self._store, nodes, fence, self._me.incarnation)
-            known = KnownPools(self._store, pools)
+            restarts = RestartTracker(self._store, nodes, fence, self._me.incarnation)
+            known = PoolCache(self._store, pools)
             term = Leadership(
                 self._store, self._me, fence, alive=alive, pools=known, restarts=restarts, options=self._options()
             )
@@ -221,43 +221,43 @@ class Manager:
 
     def _manage(self, term: Leadership) -> None:
         options = self._options()
-        quiet = QuietTime(options.debounce_s, options.debounce_max_s)
-        chores = Chores(options, self._clock.now())
+        debouncer = Debouncer(options.debounce_s, options.debounce_max_s)
+        periodic_tasks = PeriodicTasks(options, self._clock.now())
         backoff = Backoff(_RETRY_S, 10.0)
-        quiet.note(self._clock.now())
+        debouncer.note(self._clock.now())
         while True:
             self._wake.clear()  # before the looks: what is set from now on cuts the wait short
             if not self._latch.is_leader or self._closing.is_set():
                 return
             now = self._clock.now()
             options = self._options()
-            quiet.change(options.debounce_s, options.debounce_max_s)
-            chores.change(options)
+            debouncer.change(options.debounce_s, options.debounce_max_s)
+            periodic_tasks.change(options)
             if self._changed.is_set():
                 self._changed.clear()
-                quiet.note(now)
-            due_s = quiet.due_in_s(now)
+                debouncer.note(now)
+            due_s = debouncer.due_in_s(now)
             if due_s is not None and due_s <= 0:
-                quiet.take()
-                if self._rebalance_lean(term):
+                debouncer.take()
+                if self._rebalance_and_trim(term):
                     backoff.reset()
                 else:
-                    quiet.retry(self._clock.now(), backoff.next_s())
+                    debouncer.retry(self._clock.now(), backoff.next_s())
                 continue
-            chores.run_due(now, term)
+            periodic_tasks.run_due(now, term)
             if term.restarts.has_expired(now):
-                quiet.note(now)
+                debouncer.note(now)
                 continue
-            others = (due_s, chores.due_in_s(self._clock.now()), term.restarts.due_in_s(self._clock.now()))
+            others = (due_s, periodic_tasks.due_in_s(self._clock.now()), term.restarts.due_in_s(self._clock.now()))
             waits = [wait for wait in others if wait is not None]
             self._clock.wait(self._wake, min(waits, default=None))
 
-    def _rebalance_lean(self, term: Leadership) -> bool:
+    def _rebalance_and_trim(self, term: Leadership) -> bool:
         """One rebalance, and what memory it needed for a moment is given back if that was much."""
         moved, is_first = self._counters.moves, not term.is_loaded
         done = self._rebalance(term)
-        if is_first or self._counters.moves - moved >= _MANY_MOVES:
-            give_back()
+        if is_first or self._counters.moves - moved >= _TRIM_MOVES:
+            trim_memory()
         return done
 
     def _rebalance(self, term: Leadership) -> bool:
@@ -288,7 +288,7 @@ class Manager:
         )
 
 
-def give_back() -> bool:
+def trim_memory() -> bool:
     """Give freed memory back to the system; False where the C library knows no way. Takes some milliseconds.
 
     Loading a large cluster, or placing all of it anew, needs much for a moment. What is freed lies in pieces between

@@ -40,7 +40,7 @@ from latchwork.jobs.manager.rebalance import (
     unplaced,
 )
 from latchwork.jobs.manager.strategies import Strategies
-from latchwork.jobs.stored.followers import own_text
+from latchwork.jobs.stored.followers import reuse_text
 from latchwork.user_code import call_user
 
 log = logging.getLogger(__name__)
@@ -89,12 +89,12 @@ class StrategyPart(Protocol):
         ...
 
 
-def part_for(strategy: Strategy) -> StrategyPart:
+def make_part(strategy: Strategy) -> StrategyPart:
     """The kind of part that places the jobs of this strategy."""
     traits = traits_of(strategy)
     if traits.board is not None:
         return BoardPart(traits.board, traits.max_moves)
-    return AskedPart(strategy) if traits.hashing is None else HashedPart(traits.hashing)
+    return CustomPart(strategy) if traits.hashing is None else HashingPart(traits.hashing)
 
 
 class BoardPart:
@@ -108,7 +108,7 @@ class BoardPart:
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:  # noqa: ARG002 - a board does not look at it
         """Tell the board what changed, and take what moves."""
-        touched = Touched()
+        touched = ShareMoves()
         gone = self._pools.keys() - view.pools.keys()
         self._take_workers(view.workers)
         fresh = self._take_pools(view, touched)
@@ -116,7 +116,7 @@ class BoardPart:
         for job in moves.jobs:
             if job not in fresh:  # those are compared as a whole, and all their items move: a million, perhaps
                 for _, item, source, target in moves.of(job):
-                    touched.move(job, own_text(self._pools[job], item), source, target)
+                    touched.move(job, reuse_text(self._pools[job], item), source, target)
         whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
         changes = (*touched.changes(view), *changes_to(view, whole))
         return PartOutcome(self._board.owners, changes, bool(gone or fresh or touched), moves.deferred, whole)
@@ -135,7 +135,7 @@ class BoardPart:
                 self._board.reweigh(name, worker.weight)
         self._workers = dict(workers)
 
-    def _take_pools(self, view: ClusterView, touched: Touched) -> set[str]:
+    def _take_pools(self, view: ClusterView, touched: ShareMoves) -> set[str]:
         """Tell the board what changed in the pools; return the jobs that are new to it."""
         for job in self._pools.keys() - view.pools.keys():
             self._board.remove_job(job)
@@ -149,7 +149,7 @@ class BoardPart:
         self._pools = dict(view.pools)
         return set(fresh)
 
-    def _take_items(self, job: str, before: set[str], after: set[str], touched: Touched) -> None:
+    def _take_items(self, job: str, before: set[str], after: set[str], touched: ShareMoves) -> None:
         gone = before - after
         for item in gone:
             touched.move(job, item, self._board.owner(job, item), None)
@@ -159,22 +159,22 @@ class BoardPart:
             self._board.add_items(job, after - before)
 
 
-class HashedPart:
+class HashingPart:
     """An ``Assignment`` for each job, which looks only at the items that a change can move."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
-        self._jobs: dict[str, _Hashed] = {}
+        self._jobs: dict[str, _HashedJob] = {}
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:  # noqa: ARG002 - hashing does not look at it
         """Tell the assignments what changed, and take what moves."""
-        touched, whole, before = Touched(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
+        touched, whole, before = ShareMoves(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
         self._jobs = {}
         for job, items in view.pools.items():
             able = {name: worker.weight for name, worker in view.workers.items() if job in worker.jobs}
             known = before.get(job)
             if known is None or known.owners is None or not able:
-                known = _Hashed(items, able, self._hash(job, items, able))
+                known = _HashedJob(items, able, self._hash(job, items, able))
                 whole[job] = known.shares()
             else:
                 _follow(job, known, items, able, touched)
@@ -190,7 +190,7 @@ class HashedPart:
 
 
 @dataclass(slots=True)
-class _Hashed:
+class _HashedJob:
     """One job as its assignment knows it; without an assignment when nobody is able to run it."""
 
     items: tuple[str, ...]
@@ -205,7 +205,9 @@ class _Hashed:
         return {} if self.owners is None else self.owners.to_dict()
 
 
-def _follow(job: str, known: _Hashed, items: tuple[str, ...], able: Mapping[str, float], touched: Touched) -> None:
+def _follow(
+    job: str, known: _HashedJob, items: tuple[str, ...], able: Mapping[str, float], touched: ShareMoves
+) -> None:
     """Bring an assignment up to date. An item may move several times; its first source and its last target count."""
     owners, before = known.owners, known.able
     assert owners is not None
@@ -224,7 +226,7 @@ def _follow(job: str, known: _Hashed, items: tuple[str, ...], able: Mapping[str,
     known.items, known.able = items, able
 
 
-class AskedPart:
+class CustomPart:
     """A strategy that is asked again when something changed that it can see; its last input is kept.
 
     Nothing else is kept: the previous owners are in the shares. A strategy that places each job by itself, whoever had
@@ -247,7 +249,7 @@ class AskedPart:
         plan = self._strategy.assign(problem) if asked else Plan({}, ())
         if not self._by_job:
             check_plan(problem, plan)
-        touched, fresh = Touched(), seen.keys() - before.keys()
+        touched, fresh = ShareMoves(), seen.keys() - before.keys()
         for move in plan.moves:
             if move.job not in fresh:
                 touched.move(move.job, move.item, move.source, move.target)
@@ -262,7 +264,7 @@ class AskedPart:
         return PartOutcome(owners, changes, moved, len(plan.deferred), whole)
 
 
-class Touched:
+class ShareMoves:
     """Shares of jobs known before, and what they lose and gain."""
 
     def __init__(self) -> None:
@@ -371,14 +373,14 @@ class _Round:
 
     def _ask(self, strategy: Strategy, view: ClusterView) -> PartOutcome:
         placed = self._placed if traits_of(strategy).looks_at_placed else dict[str, Mapping[str, str]]
-        part = self._before.get(id(strategy)) or part_for(strategy)
+        part = self._before.get(id(strategy)) or make_part(strategy)
         try:
             outcome = part.rebalance(view, placed, placed_moved=self._moved)
         except Exception:  # whatever Rust does not take, the strategy either takes or reports
-            if isinstance(part, AskedPart):
+            if isinstance(part, CustomPart):
                 raise
             log.debug("what is kept cannot place these jobs, their strategy is asked", exc_info=True)
-            return AskedPart(strategy).rebalance(view, placed, placed_moved=True)
+            return CustomPart(strategy).rebalance(view, placed, placed_moved=True)
         self.parts[id(strategy)] = part
         return outcome
 

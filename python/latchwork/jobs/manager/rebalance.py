@@ -23,7 +23,7 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class ReservedShare:
     """The share of a worker that is being restarted.
 
     Attributes:
@@ -49,7 +49,7 @@ class ClusterView:
     workers: Mapping[str, WorkerView]
     pools: Mapping[str, tuple[str, ...]]
     shares: Shares
-    reserved: Mapping[str, Reserved] = field(default_factory=dict)
+    reserved: Mapping[str, ReservedShare] = field(default_factory=dict)
 
     @property
     def away(self) -> dict[str, WorkerView]:
@@ -177,7 +177,7 @@ def changes_to(view: ClusterView, whole: Mapping[str, Mapping[str, Sequence[str]
                 yield ShareChange(worker, job, before, after)
 
 
-def in_order(changes: Sequence[ShareChange]) -> list[ShareChange]:
+def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
     """The changes as steps that never show an item with two workers: what shrinks before what grows.
 
     A share that does both is written twice, first without what it loses. Each of the two parts goes worker by worker,

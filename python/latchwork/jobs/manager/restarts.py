@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from latchwork.errors import Conflict
-from latchwork.jobs.manager.rebalance import Reserved, Shares, WorkerView
+from latchwork.jobs.manager.rebalance import ReservedShare, Shares, WorkerView
 from latchwork.jobs.stored.nodes import (
     Member,
     NodeMark,
@@ -20,14 +20,14 @@ from latchwork.jobs.stored.nodes import (
     reserved_key,
     reserved_nodes,
 )
-from latchwork.jobs.stored.packed import ChunkNames, commit_all, read, replace
+from latchwork.jobs.stored.packed import ChunkNamer, commit_all, read, replace
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Put
 
 log = logging.getLogger(__name__)
 
 
-class Restarts:
+class RestartTracker:
     """One term of leadership. One thread only.
 
     Args:
@@ -40,7 +40,7 @@ class Restarts:
         self._store = store
         self._nodes = nodes
         self._fence = fence
-        self._names = ChunkNames(f"{tag}.{fence.token}r")
+        self._names = ChunkNamer(f"{tag}.{fence.token}r")
         self._seen: dict[str, tuple[str, float]] = {}
         self._shares: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {}
         self._written: dict[str, NodeMark] = {}  # what we wrote, and the mirror may not show yet
@@ -62,7 +62,7 @@ class Restarts:
         if mark is None or mark.state != "restarting":
             return mark is None
         member = members[mark.node]
-        return not mark.waits_for(member.incarnation, member.start)
+        return not mark.is_same_start(member.incarnation, member.start)
 
     def reserve(self, ready: Mapping[str, WorkerView], shares: Shares) -> None:
         """Write down the shares of nodes whose restart was announced, before anything of them moves.
@@ -86,20 +86,20 @@ class Restarts:
             for job in sorted({*mine, *stale}):
                 replace(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
             worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
-            done = mark.reserved(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
+            done = mark.with_reserved(worker.weight, tuple(sorted(worker.jobs)), worker.labels)
             self._store.commit(checks, [Put(mark_key(node), done.encode())])
             self._shares[node] = (_name(mark), mine)
             self._written[node] = done
             log.info("node %s is to be restarted: its %d items wait for it", node, sum(map(len, mine.values())))
 
-    def reserved(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> dict[str, Reserved]:
+    def reserved(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> dict[str, ReservedShare]:
         """The reserved shares, by the node that they wait for."""
         found = {}
         for node, shown in marks.items():
             mark = self._known(shown)
             if mark.state == "restarting" and mark.weight is not None:
                 away = None if node in workers else WorkerView(mark.weight, frozenset(mark.jobs), mark.labels)
-                found[node] = Reserved(away, self._items(mark))
+                found[node] = ReservedShare(away, self._items(mark))
         return found
 
     def finish(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> None:

@@ -76,7 +76,7 @@ class StrategiesNote(Struct, frozen=True):
 _NOTE: Decoder[StrategiesNote] = Decoder(StrategiesNote, "a note on strategies")
 
 
-def noted_strategies(guard: Entry | None) -> dict[str, str]:
+def decode_strategies_note(guard: Entry | None) -> dict[str, str]:
     """The strategies that the guard names, by job; none when it says nothing of them."""
     found = None if guard is None else _NOTE.find(guard.value)
     return {} if found is None else found.strategies

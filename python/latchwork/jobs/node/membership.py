@@ -23,7 +23,7 @@ from latchwork.interrupts import mutex
 from latchwork.jobs.job import Job
 from latchwork.jobs.manager.manager import Manager, ManagerCounters
 from latchwork.jobs.manager.strategies import ManagerOptions
-from latchwork.jobs.node.pools import Pools
+from latchwork.jobs.node.pools import PoolReader
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.observer import NOBODY, Observer
 from latchwork.jobs.settings import LiveSettings
@@ -36,17 +36,17 @@ from latchwork.types import Absent, At, Check, Delete
 
 log = logging.getLogger(__name__)
 #: A close must not take for ever: what is left after that stays, and the next leader takes care of it.
-_LONGEST_S = 60.0
-_TOGETHER = 5_000
+_CLEANUP_TIMEOUT_S = 60.0
+_BATCH = 5_000
 
 _JOIN_S = 15.0
 #: A registration under way may come to its end by itself for so long before its session is ended.
-_POLITE_S = 2.0
+_REGISTRATION_GRACE_S = 2.0
 #: A second node with the same id waits so much longer than the session's TTL for the first to be gone.
 _GRACE_S = 1.0
 
 
-def tidy(store: Store, node_id: str, fences: list[Check]) -> bool:
+def remove_cluster_state(store: Store, node_id: str, fences: list[Check]) -> bool:
     """Remove what is left when no other node stays; False, and nothing removed, when one does.
 
     Args:
@@ -61,7 +61,7 @@ def tidy(store: Store, node_id: str, fences: list[Check]) -> bool:
     members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in store.list(keys.ALIVE)]
     if any(member.worker != node_id and member.state != "leaving" for member in members):
         return False
-    until = store.clock.now() + _LONGEST_S
+    until = store.clock.now() + _CLEANUP_TIMEOUT_S
     try:
         if not _remove(store, [*fences, unchanged], until):
             log.info("node %s leaves some of what the cluster kept behind: it took too long to remove", node_id)
@@ -78,7 +78,7 @@ def tidy(store: Store, node_id: str, fences: list[Check]) -> bool:
 def _remove(store: Store, checks: list[Check], until: float) -> bool:
     """Remove shares, pools and free locks, some at a time; False when the time was over before the end."""
     left = _keys(store)
-    while some := list(islice(left, _TOGETHER)):
+    while some := list(islice(left, _BATCH)):
         if store.clock.now() >= until:
             return False
         commit_all(store, checks, [Delete(key) for key in some])
@@ -128,7 +128,7 @@ class NodeMembership:
         self._manager: Manager | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._pools = Pools(options.node_id, jobs, settings, store, self.registration, observers=observers)
+        self._pools = PoolReader(options.node_id, jobs, settings, store, self.registration, observers=observers)
         self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
 
     def start(self) -> None:
@@ -179,15 +179,15 @@ class NodeMembership:
         self._wake.set()
         self._pools.abort()
 
-    def close(self, *, at_rest: bool = True) -> None:
+    def close(self, *, no_runs_left: bool = True) -> None:
         """Resign, unregister, end the session last. From any thread but its own; twice is fine.
 
         Args:
-            at_rest: no run of this node goes on: if no other node stays, nothing is left behind.
+            no_runs_left: no run of this node goes on: if no other node stays, nothing is left behind.
         """
         self.abort()
         if self._thread.ident is not None:
-            self._thread.join(_POLITE_S)
+            self._thread.join(_REGISTRATION_GRACE_S)
         with self._mutex:
             joining = self._joining
         if joining is not None:
@@ -205,11 +205,11 @@ class NodeMembership:
         if registration is not None and session.state in {"active", "suspect"}:
             try:
                 registration.leave()
-                if at_rest:
-                    tidy(self._store, self._options.node_id, registration.fences)
+                if no_runs_left:
+                    remove_cluster_state(self._store, self._options.node_id, registration.fences)
             except LatchworkError as error:
                 log.info(
-                    "node %s could not unregister, or tidy up; the others, or the next start, will do it: %s",
+                    "node %s could not unregister, or remove_cluster_state up; the others, or the next start, will do it: %s",
                     self._options.node_id,
                     error,
                 )

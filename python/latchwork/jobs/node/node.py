@@ -28,7 +28,7 @@ from latchwork.store import session_ttl_s as ttl_s
 
 log = logging.getLogger(__name__)
 #: The record that everybody follows names at most so many of the jobs that a node cannot run.
-_MOST_LACKS = 50
+_MAX_UNMET = 50
 
 
 @documented(NodeOptions)
@@ -88,7 +88,7 @@ class JobManager:
         self._store_or_url = store
         self._namespace = namespace
         self._options = node_options(given)
-        self._lacks = lacking(self._jobs, self._options.labels)
+        self._lacks = unmet_labels(self._jobs, self._options.labels)
         for job_id, missing in self._lacks.items():
             log.info("node %s gets no items of job %s, which requires %s", node_id, job_id, missing)
         self._able = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._lacks}
@@ -281,12 +281,12 @@ class JobManager:
             context_store=context_store,
         )
         # The jobs that it has and cannot run are told too, so that the cluster knows of them.
-        own, lacks = self._options, {job_id: self._lacks[job_id] for job_id in sorted(self._lacks)[:_MOST_LACKS]}
+        own, unmet_labels = self._options, {job_id: self._lacks[job_id] for job_id in sorted(self._lacks)[:_MAX_UNMET]}
         self._worker = worker
         self._membership = NodeMembership(
             self._store,
             self._able,
-            MemberOptions(self.node_id, own.session_s, own.weight, own.labels, lacks),
+            MemberOptions(self.node_id, own.session_s, own.weight, own.labels, unmet_labels),
             lambda: self._manager_options(worker),
             self._settings,
             observers=self._observers,
@@ -328,7 +328,7 @@ class JobManager:
                 )
         self._reporter.close()
         if self._membership is not None:
-            self._membership.close(at_rest=not stuck)
+            self._membership.close(no_runs_left=not stuck)
         self._settings.close()
         if self._owned is not None:
             try:
@@ -341,7 +341,7 @@ class JobManager:
         self._observers.tell("detached", self)
 
 
-def lacking(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def unmet_labels(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """The jobs that require labels which are missing, each with those labels."""
     found = {
         job_id: {name: value for name, value in job.requires.items() if labels.get(name) != value}

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _JOIN_S = 2.0
 _RETRY_S = 2.0
-_SHOWN = 5
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Reading:
     is_stored: bool = False
 
 
-class Pools:
+class PoolReader:
     """The work pools of one node's jobs. Owned by its membership; ``close`` joins the thread unless user code hangs."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Pools:
         self._asked: set[str] = set()
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._unsubscribe = [job.subscribe(partial(self._job_said, job_id)) for job_id, job in jobs.items()]
+        self._unsubscribe = [job.subscribe(partial(self._on_job_change, job_id)) for job_id, job in jobs.items()]
         self._thread = threading.Thread(target=self._run, name=f"latchwork-pools-{node_id}", daemon=True)
 
     def read_all(self) -> None:
@@ -107,7 +107,7 @@ class Pools:
             before = self._write(registration, job_id, reading)
             if before in {reading.items, ()}:
                 continue
-            if registration.has_company():
+            if registration.has_peers():
                 self._report_disagreement(job_id, before, reading.items)
             else:
                 changed = _difference(before, reading.items)
@@ -143,7 +143,7 @@ class Pools:
             if self._thread.is_alive():
                 log.warning("node %s: a work pool does not return; its thread is left behind", self._node_id)
 
-    def _job_said(self, job_id: str, what: str) -> None:
+    def _on_job_change(self, job_id: str, what: str) -> None:
         if what == "pool":
             with self._mutex:
                 self._asked.add(job_id)
@@ -240,7 +240,7 @@ class Pools:
         written = registration.write_pool(job_id, reading.items, reading.seen)
         if not written.is_ours:
             log.info("work pool of job %s: another node stored one meanwhile; it stays, and ours is read again", job_id)
-            self._job_said(job_id, "pool")
+            self._on_job_change(job_id, "pool")
             return reading.items
         with self._mutex:
             if self._good.get(job_id) is reading:
@@ -259,4 +259,4 @@ class Pools:
 
 def _difference(before: tuple[str, ...], after: tuple[str, ...]) -> str:
     added, removed = sorted(set(after) - set(before)), sorted(set(before) - set(after))
-    return f"{len(added)} added {added[:_SHOWN]}, {len(removed)} removed {removed[:_SHOWN]}"
+    return f"{len(added)} added {added[:_MAX_SHOWN]}, {len(removed)} removed {removed[:_MAX_SHOWN]}"

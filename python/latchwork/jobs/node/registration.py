@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.nodes import Member
-from latchwork.jobs.stored.packed import ChunkNames, commit_all, replace
+from latchwork.jobs.stored.packed import ChunkNamer, commit_all, replace
 from latchwork.store import Session, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _JOIN_ATTEMPTS = 5
 #: While it waits for another node to go it looks so often whether it is to close.
-_LOOK_S = 0.25
+_POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Registration:
         self._store = store
         self._session = session
         self.member = member
-        self.names = ChunkNames(member.incarnation)
+        self.names = ChunkNamer(member.incarnation)
         self._alive: Entry | None = None
 
     @property
@@ -104,7 +104,7 @@ class Registration:
             while other is not None:
                 left = until - clock.now()
                 try:
-                    mirror.wait_until(lambda state: key not in state, min(max(0.0, left), _LOOK_S))
+                    mirror.wait_until(lambda state: key not in state, min(max(0.0, left), _POLL_S))
                 except WaitTimeout:
                     if left <= 0:
                         msg = (
@@ -149,7 +149,7 @@ class Registration:
         assert stored.head is not None
         return WrittenPool(before, stored.head.version, stored.packed.items == items)
 
-    def has_company(self) -> bool:
+    def has_peers(self) -> bool:
         """Whether other nodes live."""
         return any(worker != self.member.worker for worker in self._store.children(keys.ALIVE))
 
@@ -166,7 +166,7 @@ class Registration:
             self._alive = found
         self.member = ready
 
-    def told(self, key: str, value: bytes | None) -> Op:
+    def session_op(self, key: str, value: bytes | None) -> Op:
         """The operation that says something of this node which ends with its session; None takes it back."""
         return Delete(key) if value is None else Put(key, value, session=self._session)
 

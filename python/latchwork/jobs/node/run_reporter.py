@@ -1,6 +1,6 @@
-"""Writes down which runs are going on at this node, those that have lasted ``AFTER_S``, and how runs went.
+"""Writes down which runs are going on at this node, those that have lasted ``MIN_RUN_S``, and how runs went.
 
-Short runs cost no write, however many there are. A node writes values of bounded size, at most once in ``EVERY_S``,
+Short runs cost no write, however many there are. A node writes values of bounded size, at most once in ``MIN_INTERVAL_S``,
 and nothing while nothing changes. See docs/design/jobs.md.
 
 It looks at outcomes once in a period. When a job turned, to failing or back to well, it looks at once; but each turn of
@@ -30,17 +30,17 @@ from latchwork.types import Op, Put
 log = logging.getLogger(__name__)
 
 #: The first look comes so much sooner than the others: then it is known when runs start next.
-_FIRST_PART = 0.25
+_FIRST_FRACTION = 0.25
 
 #: A run is written down when it has lasted so long.
-AFTER_S = 1.0
+MIN_RUN_S = 1.0
 #: A node writes at most so often.
-EVERY_S = 2.0
+MIN_INTERVAL_S = 2.0
 #: A write under way at the end is waited for so long; one that lands later is refused.
 _CLOSE_S = 15.0
 
 
-class OutcomePace:
+class OutcomeSchedule:
     """Tells when to look next."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class OutcomePace:
             return None
         if self._since is None:
             self._since = now
-        at = self._since + period_s * (1.0 if self._looked else _FIRST_PART)
+        at = self._since + period_s * (1.0 if self._looked else _FIRST_FRACTION)
         asked = (max(at, self._turned_at.get(what, -math.inf) + period_s) for what, at in self._wanted.items())
         return min([at, *asked]) - now
 
@@ -102,9 +102,9 @@ class RunReporter(Observer):
         self._mutex = mutex()
         self._live: dict[int, tuple[float, LiveRun]] = {}  # when they began, by the clock
         self._number = 0
-        self._said: frozenset[int] = frozenset()
-        self._said_by: Registration | None = None
-        self._pace = OutcomePace()
+        self._reported: frozenset[int] = frozenset()
+        self._reported_by: Registration | None = None
+        self._pace = OutcomeSchedule()
         self._written: bytes | None = None  # of how runs went; None until it was read what is there
         self._failed = False
         self._wake = threading.Event()
@@ -155,30 +155,30 @@ class RunReporter(Observer):
         while not self._closing.is_set():
             self._wake.clear()
             with self._mutex:
-                idle = not self._live and not self._said
+                idle = not self._live and not self._reported
                 due_s = self._pace.due_in_s(time.monotonic(), setup.outcome_period_s())
             if idle and (due_s is None or due_s > 0):
                 clock.wait(self._wake, due_s)
                 continue
-            wrote = self._say(setup, outcomes=due_s is not None and due_s <= 0)
-            clock.wait(self._closing, EVERY_S if wrote else AFTER_S)
+            wrote = self._write(setup, outcomes=due_s is not None and due_s <= 0)
+            clock.wait(self._closing, MIN_INTERVAL_S if wrote else MIN_RUN_S)
         if not self._failed and setup.outcome_period_s() > 0:  # else the store is out of reach: nobody waits for it
-            self._say(setup, outcomes=True, last=True)
+            self._write(setup, outcomes=True, last=True)
 
-    def _say(self, setup: ReportSetup, *, outcomes: bool, last: bool = False) -> bool:
+    def _write(self, setup: ReportSetup, *, outcomes: bool, last: bool = False) -> bool:
         """Write what has changed, if anything has; True when it was tried."""
         registration = setup.registration()
         if registration is None:
             return False
         try:
             ops: list[Op] = []
-            lasting = {} if last else self._lasting()
+            lasting = {} if last else self._lasting_runs()
             if not last:
-                ops += self._of_lasting(registration, lasting)
+                ops += self._activity_ops(registration, lasting)
             if outcomes:
                 with self._mutex:
                     self._pace.look()
-            value = self._of_outcomes(setup) if outcomes else None
+            value = self._outcomes_value(setup) if outcomes else None
             if value is not None:
                 ops.append(Put(keys.outcomes(self._node_id), value))
             if ops:
@@ -189,21 +189,23 @@ class RunReporter(Observer):
             return True
         self._failed = False
         if not last:
-            self._said, self._said_by = frozenset(lasting), registration
+            self._reported, self._reported_by = frozenset(lasting), registration
         if outcomes:
             self._written = self._written if value is None else value
             with self._mutex:
                 self._pace.done(time.monotonic())
         return bool(ops)
 
-    def _of_lasting(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
-        before = self._said if registration is self._said_by else frozenset[int]()  # its key went with its session
+    def _activity_ops(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
+        before = (
+            self._reported if registration is self._reported_by else frozenset[int]()
+        )  # its key went with its session
         if before == lasting.keys():
             return []
         value = encode_activity(lasting.values()) if lasting else None
-        return [registration.told(keys.runs(self._node_id), value)]
+        return [registration.session_op(keys.runs(self._node_id), value)]
 
-    def _of_outcomes(self, setup: ReportSetup) -> bytes | None:
+    def _outcomes_value(self, setup: ReportSetup) -> bytes | None:
         """What to write of how the runs went; None when it is there already."""
         if self._written is None:
             entry = setup.store.get(keys.outcomes(self._node_id))
@@ -212,7 +214,7 @@ class RunReporter(Observer):
         value = encode_outcomes(setup.outcomes())
         return None if value == self._written or (not self._written and value == encode_outcomes([])) else value
 
-    def _lasting(self) -> dict[int, LiveRun]:
-        until = time.monotonic() - AFTER_S
+    def _lasting_runs(self) -> dict[int, LiveRun]:
+        until = time.monotonic() - MIN_RUN_S
         with self._mutex:
             return {number: run for number, (began, run) in self._live.items() if began <= until}

@@ -13,12 +13,12 @@ from itertools import accumulate, pairwise
 
 from latchwork.interrupts import mutex
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.packed import PackedSet, from_entries_or_read, read
+from latchwork.jobs.stored.packed import PackedSet, read, set_from_entries_or_read
 from latchwork.store import Mirror, Store
 from latchwork.types import Change
 
 
-class KnownPools:
+class PoolCache:
     """All work pools of a cluster. One thread only; whoever made the mirror closes it."""
 
     def __init__(self, store: Store, mirror: Mirror) -> None:
@@ -79,15 +79,15 @@ class _Pool:
     def same(self, packed: PackedSet) -> tuple[str, ...]:
         """The items of a set, made of our strings where they equal ours."""
         if not packed.chunks:
-            return tuple(own_text(self.items, item) for item in packed.inline)
+            return tuple(reuse_text(self.items, item) for item in packed.inline)
         found: list[str] = []
         for chunk in packed.chunks:
             is_known = chunk.name in self.spans
-            found += chunk.items if is_known else [own_text(self.items, item) for item in chunk.items]
+            found += chunk.items if is_known else [reuse_text(self.items, item) for item in chunk.items]
         return tuple(found)
 
 
-def own_text(items: tuple[str, ...], item: str) -> str:
+def reuse_text(items: tuple[str, ...], item: str) -> str:
     """The very string of a sorted tuple that equals this one, if it has it, so that no text is kept twice."""
     at = bisect_left(items, item)
     return items[at] if at < len(items) and items[at] == item else item
@@ -154,4 +154,4 @@ class WorkerShares:
             return
         known = self._decoded.get(job)
         if known is None or known[0] != head.version:
-            self._decoded[job] = (head.version, from_entries_or_read(self._store, key, self._mirror).packed.items)
+            self._decoded[job] = (head.version, set_from_entries_or_read(self._store, key, self._mirror).packed.items)

@@ -9,7 +9,7 @@ Keys:   alive/<worker>                              session-bound; which nodes a
         outcomes/<worker>                           how its runs went; see runs.py
         owners/<uuid>, locks/<job>/<item>           one run of an item at a time, cluster-wide
         fired/<job>/<cell>[/items]                  which cron fire times have started; see jobs/cron.py
-        requests/<id>, asked/<id>/...               requested runs, and how they ended; see requests.py
+        requests/<id>, manual/<id>/...               requested runs, and how they ended; see requests.py
         settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see jobs/settings.py
         audit/<number>                              what people changed; see audit.py
         nodes/<node>[/reserved/<job>[/<chunk>]]     drained, or being restarted; see nodes.py

@@ -24,8 +24,8 @@ from latchwork.types import Entry
 
 MemberState = Literal["joining", "ready", "leaving"]
 #: The least weight of a node.
-LEAST_WEIGHT = 1e-9
-_Weight = Annotated[float, Meta(ge=LEAST_WEIGHT)]
+MIN_WEIGHT = 1e-9
+_Weight = Annotated[float, Meta(ge=MIN_WEIGHT)]
 
 NODES = "nodes"
 
@@ -38,7 +38,7 @@ class MemberOptions:
     session_ttl_s: float
     weight: float = 1.0
     labels: Mapping[str, str] = field(default_factory=dict)
-    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    unmet_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class Member(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Member(Struct, frozen=True):
         weight: how much it takes, relative to others.
         version: the version of latchwork it runs.
         labels: what it says about itself.
-        lacks: the jobs it has and cannot run, with the labels they require and it does not have.
+        unmet_labels: the jobs it has and cannot run, with the labels they require and it does not have.
         start: unique for each start, the same for all registrations of it; empty in a record of an older version.
     """
 
@@ -70,7 +70,7 @@ class Member(Struct, frozen=True):
     version: str = ""
     labels: Mapping[str, str] = {}
     start: str = ""
-    lacks: Mapping[str, Mapping[str, str]] = {}
+    unmet_labels: Mapping[str, Mapping[str, str]] = {}
 
     @classmethod
     def of_this_process(cls, options: MemberOptions, *, since: float, ttl_s: float, start: str = "") -> Member:
@@ -87,7 +87,7 @@ class Member(Struct, frozen=True):
             version=_version(),
             labels=dict(options.labels),
             start=start,
-            lacks={job: dict(missing) for job, missing in options.lacks.items()},
+            unmet_labels={job: dict(missing) for job, missing in options.unmet_labels.items()},
         )
 
     def with_state(self, state: MemberState) -> Member:
@@ -150,21 +150,21 @@ class NodeMark(Struct, frozen=True):
         """True once the share of a restarting node is written down."""
         return self.weight is not None
 
-    def reserved(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> NodeMark:
+    def with_reserved(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> NodeMark:
         """The same, with its share written down."""
         return replace(self, weight=weight, jobs=jobs, labels=dict(labels))
 
-    def waits_for(self, incarnation: str, start: str) -> bool:
+    def is_same_start(self, incarnation: str, start: str) -> bool:
         """Whether this registration of a restarting node is still of the start that is to go."""
         return start == self.start if start and self.start else incarnation == self.incarnation
 
-    def after(self, before: NodeMark | None) -> NodeMark:
+    def merged_with(self, before: NodeMark | None) -> NodeMark:
         """This one, given the one that is there: drained stays drained, and a share once reserved stays reserved."""
         if before is None or self.state == "drained":
             return self
         if before.state == "drained":
             return before
-        same = before.waits_for(self.incarnation, self.start)
+        same = before.is_same_start(self.incarnation, self.start)
         return replace(self, weight=before.weight, jobs=before.jobs, labels=before.labels) if same else self
 
     def encode(self) -> bytes:

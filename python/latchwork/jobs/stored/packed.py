@@ -41,8 +41,8 @@ _NAME_BYTES = 24
 KnownChunks = Callable[[str], "tuple[str, ...] | None"]
 
 #: Below the portable limits (100 checks, 100 operations, 1,000,000 bytes), with room for fences and guards.
-MOST_OPS = 95
-MOST_BYTES = 600_000
+MAX_OPS = 95
+MAX_BYTES = 600_000
 _READ_BATCH = 200
 _READ_ATTEMPTS = 20
 _WRITE_ATTEMPTS = 10
@@ -128,7 +128,7 @@ EMPTY = PackedSet()
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class SetUpdate:
     """The writes that make one stored set another.
 
     Attributes:
@@ -186,7 +186,7 @@ def decode(
     return PackedSet(chunks=tuple(chunks))
 
 
-def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[[], str]) -> Update | None:
+def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[[], str]) -> SetUpdate | None:
     """The least rewriting that makes ``current`` hold exactly ``wanted``; None when it does already.
 
     Args:
@@ -199,7 +199,7 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
         return None
     total = sum(map(len, want)) + 3 * len(want)
     if total <= _INLINE_BYTES and _fits_inline(ordered := sorted(want), total):
-        return Update(PackedSet(inline=tuple(ordered)), dropped=current.names())
+        return SetUpdate(PackedSet(inline=tuple(ordered)), dropped=current.names())
     target = min(_MAX_CHUNK_BYTES, max(_MIN_CHUNK_BYTES, math.isqrt(total * _NAME_BYTES)))
     parts = _merge_small(_distribute(current, have - want, sorted(want - have)), target)
     chunks: list[Chunk] = []
@@ -211,7 +211,7 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
     kept = {part.name for part in parts}
     added = {chunk.name: encode(chunk.items) for chunk in chunks if chunk.name not in kept}
     dropped = tuple(name for name in current.names() if name not in kept)
-    return Update(PackedSet(chunks=tuple(chunks)), added, dropped)
+    return SetUpdate(PackedSet(chunks=tuple(chunks)), added, dropped)
 
 
 def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
@@ -320,7 +320,7 @@ class StoredSet:
         return Absent(key) if self.head is None else At(self.head)
 
 
-class ChunkNames:
+class ChunkNamer:
     """Names that were never used: the writer's incarnation and a counter. Safe to share between threads."""
 
     def __init__(self, tag: str) -> None:
@@ -350,7 +350,7 @@ def from_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
     return StoredSet(head, decode(head.value, chunk_value))
 
 
-def from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
+def set_from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
     """The set at ``key`` from entries; read anew if they do not fit together, for they were not read at one moment."""
     try:
         return from_entries(key, entries)
@@ -385,13 +385,13 @@ def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> Sto
     raise Conflict(msg)
 
 
-def write_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> int:
+def write_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
     """Write the new chunks of updates, given with their heads' keys, under the checks; return about how many bytes."""
     ops: list[Op] = [Put(f"{key}/{name}", value) for key, update in updates for name, value in update.added.items()]
     return commit_all(store, checks, ops)
 
 
-def delete_chunks(store: Store, updates: Iterable[tuple[str, Update]], checks: Sequence[Check]) -> int:
+def delete_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
     """Delete the chunks that updates dropped, after their heads were flipped; return about how many bytes."""
     ops: list[Op] = [Delete(f"{key}/{name}") for key, update in updates for name in update.dropped]
     return commit_all(store, checks, ops)
@@ -404,7 +404,7 @@ def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> int:
         About how many bytes the operations have.
     """
     sizes = [op_bytes(op) for op in ops]
-    for part in batched(sizes, MOST_OPS, MOST_BYTES):
+    for part in batched(sizes, MAX_OPS, MAX_BYTES):
         store.commit(checks, ops[part])
     return sum(sizes)
 
@@ -446,7 +446,7 @@ def replace(
             return before, before.packed.items
         if not may_replace(before):
             return before, before.packed.items
-        update = update or Update(EMPTY)
+        update = update or SetUpdate(EMPTY)
         write_chunks(store, [(key, update)], checks)
         extra = list(ops_if_created) if before.head is None else []
         try:
@@ -478,7 +478,7 @@ def orphans(key: str, found: Iterable[str], head: Entry | None, living: Collecti
     lost = []
     for full in found:
         name = full.removeprefix(f"{key}/")
-        writer = name.rpartition("-")[0]  # see ChunkNames
+        writer = name.rpartition("-")[0]  # see ChunkNamer
         if name != full and name not in named and writer not in living:
             lost.append(full)
     return lost

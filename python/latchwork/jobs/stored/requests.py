@@ -1,8 +1,8 @@
 """What people did to a cluster by hand: runs that they asked for and what became of them, and a record of the rest.
 
 Keys:   requests/<id>                             JSON; what is asked for
-        asked/<id>/progress/<job>/<cell>[/items]  which items were begun and have ended, as for a fire time; see cron/
-        asked/<id>/ended/<uuid>                   JSON; how one run of it ended
+        manual/<id>/progress/<job>/<cell>[/items]  which items were begun and have ended, as for a fire time; see cron/
+        manual/<id>/ended/<uuid>                   JSON; how one run of it ended
 
 Only ``trim_requests`` touches the network.
 """
@@ -23,16 +23,16 @@ from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 
 REQUESTS = "requests"
-ASKED = "asked"
+MANUAL = "manual"
 #: A request names at most so many items; without any it is for all.
-MOST_ITEMS = 100
+MAX_REQUEST_ITEMS = 100
 #: The end of a run names at most so many of its items.
-NAMED = 20
+MAX_NAMED = 20
 #: What became of a request is kept for so long after its time is over.
 _KEPT_S = 86_400.0
 _Time = Annotated[float, Meta(ge=0.0, le=MOST_MOMENT_S)]
 AUDIT = "audit"
-KEPT = 1000
+MAX_AUDIT_RECORDS = 1000
 
 
 class RunRequest(Struct, frozen=True):
@@ -62,19 +62,19 @@ class RunRequest(Struct, frozen=True):
     @property
     def progress(self) -> str:
         """The prefix of its progress."""
-        return f"{ASKED}/{self.id}/progress"
+        return f"{MANUAL}/{self.id}/progress"
 
     @property
     def ended(self) -> str:
         """The prefix of how its runs ended."""
-        return f"{ASKED}/{self.id}/ended"
+        return f"{MANUAL}/{self.id}/ended"
 
     def encode(self) -> bytes:
         """The value of its key."""
         return encode(self)
 
 
-class RunEnd(Struct, frozen=True):
+class RunResult(Struct, frozen=True):
     """How one run of a request ended.
 
     Attributes:
@@ -95,7 +95,7 @@ class RunEnd(Struct, frozen=True):
 
 
 _REQUEST: Decoder[RunRequest] = Decoder(RunRequest, "a request of a run")
-_END: Decoder[RunEnd] = Decoder(RunEnd, "the end of a run")
+_END: Decoder[RunResult] = Decoder(RunResult, "the end of a run")
 
 
 def decode_request(key: str, value: bytes) -> RunRequest | None:
@@ -103,14 +103,14 @@ def decode_request(key: str, value: bytes) -> RunRequest | None:
     found = _REQUEST.find(value)
     if found is None:
         return None
-    items = None if found.items is None else tuple(sorted(found.items[:MOST_ITEMS]))
+    items = None if found.items is None else tuple(sorted(found.items[:MAX_REQUEST_ITEMS]))
     return replace(found, id=key.rpartition("/")[2], items=items)
 
 
-def decode_end(value: bytes) -> RunEnd | None:
+def decode_result(value: bytes) -> RunResult | None:
     """Return how a run ended; None for what is none of ours."""
     found = _END.find(value)
-    return None if found is None else replace(found, named=found.named[:NAMED])
+    return None if found is None else replace(found, named=found.named[:MAX_NAMED])
 
 
 def trim_requests(store: Store, checks: list[Check]) -> int:
@@ -123,9 +123,9 @@ def trim_requests(store: Store, checks: list[Check]) -> int:
     listed = {entry.key: decode_request(entry.key, entry.value) for entry in store.list(REQUESTS)}
     old = [key for key, found in listed.items() if found is None or found.until_s + _KEPT_S < time.time()]
     kept = {key.rpartition("/")[2] for key in listed.keys() - set(old)}
-    lost = [name for name in store.children(ASKED) if name not in kept]
+    lost = [name for name in store.children(MANUAL) if name not in kept]
     for name in lost:
-        entries = store.list(f"{ASKED}/{name}", recursive=True)
+        entries = store.list(f"{MANUAL}/{name}", recursive=True)
         commit_all(store, checks, [Delete(entry.key) for entry in entries])
     commit_all(store, checks, [Delete(key) for key in old])
     return len(old)
@@ -172,7 +172,7 @@ def read_audit(store: Store) -> list[AuditRecord]:
     return [record for entry in cluster_store(store).list(AUDIT) if (record := decode_record(entry.value)) is not None]
 
 
-def freed_by_hand(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
+def force_released(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
     """Job and item to the greatest token whose holder lost the lock by hand."""
     found: dict[tuple[str, str], int] = {}
     for entry in entries:
@@ -186,7 +186,7 @@ def freed_by_hand(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
 def trim_audit(store: Store, checks: list[Check]) -> int:
     """Delete all but the last records and return how many; the leader does it now and then."""
     names = store.children(AUDIT)
-    gone = names[: max(0, len(names) - KEPT)]
+    gone = names[: max(0, len(names) - MAX_AUDIT_RECORDS)]
     for name in gone:
         store.commit(checks, [Delete(f"{AUDIT}/{name}")])
     return len(gone)

@@ -24,21 +24,21 @@ from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 
 #: Each node names at most so many items of a job; the rest is counted.
-NAMED_ITEMS = 100
-_MOST_BYTES = 64 * 1024
+MAX_NAMED_ITEMS = 100
+_MAX_BYTES = 64 * 1024
 
 #: A node names at most so many failing items of a job; the rest is counted.
-NAMED_ERRORS = 10
+MAX_NAMED_ERRORS = 10
 #: The text of an error is cut to so many characters.
-MOST_TEXT = 500
+MAX_ERROR_TEXT = 500
 #: Of nodes that have gone so many bytes are kept at most.
 _KEPT_BYTES = 2_000_000
 #: A moment beyond has no date.
-_LAST_S = 250_000_000_000.0
+_MAX_TIME_S = 250_000_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class ActiveRuns:
     """The runs of one job that are going on at one node and have lasted a second.
 
     Attributes:
@@ -74,10 +74,10 @@ def encode_activity(runs: Iterable[LiveRun]) -> bytes:
         about = by_job.setdefault(run.job, StoredActivity(0, 0, run.since_s))
         about.runs += 1
         about.items += len(run.items)
-        for item in run.items[: NAMED_ITEMS - len(about.named)]:
+        for item in run.items[: MAX_NAMED_ITEMS - len(about.named)]:
             about.named.setdefault(item, run.since_s)
     kept: dict[str, StoredActivity] = {}
-    left = _MOST_BYTES
+    left = _MAX_BYTES
     for job, about in by_job.items():
         for each in (about, replace(about, named={})):
             size = len(job) + len(encode(each)) + 8
@@ -88,7 +88,7 @@ def encode_activity(runs: Iterable[LiveRun]) -> bytes:
 
 
 class StoredActivity(Struct):
-    """The runs of one job as they are stored; see ``Activity``."""
+    """The runs of one job as they are stored; see ``ActiveRuns``."""
 
     runs: Positive
     items: Positive
@@ -105,12 +105,12 @@ class StoredActivities(Struct):
 _ACTIVITIES: Decoder[StoredActivities] = Decoder(StoredActivities, "the runs of a node")
 
 
-def decode_activity(node: str, value: bytes) -> list[Activity]:
+def decode_activity(node: str, value: bytes) -> list[ActiveRuns]:
     """Return the runs in a value; none if it cannot be read."""
     found = _ACTIVITIES.find(value)
     if found is None:
         return []
-    return [Activity(node, job, one.runs, one.items, one.since_s, one.named) for job, one in found.jobs.items()]
+    return [ActiveRuns(node, job, one.runs, one.items, one.since_s, one.named) for job, one in found.jobs.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class RunError:
         items: how many items the run had.
         node: where it ran.
         at_s: when it ended, in seconds since the epoch by the node's clock.
-        in_a_row: how many runs of the item have failed there one after the other, this one included.
+        consecutive_failures: how many runs of the item have failed there one after the other, this one included.
     """
 
     text: str
@@ -131,7 +131,7 @@ class RunError:
     items: int
     node: str
     at_s: float
-    in_a_row: int = 1
+    consecutive_failures: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class JobOutcome:
         last_success_s: when a run last ended well; None if none did.
         last_error: how a run last failed; None if none did.
         failing_items: how many items there are whose last run failed.
-        in_a_row: how many runs of one item have failed one after the other: of the item with most of them.
+        consecutive_failures: how many runs of one item have failed one after the other: of the item with most of them.
         failing: the last failures of those items, those with most in a row first; 10 at most.
         next_start_s: when the next run begins; None while that is not known.
     """
@@ -156,14 +156,14 @@ class JobOutcome:
     last_success_s: float | None = None
     last_error: RunError | None = None
     failing_items: int = 0
-    in_a_row: int = 0
+    consecutive_failures: int = 0
     failing: tuple[RunError, ...] = ()
     next_start_s: float | None = None
 
     @property
     def is_failing(self) -> bool:
         """Whether an item's last run failed."""
-        return self.in_a_row > 0
+        return self.consecutive_failures > 0
 
 
 def encode_outcomes(outcomes: Iterable[JobOutcome]) -> bytes:
@@ -174,9 +174,9 @@ def encode_outcomes(outcomes: Iterable[JobOutcome]) -> bytes:
 
     texts: dict[str, int] = {}
     jobs: dict[str, StoredOutcome] = {}
-    left = _MOST_BYTES - 32
+    left = _MAX_BYTES - 32
     for outcome in sorted(outcomes, key=order):
-        for named in (outcome.failing, ()) if left > _MOST_BYTES / 2 else ((),):
+        for named in (outcome.failing, ()) if left > _MAX_BYTES / 2 else ((),):
             known = dict(texts)
             one = StoredOutcome.of(outcome, named, known)
             if one == StoredOutcome():
@@ -189,7 +189,7 @@ def encode_outcomes(outcomes: Iterable[JobOutcome]) -> bytes:
     return encode(StoredOutcomes(jobs, list(texts)))
 
 
-_Time = Annotated[float, Meta(ge=0.0, le=_LAST_S)]
+_Time = Annotated[float, Meta(ge=0.0, le=_MAX_TIME_S)]
 
 
 class StoredError(Struct, frozen=True, array_like=True):
@@ -199,19 +199,21 @@ class StoredError(Struct, frozen=True, array_like=True):
     item: str
     items: Count
     at_s: _Time
-    in_a_row: Count
+    consecutive_failures: Count
 
     @classmethod
     def of(cls, error: RunError, texts: dict[str, int]) -> StoredError:
         """Return an error as it is stored; its text is added to the texts."""
         index = texts.setdefault(error.text, len(texts))
-        return cls(index, error.item, error.items, round(error.at_s, 1), error.in_a_row)
+        return cls(index, error.item, error.items, round(error.at_s, 1), error.consecutive_failures)
 
     def error(self, node: str, texts: Sequence[str]) -> RunError | None:
         """Return the error; None when there is no such text."""
         if self.text >= len(texts):
             return None
-        return RunError(texts[self.text][:MOST_TEXT], self.item, self.items, node, self.at_s, self.in_a_row)
+        return RunError(
+            texts[self.text][:MAX_ERROR_TEXT], self.item, self.items, node, self.at_s, self.consecutive_failures
+        )
 
 
 class StoredOutcome(Struct, frozen=True, omit_defaults=True):
@@ -234,14 +236,14 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
             _rounded(outcome.last_success_s),
             None if last is None else StoredError.of(last, texts),
             outcome.failing_items,
-            outcome.in_a_row,
+            outcome.consecutive_failures,
             tuple(StoredError.of(each, texts) for each in failing),
             _rounded(outcome.next_start_s),
         )
 
     def outcome(self, node: str, job: str, texts: Sequence[str]) -> JobOutcome:
         """Return the outcome."""
-        failing = (each.error(node, texts) for each in self.failing[:NAMED_ERRORS])
+        failing = (each.error(node, texts) for each in self.failing[:MAX_NAMED_ERRORS])
         return JobOutcome(
             node=node,
             job=job,
@@ -249,7 +251,7 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
             last_success_s=self.success,
             last_error=None if self.error is None else self.error.error(node, texts),
             failing_items=self.items,
-            in_a_row=self.row,
+            consecutive_failures=self.row,
             failing=tuple(each for each in failing if each is not None),
             next_start_s=self.next,
         )

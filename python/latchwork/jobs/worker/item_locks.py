@@ -16,14 +16,14 @@ from latchwork.errors import LatchworkError, LockLost
 from latchwork.interrupts import mutex
 from latchwork.jobs.cron import HeldItem
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.requests import AUDIT, freed_by_hand
+from latchwork.jobs.stored.requests import AUDIT, force_released
 from latchwork.primitives import HeldLock, LockKeeper
 from latchwork.store import Mirror, Session, Store
 from latchwork.types import Fence
 
 log = logging.getLogger(__name__)
 #: One call asks for, or gives back, at most so many locks.
-SLICE = 450
+LOCK_BATCH = 450
 
 
 class RunLocks:
@@ -91,7 +91,7 @@ class ItemLocks:
         self._closing = False
         self._audit: Mirror | None = None
         self._pairs: dict[str, tuple[str, str]] = {}  # to decode each name once only
-        self._by_hand: dict[tuple[str, str], int] = {}
+        self._force_released: dict[tuple[str, str], int] = {}
 
     @property
     def ttl_s(self) -> float:
@@ -103,20 +103,20 @@ class ItemLocks:
         self._keeper.on_lost(lambda _names: self._wake())
         self._keeper.start()
         self._audit = audit = self._store.mirror(AUDIT)
-        audit.on_change(lambda _batch: self._note_by_hand(audit))
+        audit.on_change(lambda _batch: self._update_force_released(audit))
 
     def held(self) -> dict[str, dict[str, HeldLock]]:
         """Job to item to lock: what this node holds for certain, but for what was freed by hand."""
         found: dict[str, dict[str, HeldLock]] = {}
         for name, lock in self._keeper.held().items():
             job, item = self._pairs.get(name) or keys.split_lock_name(name)
-            if lock.fence.token > self._by_hand.get((job, item), 0):
+            if lock.fence.token > self._force_released.get((job, item), 0):
                 found.setdefault(job, {})[item] = lock
         return found
 
-    def let_go(self, job: str, busy: Collection[str]) -> None:
+    def release_forced(self, job: str, busy: Collection[str]) -> None:
         """Forget the locks of a job that were freed by hand, but for busy items: their runs have to end first."""
-        for (freed_job, item), token in self._by_hand.items():
+        for (freed_job, item), token in self._force_released.items():
             lock = self._keeper.held().get(keys.lock_name(job, item)) if freed_job == job and item not in busy else None
             if lock is not None and lock.fence.token <= token:
                 self.release(job, [item])
@@ -148,7 +148,7 @@ class ItemLocks:
         return [item for _, item in ask]
 
     def ask(self, job: str, items: Collection[str]) -> bool:
-        """Take those of these items that are free, wait by watch for the others; best for a ``SLICE`` at a time.
+        """Take those of these items that are free, wait by watch for the others; best for a ``LOCK_BATCH`` at a time.
 
         Returns:
             True when at least one was taken.
@@ -187,8 +187,8 @@ class ItemLocks:
             self._audit.close()
         self._keeper.close(release=release)
 
-    def _note_by_hand(self, audit: Mirror) -> None:
-        self._by_hand = freed_by_hand(audit.snapshot().values())
+    def _update_force_released(self, audit: Mirror) -> None:
+        self._force_released = force_released(audit.snapshot().values())
         self._wake()
 
     def _wait(self, job: str, item: str, name: str) -> None:
@@ -297,4 +297,4 @@ class LockRotation:
 
 
 def _slices(items: Sequence[str]) -> list[Sequence[str]]:
-    return [items[at : at + SLICE] for at in range(0, len(items), SLICE)]
+    return [items[at : at + LOCK_BATCH] for at in range(0, len(items), LOCK_BATCH)]

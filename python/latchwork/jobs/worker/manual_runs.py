@@ -17,7 +17,7 @@ from latchwork.errors import Conflict, LatchworkError
 from latchwork.interrupts import mutex
 from latchwork.jobs.cron import CronProgress, HeldItem
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.requests import NAMED, REQUESTS, RunEnd, RunRequest, decode_request
+from latchwork.jobs.stored.requests import MAX_NAMED, REQUESTS, RunRequest, RunResult, decode_request
 from latchwork.schedules import Fired
 from latchwork.store import Mirror, Store
 from latchwork.types import Check, Exists, Put
@@ -84,7 +84,7 @@ class ManualRuns:
             self._progress = {name: each for name, each in self._progress.items() if name in found}
         wake()
 
-    def of(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
+    def matching(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
         """The requests for some of these items whose time is not over, the oldest first. Touches no store."""
         now = time.time()
         with self._mutex:
@@ -93,7 +93,7 @@ class ManualRuns:
         mine = [each for each in found if each.items is None or not among.isdisjoint(each.items)]
         return sorted(mine, key=lambda each: (each.at_s, each.id))
 
-    def owed(self, request: RunRequest, holds: Mapping[str, HeldItem]) -> ManualRun | None:
+    def pending(self, request: RunRequest, holds: Mapping[str, HeldItem]) -> ManualRun | None:
         """Return the run that a request still needs for these items, whose locks are given; None if it needs none.
 
         Raises:
@@ -108,9 +108,9 @@ class ManualRuns:
         items = tuple(item for item, each in fired.items() if each.running is not None or each.through < request.at_s)
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 
-    def say_ended(self, run: ManualRun, owner_id: str, error: str | None) -> None:
+    def report_end(self, run: ManualRun, owner_id: str, error: str | None) -> None:
         """Write how a run ended, for the process that waits for it."""
-        end = RunEnd(self._node_id, len(run.items), run.items[:NAMED], error)
+        end = RunResult(self._node_id, len(run.items), run.items[:MAX_NAMED], error)
         checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
         try:
             self._store.commit(checks, [Put(f"{run.request.ended}/{uuid.uuid4().hex}", end.encode())])
@@ -120,17 +120,17 @@ class ManualRuns:
             log.warning("job %s: how a run that was asked for ended is not written: %s", run.request.job, failed)
 
 
-class OwedRuns:
+class PendingManualRuns:
     """The manual runs that one live run still has to do. The run's thread only.
 
     Args:
-        asked: the requests that the node knows of.
+        manual: the requests that the node knows of.
         job: the job's id.
         holds: the locks that the run was started with, by item.
     """
 
-    def __init__(self, asked: ManualRuns, job: str, holds: Mapping[str, HeldItem]) -> None:
-        self._asked = asked
+    def __init__(self, manual: ManualRuns, job: str, holds: Mapping[str, HeldItem]) -> None:
+        self._manual = manual
         self._job = job
         self._holds = holds
         self._items = tuple(sorted(holds))
@@ -142,17 +142,17 @@ class OwedRuns:
         Raises:
             LatchworkError: the store could not be used, or a lock is lost; ask again.
         """
-        for request in self._asked.of(self._job, self._items):
+        for request in self._manual.matching(self._job, self._items):
             if request.id not in self._settled:
-                owed = self._asked.owed(request, self._holds)
-                if owed is not None:
-                    return owed
+                pending = self._manual.pending(request, self._holds)
+                if pending is not None:
+                    return pending
                 self._settled.add(request.id)
         return None
 
     def ended(self, run: ManualRun, error: str | None) -> None:
         """Write down that a run of it has ended, and how: that first, for who waits reads it when all have ended."""
-        self._asked.say_ended(run, self._holds[run.items[0]].owner_id, error)
+        self._manual.report_end(run, self._holds[run.items[0]].owner_id, error)
         try:
             run.end()
         except LatchworkError as failed:

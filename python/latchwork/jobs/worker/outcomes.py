@@ -9,7 +9,7 @@ from typing import Literal
 
 from latchwork.interrupts import mutex
 from latchwork.jobs.observer import JobStats
-from latchwork.jobs.stored.runs import MOST_TEXT, NAMED_ERRORS, JobOutcome, RunError
+from latchwork.jobs.stored.runs import MAX_ERROR_TEXT, MAX_NAMED_ERRORS, JobOutcome, RunError
 from latchwork.words import message
 
 
@@ -20,21 +20,21 @@ class EndedRun:
     Attributes:
         items: the items that it had.
         at_s: seconds since the epoch.
-        error: what it raised, as ``told`` has it; None when it returned.
-        was_told: it was told to stop before: its end says nothing of the job.
+        error: what it raised, as ``summarize_error`` has it; None when it returned.
+        was_stopped: it was summarize_error to stop before: its end says nothing of the job.
     """
 
     items: tuple[str, ...]
     at_s: float
     error: str | None = None
-    was_told: bool = False
+    was_stopped: bool = False
 
 
-Turn = Literal["started", "failing", "well"]
+Turn = Literal["started", "failing", "recovered"]
 OnTurn = Callable[[str, Turn], None]
 
 
-class Outcomes:
+class OutcomeTracker:
     """The runs of one job. Safe to share between threads.
 
     A failure is kept for the first item of the run that failed, until a run with that item ends well or the item goes
@@ -71,14 +71,14 @@ class Outcomes:
             self._active -= 1
             self._failures += ended.error is not None
             was_failing = bool(self._failing)
-            if not ended.was_told:
+            if not ended.was_stopped:
                 self._note(ended)
             is_failing = bool(self._failing)
         if was_failing != is_failing:
-            self._on_turn(self._now.job, "failing" if is_failing else "well")
+            self._on_turn(self._now.job, "failing" if is_failing else "recovered")
 
     def _note(self, ended: EndedRun) -> None:
-        over = [self._failing.pop(item).in_a_row for item in _among(ended.items, self._failing)]
+        over = [self._failing.pop(item).consecutive_failures for item in _among(ended.items, self._failing)]
         before = [self._before.pop(item) for item in _among(ended.items, self._before)]
         if ended.error is None:
             self._now = replace(self._now, last_success_s=ended.at_s)
@@ -98,7 +98,7 @@ class Outcomes:
                 del self._failing[item]
             turned = bool(gone) and not self._failing
         if turned:
-            self._on_turn(self._now.job, "well")
+            self._on_turn(self._now.job, "recovered")
 
     def resume(self, before: JobOutcome) -> None:
         """Take over what this node wrote down before it was started anew."""
@@ -113,19 +113,23 @@ class Outcomes:
             for error in before.failing:
                 known = self._failing.get(error.item)
                 if known is not None:
-                    self._failing[error.item] = replace(known, in_a_row=known.in_a_row + error.in_a_row)
+                    self._failing[error.item] = replace(
+                        known, consecutive_failures=known.consecutive_failures + error.consecutive_failures
+                    )
                 elif now.last_success_s is None:
-                    self._before[error.item] = error.in_a_row
+                    self._before[error.item] = error.consecutive_failures
 
     def outcome(self, next_start_s: float | None = None) -> JobOutcome:
         """How it goes at this moment."""
         with self._mutex:
             now, failing = self._now, list(self._failing.values())
-        worst = nsmallest(NAMED_ERRORS, failing, key=lambda error: (-error.in_a_row, -error.at_s, error.item))
+        worst = nsmallest(
+            MAX_NAMED_ERRORS, failing, key=lambda error: (-error.consecutive_failures, -error.at_s, error.item)
+        )
         return replace(
             now,
             failing_items=sum(error.items for error in failing),
-            in_a_row=max((error.in_a_row for error in failing), default=0),
+            consecutive_failures=max((error.consecutive_failures for error in failing), default=0),
             failing=tuple(worst),
             next_start_s=next_start_s,
         )
@@ -141,7 +145,7 @@ class Outcomes:
                 items,
                 threads,
                 failing_items=now.failing_items,
-                in_a_row=now.in_a_row,
+                consecutive_failures=now.consecutive_failures,
                 last_start_s=now.last_start_s,
                 last_success_s=now.last_success_s,
                 last_failure_s=None if now.last_error is None else now.last_error.at_s,
@@ -158,9 +162,9 @@ def _among(items: Collection[str], known: Collection[str]) -> list[str]:
     return [item for item in known if item in among]
 
 
-def told(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """An error in one line: its type and its message, cut to what is kept."""
     about = " ".join(message(error).split())
     text = f"{type(error).__name__}: {about}" if about else type(error).__name__
     text = text.encode("utf-8", "replace").decode()  # half of a character cannot be stored
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 6]} (cut)"
+    return text if len(text) <= MAX_ERROR_TEXT else f"{text[: MAX_ERROR_TEXT - 6]} (cut)"

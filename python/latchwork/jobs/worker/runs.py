@@ -27,29 +27,29 @@ from latchwork.interrupts import mutex
 from latchwork.jobs.cron import FireTimes
 from latchwork.jobs.job import Job, JobContext
 from latchwork.jobs.observer import NOBODY, Observer, RunInfo
-from latchwork.jobs.options import LEAST_GRACE_S, Threads
+from latchwork.jobs.options import MIN_GRACE_S, Threads
 from latchwork.jobs.settings import STOP_MARGIN, JobOptions
-from latchwork.jobs.worker.manual_runs import OwedRuns
-from latchwork.jobs.worker.outcomes import EndedRun, Outcomes, told
+from latchwork.jobs.worker.manual_runs import PendingManualRuns
+from latchwork.jobs.worker.outcomes import EndedRun, OutcomeTracker, summarize_error
 from latchwork.schedules import Cron, Due, Instant, Jitter
 from latchwork.store import Observers
 from latchwork.store.driving.own_loop import OwnLoop
 
 log = logging.getLogger(__name__)
 #: A cron wait looks at the wall clock at least so often, in case it was set.
-_LONGEST_WAIT_S = 30.0
+_MAX_WAIT_S = 30.0
 #: A run whose locks are about to run out is not begun; soon it is told to stop, or they are renewed.
 _LOCK_WAIT_S = 0.1
 #: Progress that could not be written is written again after so long.
 _STORE_RETRY_S = 0.5
 #: The next start is told anew when it has changed by more: the clocks drift.
-_SAME_S = 1.0
+_CHANGE_S = 1.0
 #: An async run gets the twin of its context. Twins stand on the floor above, and are imported when one is needed.
 _twins = late("latchwork.aio", {"latchwork.aio.job_context": ("JobContext",)})
 #: After a schedule raised its items do not run for so long.
 SCHEDULE_PAUSE_S = 60.0
 
-_LEAST_WAIT_S = 0.01
+_MIN_WAIT_S = 0.01
 _RETRY_S = 0.1
 
 
@@ -121,21 +121,21 @@ class RunSetup:
         wall_s: seconds since the epoch.
         spare_s: seconds until the run must be told to stop, so that it ends before its locks. 0 or less: now.
         fire_times: makes the fire times of a share, for cron schedules; without it they are not written down.
-        asked: makes what a share owes to requests for runs by hand; without it there are none.
+        manual_runs: makes what a share owes to requests for runs by hand; without it there are none.
         loop: runs ``async def`` functions; one for all jobs of the node.
     """
 
     job: Job
     options: Callable[[], JobOptions]
     new_context: Callable[..., JobContext]
-    outcomes: Outcomes
+    outcomes: OutcomeTracker
     may_run: Callable[[], bool]
     on_end: Callable[[], None]
     clock: Clock
     wall_s: Callable[[], float] = time.time
     spare_s: Callable[[], float] = lambda: math.inf
     fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
-    asked: Callable[[tuple[str, ...]], OwedRuns] | None = None
+    manual_runs: Callable[[tuple[str, ...]], PendingManualRuns] | None = None
     observers: Observers[Observer] = NOBODY
     loop: OwnLoop = field(default_factory=partial(OwnLoop, "latchwork-jobs"))
 
@@ -158,14 +158,14 @@ class JobRun:
         self._due = first_due
         self._created = Instant(setup.clock.now(), setup.wall_s())
         self._fire_times = None if setup.fire_times is None else setup.fire_times(items)
-        self._asked = None if setup.asked is None else setup.asked(items)
-        self._ask_again_s = math.inf
+        self._manual_runs = None if setup.manual_runs is None else setup.manual_runs(items)
+        self._retry_manual_s = math.inf
         self._stop = threading.Event()
         self._look = threading.Event()  # set when told to stop, and when the schedule may have changed
         self._ended = threading.Event()
         self._mutex = mutex()
         self._context: JobContext | None = None
-        self._untold: JobContext | None = None
+        self._unnotified: JobContext | None = None
         self._notifier: threading.Thread | None = None
         self.resume_due: Due | None = None
         self.next_start_s: float | None = None
@@ -202,8 +202,8 @@ class JobRun:
                 self._stopped_at = self._setup.clock.now()
                 if self._context is not None:
                     self._context.stop_signal.signal_stop()
-                    self._untold = self._context
-            context, self._untold = self._untold, None
+                    self._unnotified = self._context
+            context, self._unnotified = self._unnotified, None
         if context is not None and context.stop_signal.has_listeners:
             self._notify(context)
 
@@ -222,9 +222,9 @@ class JobRun:
         return self._stop.is_set()
 
     @property
-    def owes_listeners(self) -> bool:
+    def has_pending_listeners(self) -> bool:
         """True when its stop listeners could not be called yet: call ``stop`` again."""
-        return self._untold is not None
+        return self._unnotified is not None
 
     def spare_s(self) -> float:
         """Return the seconds until it must be told to stop, so that it ends before its locks. 0 or less: now."""
@@ -265,7 +265,7 @@ class JobRun:
         except Exception as error:  # the system gives no more threads; the run was told all the same
             log.error("job %s: stop listeners of run %d are called later: %s", self.job_id, self.number, error)  # noqa: TRY400
             self._notifier = None
-            self._untold = context
+            self._unnotified = context
 
     def _main(self) -> None:
         try:
@@ -281,7 +281,7 @@ class JobRun:
     def _loop(self) -> None:
         while not self._stop.is_set():
             self._look.clear()  # before the options are read: no change is missed
-            if self._asked is not None and self._asked_step(self._asked):
+            if self._manual_runs is not None and self._manual_step(self._manual_runs):
                 continue
             options = self._setup.options()
             if self._fire_times is not None and isinstance(options.schedule, Cron):
@@ -289,21 +289,21 @@ class JobRun:
             else:
                 self._timed_step(options)
         if self._fire_times is not None:
-            self._fire_times.give_back()
+            self._fire_times.undo_begin()
         self.resume_due = self._due
 
-    def _asked_step(self, asked: OwedRuns) -> bool:
+    def _manual_step(self, manual_runs: PendingManualRuns) -> bool:
         """Run what was asked for by hand; False when nothing is owed, or it cannot be run just now."""
-        self._ask_again_s = math.inf
+        self._retry_manual_s = math.inf
         try:
-            run = asked.next()
+            run = manual_runs.next()
             if run is None:
                 return False
             if self._setup.may_run():
                 run.begin()
         except LatchworkError as error:
             log.warning("job %s: a run that was asked for cannot start and is tried again: %s", self.job_id, error)
-            self._ask_again_s = _STORE_RETRY_S
+            self._retry_manual_s = _STORE_RETRY_S
             return False
         if not self._setup.may_run():
             self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
@@ -311,7 +311,7 @@ class JobRun:
         log.info("job %s: a run of %d items was asked for by %s", self.job_id, len(run.items), run.request.by)
         ended = self._run_once(self._setup.new_context(run.items), 0.0)
         if ended is not None and not self._stop.is_set():  # else it was interrupted, and stays begun
-            asked.ended(run, ended.error)
+            manual_runs.ended(run, ended.error)
         return True
 
     def _timed_step(self, options: JobOptions) -> None:
@@ -350,16 +350,16 @@ class JobRun:
             if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
                 return
         if self._run_once(self._setup.new_context(step.items, step.at), -left) is not None:
-            times.called()
+            times.confirm_begin()
             if not self._stop.is_set():  # else it was interrupted, and stays begun
                 times.end(step)
 
     def _pause(self, seconds: float) -> None:
         at_s = self._setup.wall_s() + seconds
-        if self.next_start_s is None or abs(at_s - self.next_start_s) > _SAME_S:
+        if self.next_start_s is None or abs(at_s - self.next_start_s) > _CHANGE_S:
             self.next_start_s = at_s
         if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
-            self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S, self._ask_again_s))
+            self._setup.clock.wait(self._look, min(seconds, _MAX_WAIT_S, self._retry_manual_s))
 
     def _run_once(self, context: JobContext, lag_s: float) -> EndedRun | None:
         """Call the job unless it was told to stop before; None then."""
@@ -376,7 +376,7 @@ class JobRun:
             with setup.observers.around("run", info):
                 self._call(context)
         except BaseException as raised:  # SystemExit too: a run must not take the node down, nor end its own schedule
-            error = told(raised)
+            error = summarize_error(raised)
             log.debug("job %s runs again at its next time", setup.job.id)  # that it failed is told by the event log
         finally:
             ended = EndedRun(context.work_share, setup.wall_s(), error, context.should_stop)
@@ -407,7 +407,7 @@ def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
         grace_s: how long runs go on after that; None for as long as the locks allow, which is the most.
     """
     least_s = lock_ttl_s * STOP_MARGIN
-    return least_s if grace_s is None else max(least_s, lock_ttl_s - max(LEAST_GRACE_S, grace_s))
+    return least_s if grace_s is None else max(least_s, lock_ttl_s - max(MIN_GRACE_S, grace_s))
 
 
 class RunGuard:
@@ -471,6 +471,6 @@ class RunGuard:
             for run in doomed:
                 run.stop()
             self._on_stop()
-            return _LEAST_WAIT_S
+            return _MIN_WAIT_S
         nearest_s = min((spare_s for spare_s, _ in spare), default=None)
-        return None if nearest_s is None else max(_LEAST_WAIT_S, nearest_s)
+        return None if nearest_s is None else max(_MIN_WAIT_S, nearest_s)

@@ -23,9 +23,9 @@ from latchwork.jobs.observer import NOBODY, JobStats, Observer
 from latchwork.jobs.settings import JobOptions, LiveSettings
 from latchwork.jobs.stored.followers import WorkerShares
 from latchwork.jobs.stored.runs import JobOutcome
-from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, LockRotation, LockWork, RunLocks
-from latchwork.jobs.worker.manual_runs import ManualRuns, OwedRuns
-from latchwork.jobs.worker.outcomes import OnTurn, Outcomes
+from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockRotation, LockWork, RunLocks
+from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns
+from latchwork.jobs.worker.outcomes import OnTurn, OutcomeTracker
 from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Actions, JobRun, RunGuard, RunSetup, reconcile, stop_margin_s
 from latchwork.primitives import HeldLock
 from latchwork.schedules import Due, Instant
@@ -38,7 +38,7 @@ _RETRY_S = 0.5
 #: A call to the store that is under way when the time to close is over may take so much longer.
 _GRACE_S = 2.0
 #: How often a close looks whether it was hurried.
-_HURRIED_S = 0.5
+_JOIN_POLL_S = 0.5
 #: The worker asks for locks for so long, less when something else happened, before it looks at everything again.
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
@@ -64,7 +64,7 @@ class LocalJob:
         self.job = job
         self.options = options
         self.enabled = True
-        self.outcomes = Outcomes(job.id, node, on_turn)
+        self.outcomes = OutcomeTracker(job.id, node, on_turn)
         self.runs: dict[int, JobRun] = {}
         self.warned: set[int] = set()
         self.filling = False
@@ -155,7 +155,7 @@ class JobWorker:
         self._states = {
             job_id: LocalJob(job, settings.options(job_id), node_id, on_turn) for job_id, job in jobs.items()
         }
-        self._asked = ManualRuns(store, node_id)
+        self._manual_runs = ManualRuns(store, node_id)
         self._loop_of_runs = OwnLoop(f"latchwork-jobs-{node_id}")
         self._numbers = count(1)
         self._mutex = mutex()
@@ -165,7 +165,7 @@ class JobWorker:
         self._closing = threading.Event()
         self._close_by = math.inf
         self._closer: JobRun | None = None
-        self._unreleased = False
+        self._has_locks_left = False
         self._guard = RunGuard(node_id, self._runs, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
@@ -174,7 +174,7 @@ class JobWorker:
         self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
         self._settings.on_change(self._settings_changed)
         self._settings_changed()
-        self._asked.start(self._look_at_requests)
+        self._manual_runs.start(self._requests_changed)
         self._guard.thread.start()
         self._thread.start()
 
@@ -222,14 +222,14 @@ class JobWorker:
     def _settings_changed(self) -> None:
         self.locks.renew_within(self._settings.node.disconnect_grace_s)
         self._guard.look()
-        self._tell_runs()
+        self._notify_runs()
         self._wake.set()
 
-    def _look_at_requests(self) -> None:
+    def _requests_changed(self) -> None:
         for run in self._runs():
             run.reschedule()
 
-    def _tell_runs(self) -> None:
+    def _notify_runs(self) -> None:
         """Tell live runs of the settings, in this thread: the worker's own may be waiting for the store."""
         for run in self._runs():
             if not self._settings.is_enabled(run.job_id):
@@ -264,7 +264,7 @@ class JobWorker:
         self._loop_of_runs.close(max(_GRACE_S, self._close_by - self._clock.now()))
         stuck = sorted({run.job_id for run in runs if not run.ended})
         self._close_locks(stuck)
-        self._asked.close()
+        self._manual_runs.close()
         if self._shares is not None:
             self._shares.close()
         return stuck
@@ -276,11 +276,11 @@ class JobWorker:
 
     def _join(self, join: Callable[[float], None], is_alive: Callable[[], bool], grace_s: float = 0.0) -> None:
         while is_alive() and (left_s := self._close_by + grace_s - self._clock.now()) > 0.0:
-            join(min(left_s, _HURRIED_S))
+            join(min(left_s, _JOIN_POLL_S))
 
     def _close_locks(self, stuck: list[str]) -> None:
         left = sum(map(len, self.locks.held().values()))
-        late = left > SLICE and self._clock.now() >= self._close_by
+        late = left > LOCK_BATCH and self._clock.now() >= self._close_by
         if late and not stuck:
             log.warning(
                 "node %s: no time is left to give %d locks back, they run out by themselves", self._node_id, left
@@ -294,7 +294,7 @@ class JobWorker:
         while True:
             self._wake.clear()
             closing = self._closing.is_set()
-            delay_s, failed = self._try_step(closing)
+            delay_s, failed = self._try_reconcile(closing)
             if closing and self._is_over():
                 return
             # After a failure nothing but the end cuts the pause short: an outage makes many events.
@@ -303,18 +303,18 @@ class JobWorker:
     def _is_over(self) -> bool:
         if self._clock.now() >= self._close_by:
             return True
-        return not self._unreleased and all(run is self._closer for run in self._runs())
+        return not self._has_locks_left and all(run is self._closer for run in self._runs())
 
-    def _try_step(self, closing: bool) -> tuple[float | None, bool]:
+    def _try_reconcile(self, closing: bool) -> tuple[float | None, bool]:
         try:
-            return self._step(closing), False
+            return self._reconcile_all(closing), False
         except LatchworkError as error:
             log.warning("node %s: trying again in %.1f s: %s", self._node_id, _RETRY_S, error)
         except Exception:
             log.exception("node %s: the worker failed and tries again", self._node_id)
         return _RETRY_S, True
 
-    def _step(self, closing: bool) -> float | None:
+    def _reconcile_all(self, closing: bool) -> float | None:
         """Bring every job closer to its share; return the seconds until the next look without an event."""
         began = self._clock.now()
         desired = {} if closing or self._shares is None else self._shares.of(self._states)
@@ -325,17 +325,17 @@ class JobWorker:
         for job_id, state in self._states.items():  # first all that needs no store: nothing may delay a stop
             planned.append((state, self._apply(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
         again = self._lock(planned, self._clock.now() - began, closing=closing)
-        self._unreleased = closing and again
+        self._has_locks_left = closing and again
         if again:
             self._wake.set()
         if closing:
             return max(0.01, self._close_by - self._clock.now())
-        return self._next_look_s()
+        return self._next_check_s()
 
-    def _next_look_s(self) -> float | None:
+    def _next_check_s(self) -> float | None:
         now = self._now()
         waits = [paused_s for state in self._states.values() if (paused_s := state.paused_s(now)) > 0]
-        if self._at_risk() or any(run.owes_listeners for run in self._runs()):
+        if self._at_risk() or any(run.has_pending_listeners for run in self._runs()):
             waits.append(_RETRY_S)
         stuck_s = self._warn_of_stuck()
         return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
@@ -348,7 +348,7 @@ class JobWorker:
         for number in actions.stop:
             state.runs[number].stop()
         for run in state.runs.values():
-            if run.owes_listeners:
+            if run.has_pending_listeners:
                 run.stop()
         state.forget_dues(share)  # those of a disabled job are kept: it goes on where it was
         if not self._closing.is_set():
@@ -371,7 +371,9 @@ class JobWorker:
         works = []
         for state, actions in planned:
             state.filling = False
-            self.locks.let_go(state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values())))
+            self.locks.release_forced(
+                state.job.id, frozenset[str]().union(*(run.view.items for run in state.runs.values()))
+            )
             works.append(LockWork(self.locks, state.job.id, actions.release, actions.acquire))
         began = self._clock.now()
 
@@ -470,7 +472,7 @@ class JobWorker:
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
             loop=self._loop_of_runs,
-            asked=lambda items: OwedRuns(self._asked, state.job.id, locks.holds(items)),
+            manual_runs=lambda items: PendingManualRuns(self._manual_runs, state.job.id, locks.holds(items)),
             fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.holds(items)),
         )
 

@@ -13,11 +13,11 @@ from latchwork.jobs.settings import Settings
 from latchwork.schedules import Fired
 from latchwork.words import counted, utc_text
 
-_FEW = 5
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Reasons:
+class ItemExplanation:
     """Everything that is known of one item.
 
     Attributes:
@@ -49,7 +49,9 @@ class Reasons:
         return asdict(self)
 
 
-def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fired | None = None) -> Reasons:
+def explain_item(
+    state: ClusterState, settings: Settings, job: str, item: str, fired: Fired | None = None
+) -> ItemExplanation:
     """Explain where an item is.
 
     Args:
@@ -68,12 +70,12 @@ def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fir
     assigned = view.assigned.get(item)
     sentences: list[str] = []
     if item not in pool:
-        close = get_close_matches(item, pool, n=_FEW)
+        close = get_close_matches(item, pool, n=_MAX_SHOWN)
         sentences.append(
             f"item {item!r} is not in the work pool of job {job}, which has {counted(len(pool), 'item')}"
             + (f"; similar ones are {', '.join(map(repr, close))}" if close else "")
         )
-    if not able and view.lacking:
+    if not able and view.unmet_labels:
         sentences.append(f"no living node can run job {job}: {_lacking(view)}")
     if not settings.is_enabled(job):
         sentences.append(f"job {job} is disabled: {_switch(settings, job)}; its items keep their nodes and do not run")
@@ -81,12 +83,12 @@ def why(state: ClusterState, settings: Settings, job: str, item: str, fired: Fir
     strategy = state.strategies.get(job, state.strategies.get("*"))
     choice = _choice(state, strategy, job, item) if strategy and assigned in able and item in pool else None
     if choice is not None:
-        sentences.append(_told(choice, assigned))
+        sentences.append(_strategy_sentence(choice, assigned))
     sentences += _run(state, assigned, lock, enabled=settings.is_enabled(job))
-    sentences += _went(view, item)
+    sentences += _run_history(view, item)
     if fired is not None:
         sentences.append(_progress(fired))
-    return Reasons(
+    return ItemExplanation(
         job=job,
         item=item,
         in_pool=item in pool,
@@ -104,7 +106,7 @@ def _lacking(view: JobState) -> str:
     return ", ".join(
         f"{node} has it, but not the label{'s' if len(missing) > 1 else ''} "
         + ", ".join(f"{name}={value}" for name, value in sorted(missing.items()))
-        for node, missing in sorted(view.lacking.items())[:_FEW]
+        for node, missing in sorted(view.unmet_labels.items())[:_MAX_SHOWN]
     )
 
 
@@ -116,12 +118,12 @@ def _switch(settings: Settings, job: str) -> str:
 
 def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str | None) -> list[str]:
     view = state.job(job)
-    out = [f"{node} ({_out(state, node)})" for node in view.nodes if node not in able]
+    out = [f"{node} ({_state(state, node)})" for node in view.nodes if node not in able]
     others = f"; not {', '.join(out)}" if out else ""
     if assigned is not None:
         sizes = {node: len(state.nodes[node].assigned.get(job, ())) for node in view.nodes}
         shares = ", ".join(f"{node} {sizes[node]}" for node in sorted(sizes))
-        kept = "" if assigned in able else f", which is {_out(state, assigned)}: it moves with the next rebalance"
+        kept = "" if assigned in able else f", which is {_state(state, assigned)}: it moves with the next rebalance"
         able_now = f"able: {', '.join(able) or 'nobody'}{others}"
         return [
             f"it is assigned to node {assigned}{kept}",
@@ -154,13 +156,13 @@ def _choice(state: ClusterState, word: str, job: str, item: str) -> Explanation 
     return explain(strategy, Problem(tuple(job_problem(view, each) for each in alike)), job, item)
 
 
-def _told(choice: Explanation, assigned: str | None) -> str:
+def _strategy_sentence(choice: Explanation, assigned: str | None) -> str:
     if choice.worker == assigned:
         return f"strategy {choice.strategy}: {choice.text}"
     return f"strategy {choice.strategy} has {choice.worker} for it now: it moves with the next rebalance"
 
 
-def _out(state: ClusterState, node: str) -> str:
+def _state(state: ClusterState, node: str) -> str:
     mark = state.marks.get(node)
     return mark.state if mark is not None else state.nodes[node].member.state if node in state.nodes else "gone"
 
@@ -178,9 +180,9 @@ def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, en
     waiting = f"node {assigned} waits for it" if assigned else "nobody waits for it"
     latest = f"{1.05 * lock.holder.ttl_s:.3g} s after the last renewal"
     if lives:
-        told = "it was told to stop, and gives the lock back when it has"
+        stopping = "it was asked to stop, and gives the lock back when it has"
         held = f"its lock is still held by node {holder} (fencing token {lock.token})"
-        return [f"{held}: {told}; {waiting}, at the latest until {latest}"]
+        return [f"{held}: {stopping}; {waiting}, at the latest until {latest}"]
     left = f"its lock was left by a process of node {holder} that is gone (fencing token {lock.token})"
     return [f"{left}: it runs out {latest}; {waiting}"]
 
@@ -196,26 +198,28 @@ def _doing(state: ClusterState, lock: LockView) -> str:
     return "it waits for its time, or its run began within the last seconds: none is known that has lasted longer"
 
 
-def _went(view: JobState, item: str) -> list[str]:
+def _run_history(view: JobState, item: str) -> list[str]:
     """How its runs went, as far as that was written down."""
-    told = []
+    sentences = []
     error = next((each for each in view.failing if each.item == item), None) or view.last_error
     if error is not None and error in view.failing:
         what = "its runs fail" if error.item == item else f"runs of the job fail, of item {error.item!r} and others"
         if error.item != item and error.items == 1:
             what = f"runs of item {error.item!r} fail"
-        told.append(
-            f"{what} on node {error.node}, {error.in_a_row} in a row, last at {utc_text(error.at_s)}: {error.text}"
+        sentences.append(
+            f"{what} on node {error.node}, {error.consecutive_failures} in a row, last at {utc_text(error.at_s)}: {error.text}"
         )
     elif error is not None:
-        told.append(f"a run of the job last failed at {utc_text(error.at_s)} on node {error.node}: {error.text}")
+        sentences.append(f"a run of the job last failed at {utc_text(error.at_s)} on node {error.node}: {error.text}")
     moments = (("began", view.last_start_s), ("ended well", view.last_success_s))
     known = [f"{what} at {utc_text(at_s)}" for what, at_s in moments if at_s is not None]
     if known:
-        told.append(f"a run of the job last {', and last '.join(known)}")
+        sentences.append(f"a run of the job last {', and last '.join(known)}")
     if view.next_start_s is not None:
-        told.append(f"the next run of the job was to begin at {utc_text(view.next_start_s)}, as its nodes last said")
-    return told
+        sentences.append(
+            f"the next run of the job was to begin at {utc_text(view.next_start_s)}, as its nodes last said"
+        )
+    return sentences
 
 
 def _progress(fired: Fired) -> str:
