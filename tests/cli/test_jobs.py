@@ -37,7 +37,7 @@ def test_a_schedule_and_a_switch_set_from_the_command_line_reach_a_running_node(
     assert (done.code, done.out) == (0, "report: schedule=fixed_delay_s:0.05, initial_delay_s=0.0\n")
     wait_until(lambda: ran(cli) >= 3, "it runs at the new pace")
     assert cli("jobs", "disable", "report", "--url", URL).out == "report: disabled\n"
-    wait_until(lambda: "job report is disabled from now on" in node.log.read_text(), "the node knows")
+    wait_until(lambda: "job report is now disabled" in node.log.read_text(), "the node knows")
     count = ran(cli)
     listed = cli("jobs", "list", "--json", "--url", URL).json
     assert [(row["job"], row["enabled"], row["because"]) for row in listed["jobs"]] == [("report", False, "its switch")]
@@ -70,7 +70,7 @@ def test_settings_of_the_cluster_are_set_shown_and_unset(cli):
         (["jobs", "set", "report", "--cron", "x"], ["Cron expression 'x'"]),
         (["jobs", "set", "report", "--threads", "2", "--tz", "Mars"], ["--tz is for --cron"]),
         (["jobs", "set", "report", "--misfire", "all"], ["--misfire is for --cron"]),
-        (["jobs", "set", "report", "--cron", "* * * * *", "--tz", "Mars"], ["time zone 'Mars' is not known", "give"]),
+        (["jobs", "set", "report", "--cron", "* * * * *", "--tz", "Mars"], ["time zone 'Mars' is unknown", "give"]),
         (["jobs", "set", "report", "--cron", "* * * * *", "--tz", "Europe/Belrin"], ["similar ones are Europe/Berlin"]),
         (["jobs", "set", "report", "--cron", "* * * * *", "--fixed-rate-s", "1"], ["one schedule"]),
         (["jobs", "set", "re/port", "--threads", "1"], ["job id 're/port'"]),

@@ -123,7 +123,7 @@ def test_two_jobs_with_one_id_are_refused_by_that_id():
 
 @pytest.mark.parametrize("bad", [7, [7], "jobs", None])
 def test_what_is_no_job_is_refused(bad):
-    with pytest.raises(InvalidJob, match="is no Job"):
+    with pytest.raises(InvalidJob, match="is not a Job"):
         check_jobs(bad)
 
 

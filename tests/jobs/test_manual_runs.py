@@ -170,4 +170,4 @@ def test_requests_of_long_ago_are_swept_with_what_became_of_them(store):
         store.put(f"manual/{name}/ended/1", RunResult("n1", 1, ("a",)).encode())
     store.put("manual/lost/ended/1", b"?")
     trim_requests(store, [])
-    assert (store.children("requests"), store.children("asked")) == (["new"], ["new"])
+    assert (store.children("requests"), store.children("manual")) == (["new"], ["new"])

@@ -1,4 +1,4 @@
-"""The job manager: work items of jobs, shared out over the living nodes of a cluster."""
+"""The job manager: distributes the work items of jobs over the running nodes of a cluster."""
 
 from latchwork.jobs.admin.control import Control, LockNotHeld, UnknownNode
 from latchwork.jobs.admin.explanation import ItemExplanation, explain_item

@@ -1,14 +1,14 @@
-"""Cron progress: each fire time is written down before it starts, so that it starts once for each item in the cluster.
+"""Cron progress: each fire time is stored before its run starts, so that it starts once per item in the cluster.
 
-Keys:   fired/<job>/<cell>         JSON; how far the items of one cell are, rewritten at each start and each end
-        fired/<job>/<cell>/items   JSON list; the items of the cell, sorted, written once
+Keys:   fired/<job>/<cell>         JSON; progress of the items of one cell, rewritten at each start and each end
+        fired/<job>/<cell>/items   JSON list; the sorted items of the cell, written once
 
-A cell belongs to one holder of locks and names the greatest fencing token of its items' locks. A later holder of an
-item has a greater token, so of two cells with one item that with the greater token is newer, whenever it was written.
+A cell belongs to one lock holder and contains the greatest fencing token of its items' locks. A later holder of an item
+has a greater token. Of two cells with the same item, the one with the greater token is newer, whenever it was written.
 
-A write is fenced by the owner of the items' locks: a node that takes one of them over deletes that owner first, so from
-then on nothing of the former node lands. Runs that start together share one write: the first thread writes for
-all that wait meanwhile. docs/design/jobs.md has the races.
+A write is fenced by the owner of the items' locks: a node that takes over a lock first deletes that owner, after which
+the former node can no longer write. Runs that start together share one write: the first thread writes for all that
+wait. docs/design/jobs.md lists the races.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ _NOTHING = Fired(0.0)
 
 
 class BadCronCell(BadRecord):
-    """Stored progress cannot be read: something else wrote it."""
+    """Stored progress is unreadable: something else wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CronCell:
-    """The progress of some items that one holder has locked; its name is never used twice.
+    """The progress of items that one holder has locked. Its name is never reused.
 
     Attributes:
-        items: sorted, unique, not empty.
-        fired: the progress of each item, in the same order.
+        name: Name of the cell.
+        token: Greatest fencing token of its items' locks.
+        owner: Owner of these locks.
+        items: Sorted, unique items (at least one).
+        fired: Progress of each item, in the same order.
     """
 
     name: str
@@ -63,7 +66,7 @@ class CronCell:
     fired: tuple[Fired, ...]
 
     def state(self, nonce: str) -> bytes:
-        """The value of its state key; the nonce tells one write from another."""
+        """Encode the progress; the nonce distinguishes writes."""
         kinds = list(dict.fromkeys(self.fired))
         number = {kind: index for index, kind in enumerate(kinds)}
         rules, of = None, None
@@ -75,20 +78,20 @@ class CronCell:
         return encode(CellState(self.token, self.owner, nonce, fired, rules, of))
 
     def names(self) -> bytes:
-        """The value of its items key."""
+        """Encode the items."""
         return encode(self.items)
 
 
 class CellState(Struct, frozen=True, omit_defaults=True):
-    """The progress of a cell as it is stored.
+    """The stored progress of a cell.
 
     Attributes:
-        token: as in ``CronCell``.
-        owner: as in ``CronCell``.
-        nonce: tells one write from another.
-        fired: the different states of items: the last fire time that started, and the one that is running.
-        rules: the rule of each of them; None when none has one.
-        of: runs of items with the same state: its index, and how many; None when all have the first one.
+        token: As in ``CronCell``.
+        owner: As in ``CronCell``.
+        nonce: Distinguishes writes.
+        fired: The distinct states of items: the last fire time that started, and the running one.
+        rules: The rule of each state; None if none has one.
+        of: Runs of items with the same state: index and length; None if all have the first state.
     """
 
     token: Whole
@@ -107,7 +110,7 @@ def decode_cell(name: str, state: bytes, items: bytes) -> CronCell:
     """Decode a cell.
 
     Raises:
-        BadCronCell: the values are no cell.
+        BadCronCell: The values are not a cell.
     """
     try:
         found, listed = _STATE.decode(state), _ITEMS.decode(items)
@@ -117,7 +120,7 @@ def decode_cell(name: str, state: bytes, items: bytes) -> CronCell:
 
 
 def _decode_fired(state: CellState, count: int) -> tuple[Fired, ...]:
-    """The progress of each of so many items; nothing is made before the runs are known to be as long."""
+    """Decode the progress of each item. Lengths are checked before anything is expanded."""
     rules = ("",) * len(state.fired) if state.rules is None else state.rules
     if len(rules) != len(state.fired):
         raise BadRecord(f"it has {len(state.fired)} states and {len(rules)} rules")
@@ -132,7 +135,7 @@ def _decode_fired(state: CellState, count: int) -> tuple[Fired, ...]:
 
 
 def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, Fired]]:
-    """Item to its newest cell, and its progress there."""
+    """Return the newest cell of each item, and the item's progress in it."""
     found: dict[str, tuple[CronCell, Fired]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.token, cell.name)):
         found.update({item: (cell, fired) for item, fired in zip(cell.items, cell.fired, strict=True)})
@@ -140,7 +143,7 @@ def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, Fired
 
 
 def obsolete_cells(cells: Sequence[CronCell], pool: frozenset[str] | None = None) -> list[CronCell]:
-    """The cells whose every item has a newer one, or is not in the pool any more."""
+    """Return the cells whose items all have a newer cell or are no longer in the pool."""
     newest = newest_by_item(cells)
     return [
         cell
@@ -151,7 +154,7 @@ def obsolete_cells(cells: Sequence[CronCell], pool: frozenset[str] | None = None
 
 @dataclass(frozen=True, slots=True)
 class HeldItem:
-    """The lock of one item: its fencing token, and the owner that it belongs to."""
+    """The lock of one item: its fencing token and its owner."""
 
     token: int
     owner_id: str
@@ -159,7 +162,7 @@ class HeldItem:
 
 @dataclass(slots=True)
 class _Own:
-    """A cell that this node writes, and the entry of its state as we know it."""
+    """A cell that this node writes, with the last known entry of its state."""
 
     cell: CronCell
     entry: Entry
@@ -168,7 +171,7 @@ class _Own:
 
 @dataclass(eq=False, slots=True)
 class _ProgressRequest:
-    """The claims or writes of one thread; ``done`` is guarded by the condition."""
+    """The claims or writes of one thread. ``done`` is guarded by the condition."""
 
     claims: Mapping[str, HeldItem] = field(default_factory=dict)
     fresh: Fired = _NOTHING
@@ -178,13 +181,13 @@ class _ProgressRequest:
 
 
 class CronProgress:
-    """Safe to share between threads; calls may take as long as the store does.
+    """Stores cron progress for the threads of one job on a node. Thread-safe; calls take as long as the store does.
 
     Args:
-        store: the cluster's store.
-        job_id: the job's id.
-        prefix: where the progress of all jobs is.
-        checks: what must hold for each write, beside the owner of the locks.
+        store: The cluster's store.
+        job_id: ID of the job.
+        prefix: Prefix of the progress of all jobs.
+        checks: Checks for each write, in addition to the owner of the locks.
     """
 
     def __init__(self, store: Store, job_id: str, prefix: str = FIRED, checks: Sequence[Check] = ()) -> None:
@@ -197,34 +200,34 @@ class CronProgress:
         self._changed = condition(self._mutex)
         self._requested: list[_ProgressRequest] = []
         self._busy = False
-        self._own: dict[str, _Own] = {}  # by cell name; only who is busy touches it
+        self._own: dict[str, _Own] = {}  # by cell name; used only by the busy thread
         self._cell_of: dict[str, str] = {}
 
     def claim(self, holds: Mapping[str, HeldItem], fresh: Fired) -> dict[str, Fired]:
-        """Return the progress of these items; from now on this node writes it.
+        """Return the progress of these items, which this node writes from now on.
 
         Args:
-            holds: their locks; all held.
-            fresh: how far items are that never ran.
+            holds: Their locks, all held.
+            fresh: Progress of items that have never run.
         Raises:
-            LockLost: one of the locks is another's by now.
-            LatchworkError: the store could not be used; ask again.
+            LockLost: Another node holds one of the locks by now.
+            LatchworkError: The store could not be used: try again.
         """
         request = _ProgressRequest(claims=holds, fresh=fresh)
         self._grant(request)
         return request.fired
 
     def write(self, fired: Mapping[str, Fired]) -> None:
-        """Write down how far items are; each was claimed.
+        """Store the progress of claimed items.
 
         Raises:
-            LockLost: one of the locks is another's by now: nothing is written, and nothing may start.
-            LatchworkError: it is not known to be written; what is wanted stays wanted, and goes with the next write.
+            LockLost: Another node holds one of the locks by now: nothing is stored, and nothing may start.
+            LatchworkError: It is not known to be stored. The progress is included in the next write.
         """
         self._grant(_ProgressRequest(fired=dict(fired)))
 
     def _grant(self, request: _ProgressRequest) -> None:
-        """Have it done by this thread, with what other threads request meanwhile, or by the thread that is busy."""
+        """Execute a request, together with those of waiting threads, or let the thread that is busy do it."""
         clock = self._store.clock
         with self._mutex:
             self._requested.append(request)
@@ -273,7 +276,7 @@ class CronProgress:
         return own is not None and own.cell.owner == hold.owner_id and own.cell.token >= hold.token
 
     def _take(self, wanted: Mapping[str, tuple[HeldItem, Fired]]) -> None:
-        """Put items into new cells of our own, with the progress of their newest cells, or the given one if none."""
+        """Move items into new cells of this node, with the progress of their newest cells."""
         stored = read_cells(self._store, self._job, self._above)
         newest = newest_by_item(cell for cell, _ in stored)
         by_owner: dict[str, list[str]] = {}
@@ -305,14 +308,14 @@ class CronProgress:
         self._cell_of.update(dict.fromkeys(cell.items, cell.name))
 
     def _drop(self, names: Collection[str], entries: Mapping[str, Entry]) -> None:
-        """Delete cells that nobody needs; it is no harm when that fails, the leader does it later."""
+        """Delete obsolete cells. If that fails, the leader deletes them later."""
         for name in names:
             own = self._own.pop(name, None)
             entry = own.entry if own is not None else entries[name]
             try:
                 delete_cell(self._store, self._prefix, name, entry, [])
             except LatchworkError as error:
-                log.debug("job %s: progress cell %s is left to be swept: %s", self._job, name, error)
+                log.debug("job %s: progress cell %s is left to the sweep: %s", self._job, name, error)
 
     def _write(self, requests: list[_ProgressRequest]) -> None:
         touched: dict[str, list[_ProgressRequest]] = {}
@@ -321,7 +324,7 @@ class CronProgress:
                 name = self._cell_of.get(item, "")
                 if name not in self._own:
                     request.error = LockLost(
-                        f"progress of item {item!r} of job {self._job} was not claimed, or given up"
+                        f"progress of item {item!r} of job {self._job} was not claimed, or was released"
                     )
                     continue
                 self._own[name].fired[item] = fired
@@ -334,9 +337,10 @@ class CronProgress:
                     request.error = request.error or error
 
     def _save(self, own: _Own) -> None:
-        """Write one cell's state.
+        """Store the state of one cell.
 
-        A Conflict whose owner still lives is our own write of before, whose outcome was not known: it has landed.
+        A conflict while the owner still exists is an earlier write of this node with an unknown outcome, which has
+        succeeded.
         """
         own.cell = replace(own.cell, fired=tuple(own.fired[item] for item in own.cell.items))
         key = f"{self._prefix}/{own.cell.name}"
@@ -364,20 +368,23 @@ class CronProgress:
         return self._store.get(f"{keys.OWNERS}/{cell.owner}") is None
 
     def _lost(self, cell: CronCell, error: LatchworkError) -> LatchworkError:
-        """The error to raise; a cell that is another's now, or was swept, is forgotten: it can be claimed anew."""
+        """Return the error to raise.
+
+        A cell that another node owns, or that was swept, is forgotten and can be claimed again.
+        """
         if isinstance(error, OutcomeUnknown):
             return error
         self._own.pop(cell.name, None)
-        return LockLost(f"progress of job {self._job} cannot be written: its locks were lost, or its items taken away")
+        return LockLost(f"progress of job {self._job} cannot be written: its locks were lost or its items moved away")
 
 
 def read_cells(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
-    """All cells of a job with the entries of their states; what cannot be read is logged and left out."""
+    """Read all cells of a job with the entries of their states. Unreadable cells are logged and left out."""
     return cells_of(store.list(f"{prefix}/{job_id}", recursive=True), job_id, prefix)
 
 
 def cells_of(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
-    """The cells of a job among these entries, likewise."""
+    """Decode the cells of a job among these entries. Unreadable cells are logged and left out."""
     prefix = f"{prefix}/{job_id}"
     entries = {entry.key: entry for entry in listed}
     found = []
@@ -392,34 +399,34 @@ def cells_of(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[
 
 
 def progress_of(store: Store, job_id: str, item: str) -> Fired | None:
-    """The progress of an item on its cron schedule; None when it has none."""
+    """Return the progress of an item on its cron schedule; None if it has none."""
     found = newest_by_item(cell for cell, _ in read_cells(cluster_store(store), job_id)).get(item)
     return None if found is None else found[1]
 
 
 def delete_cell(store: Store, prefix: str, name: str, entry: Entry, checks: list[Check]) -> None:
-    """Delete a cell, unless it was written since its entry was read.
+    """Delete a cell unless it was written since its entry was read.
 
     Raises:
-        Conflict: it was, or a check does not hold.
+        Conflict: It was written, or a check does not hold.
     """
     key = f"{prefix}/{name}"
     store.commit([*checks, At(entry)], [Delete(key), Delete(f"{key}/items")])
 
 
 def sweep_cells(store: Store, pools: Mapping[str, Iterable[str]], checks: list[Check]) -> int:
-    """Delete the progress that nobody needs any more and return how many cells; the leader does it now and then.
+    """Delete obsolete progress and return the number of deleted cells. Called by the leader from time to time.
 
     Args:
-        store: the cluster's store.
-        pools: the items of each job there is; progress of other jobs is of no use.
-        checks: what must hold for each transaction, the leadership's fence.
+        store: The cluster's store.
+        pools: Items of each existing job; progress of other jobs is obsolete.
+        checks: Checks for each transaction, such as the leader's fence.
     """
     swept = 0
     for job_id in store.children(FIRED):
         if job_id not in pools:
             gone = store.list(f"{FIRED}/{job_id}", recursive=True)
-            same = Absent(keys.pool(job_id))  # asked in the transaction: what we know may be old
+            same = Absent(keys.pool(job_id))  # checked in the transaction, because `pools` may be outdated
             commit_all(store, [*checks, same], [Delete(entry.key) for entry in gone])
             swept += len(gone)
             continue
@@ -445,29 +452,34 @@ def _parts(items: list[str]) -> Iterable[list[str]]:
 
 
 class FireTimes:
-    """The fire times of a run, whose items have these locks. One thread only."""
+    """The fire times of a run. Not thread-safe.
+
+    Args:
+        progress: Stored progress of the job.
+        holds: Locks of the run's items.
+    """
 
     def __init__(self, progress: CronProgress, holds: Mapping[str, HeldItem]) -> None:
         self._progress = progress
         self._holds = holds
         self._fired: dict[str, Fired] | None = None
         self._rerun = True
-        self._unconfirmed: dict[str, Fired] = {}  # progress before a start that may be written and was not made
+        self._unconfirmed: dict[str, Fired] = {}  # progress before a start that is stored but not confirmed
 
     def next(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
     ) -> Step:
-        """Return the next step and its time; the first call reads the progress from the store.
+        """Return the next step and its time. The first call reads the progress from the store.
 
         Args:
-            cron: the schedule of the moment.
-            now_s: seconds since the epoch.
-            since_s: fire times up to this one do not count for items that never ran.
-            changed_s: when the schedule came into force, if this node saw it change: fire times up to this one do not
-                count for any item.
-            jitter: how much later than at its fire times this share starts.
+            cron: The current schedule.
+            now_s: Current time in seconds since the epoch.
+            since_s: Fire times up to this one are ignored for items that have never run.
+            changed_s: When the schedule took effect, if this node saw it change: fire times up to this one are ignored
+                for all items.
+            jitter: Delay of this share's starts after its fire times.
         Raises:
-            LatchworkError: the store could not be used, or a lock is lost; ask again.
+            LatchworkError: The store could not be used, or a lock is lost: try again.
         """
         self._rerun = cron.rerun_interrupted
         rule = rule_of(cron)
@@ -477,7 +489,7 @@ class FireTimes:
         return next_step(cron, self._fired, now_s, jitter)
 
     def _adopt(self, found: dict[str, Fired]) -> None:
-        """Write down how far the items are under another schedule: later holders of their locks go by it."""
+        """Store the progress of the items under a changed schedule, for later holders of their locks."""
         assert self._fired is not None
         changed = {item: fired for item, fired in found.items() if fired != self._fired[item]}
         if changed:
@@ -488,14 +500,14 @@ class FireTimes:
         try:
             self._progress.write(fired)
         except LockLost:
-            self._fired = None  # another node's, or swept: claim it anew if the lock is still ours
+            self._fired = None  # taken by another node, or swept: claim it again if the lock is still held
             raise
 
     def begin(self, step: Step) -> None:
-        """Write down that it starts; only then may it.
+        """Store that a step starts. Its run may start only afterwards.
 
         Raises:
-            LatchworkError: it is not written, or not known to be: nothing may start; ask what comes next again.
+            LatchworkError: It is not stored, or not known to be: nothing may start. Call ``next`` again.
         """
         assert self._fired is not None, "ask what comes next first"
         begun = {item: self._fired[item].begin(step.at) for item in step.items}
@@ -504,28 +516,27 @@ class FireTimes:
         self._fired.update(begun)
 
     def confirm_begin(self) -> None:
-        """The job was confirm_begin for the step that was begun: from now on it counts, whatever comes of it."""
+        """Confirm that the job was called for the started step, so that the step counts."""
         self._unconfirmed = {}
 
     def undo_begin(self) -> None:
-        """Write down that the job was not confirm_begin for the step that was begun: its fire time is still owed.
+        """Store that the job was not called for the started step, so that its fire time is still due.
 
-        Only where interrupted runs are not run again: the others go by what is written. When that fails it counts as
-        made.
+        Only for schedules that do not repeat interrupted runs. If it fails, the step counts as done.
         """
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         try:
             if unconfirmed:
                 self._progress.write(unconfirmed)
         except LatchworkError as error:
-            log.warning("a start that was written down and not made counts as made: %s", error)
+            log.warning("a stored start that was not made counts as done: %s", error)
 
     def end(self, step: Step) -> None:
-        """Write down that it has ended. When that fails it is written with the next start."""
+        """Store that a step has ended. If that fails, it is stored with the next start."""
         assert self._fired is not None
         ended = {item: self._fired[item].end() for item in step.items}
         self._fired.update(ended)
         try:
             self._progress.write(ended)
         except LatchworkError as error:
-            log.warning("the end of a run is not written down yet, elsewhere it counts as interrupted: %s", error)
+            log.warning("the end of a run is not stored yet; on other nodes it counts as interrupted: %s", error)

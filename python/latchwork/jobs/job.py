@@ -1,6 +1,6 @@
-"""A job: what to run, on which work items, how often, on how many threads; and the context of its runs.
+"""A job: what to run, on which work items, how often, and on how many threads; and the context of its runs.
 
-No network here.
+No I/O.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def _no_fence(item: str) -> Fence:
 
 
 class JobContext:
-    """Handed to each run of a job. Safe to share between threads; construct one with plain arguments in your tests.
+    """The argument of each run of a job. Thread-safe. Tests may construct one with plain arguments.
 
-    Not promised: that a run which ignores ``should_stop`` is ended. A thread cannot be killed from outside, so pass
+    Not promised: a run that ignores ``should_stop`` does not end, because threads cannot be killed. Pass
     ``fence(item)`` to every write that matters.
     """
 
@@ -51,17 +51,17 @@ class JobContext:
         clock: Clock = SYSTEM_CLOCK,
         fire_time_s: float | None = None,
     ) -> None:
-        """Make a context; nothing is started.
+        """Create a context; nothing is started.
 
         Args:
-            work_share: the items of this run.
-            job_id: the job's id.
-            node_id: the id of the node that runs it.
-            remaining_s: tells how many seconds the locks of this run are still held; for ever unless given.
-            fence: gives the fence of an item; raises ``LockLost`` unless given.
-            store: the store of the cluster, if there is one.
-            clock: what ``wait_stop`` waits on.
-            fire_time_s: the fire time of a cron schedule that this run is for, in seconds since the epoch.
+            work_share: Items of this run.
+            job_id: ID of the job.
+            node_id: ID of the node that runs it.
+            remaining_s: Returns the seconds for which the locks of this run are held; by default infinity.
+            fence: Returns the fence of an item; by default raises ``LockLost``.
+            store: Store of the cluster, if there is one.
+            clock: Clock for ``wait_stop``.
+            fire_time_s: Fire time of a cron schedule that this run is for, in seconds since the epoch.
         """
         self._share = tuple(work_share)
         self._members = frozenset(self._share)
@@ -71,7 +71,7 @@ class JobContext:
         self._fence = fence
         self._store = store
         self._fire_time_s = fire_time_s
-        #: Tells this run to stop; for the job manager.
+        #: Asks this run to stop; for the job manager.
         self.stop_signal = StopSignal(f"job {job_id}", clock)
 
     def __repr__(self) -> str:
@@ -85,28 +85,28 @@ class JobContext:
 
     @property
     def job_id(self) -> str:
-        """The id of the job."""
+        """The ID of the job."""
         return self._job_id
 
     @property
     def node_id(self) -> str:
-        """The id of the node this runs on."""
+        """The ID of the node that runs it."""
         return self._node_id
 
     @property
     def fire_time_s(self) -> float | None:
-        """The fire time this run is for, in seconds since the epoch; None unless the job is on a cron schedule."""
+        """The fire time of this run in seconds since the epoch; None unless the job is on a cron schedule."""
         return self._fire_time_s
 
     @property
     def store(self) -> Store:
-        """The store of the job manager, in its namespace if it has one, for reads and fenced writes. Do not close it.
+        """The store of the job manager, in its namespace, for reads and fenced writes. Do not close it.
 
-        For the time of this run only: no call waits longer than its locks last, and once they are lost every call
-        raises ``LockLost``; see ``Store.within``.
+        It is valid during this run only: no call waits longer than the run's locks last, and once they are lost every
+        call raises ``LockLost``; see ``Store.within``.
 
         Raises:
-            LookupError: this context was constructed without one.
+            LookupError: This context was constructed without a store.
         """
         if self._store is None:
             msg = "this context has no store; construct it with `store=` to test code that uses one"
@@ -115,39 +115,40 @@ class JobContext:
 
     @property
     def should_stop(self) -> bool:
-        """True from the moment this run was told to stop: finish what is begun, and return."""
+        """True once this run was asked to stop: finish the current step and return."""
         return self.stop_signal.should_stop
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Wait until this run is told to stop, a sleep that ends early.
+        """Wait until this run is asked to stop, like a sleep that can be interrupted.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever.
+            timeout_s: Seconds to wait; None waits forever.
         Returns:
-            True when told to stop, False when the time was over.
+            True if the run was asked to stop, False after the timeout.
         """
         return self.stop_signal.wait_stop(timeout_s)
 
     def on_stop(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have ``listener`` called once when this run is told to stop, at once if it was already.
+        """Call ``listener`` once when this run is asked to stop, or at once if it was already.
 
-        Listeners are called in the order they were added, on one thread; one that raises is logged and stops no other.
+        Listeners are called in the order of registration, on one thread. An exception is logged and does not stop the
+        others.
 
         Returns:
-            A function that removes the listener; twice is fine.
+            A function that removes the listener; idempotent.
         """
         return self.stop_signal.on_stop(listener)
 
     def remaining_s(self) -> float:
-        """Seconds for which the locks of this run are surely still ours, by our own clock; 0 when they are not."""
+        """Return the seconds for which this run's locks are certainly held by the local clock; 0 if they are lost."""
         return max(0.0, self._remaining_s())
 
     def fence(self, item: str) -> Fence:
-        """Proof that this node holds the item: put it among the checks of every write that matters.
+        """Return a fence that proves that this node holds the item. Include it in every write that matters.
 
         Raises:
-            KeyError: the item is not in this run's share.
-            LockLost: the lock has run out or was given up; stop the work.
+            KeyError: The item is not in this run's share.
+            LockLost: The lock has expired or was released; stop the work.
         """
         if item not in self._members:
             msg = f"item {item!r} is not in the share of this run of {self._job_id}"
@@ -155,23 +156,23 @@ class JobContext:
         return self._fence(item)
 
     def stop(self) -> None:
-        """Tell the run to stop and call the listeners, in this thread; for tests. Twice is fine."""
+        """Ask the run to stop and call the listeners in this thread. For tests; idempotent."""
         self.stop_signal.stop()
 
 
 class WorkPoolFailed(LatchworkError):
-    """A job's work pool raised; the original is the ``__cause__``. The items stored before stay as they are."""
+    """A job's work pool raised an exception, which is the ``__cause__``. The stored items are kept."""
 
 
-#: A plain function gets a ``JobContext``, an ``async def`` the twin of one, ``latchwork.aio.JobContext``.
+#: A plain function gets a ``JobContext``, an ``async def`` a ``latchwork.aio.JobContext``.
 Run = Callable[[JobContext], Any] | Callable[[Any], Coroutine[Any, Any, object]]
 
 
 @documented(JobOptions)
 class Job:
-    """A job to be shared out over a cluster: construct one with functions, or subclass it.
+    """A job to be distributed over a cluster. Construct one with functions, or subclass it.
 
-    A subclass overrides ``work_pool`` and ``run``, and may give the options as class attributes::
+    A subclass overrides ``work_pool`` and ``run``, and may set options as class attributes::
 
         class Report(Job):
             id = "report"
@@ -183,8 +184,8 @@ class Job:
             def run(self, context):
                 for region in context.work_share: ...
 
-    Options may change while it runs: by ``change`` on one node, by settings in the whole cluster. The rows of
-    ``latchwork.jobs.options`` describe them, and at run time this docstring does.
+    Options may change while the job runs: by ``change`` on one node, or by settings in the whole cluster. The rows of
+    ``latchwork.jobs.options`` describe them. At run time they are part of this docstring.
 
     Attributes:
         id: 1 to 120 characters of ``A-Za-z0-9._-``, unique in the cluster.
@@ -202,7 +203,7 @@ class Job:
 
     def __init__(
         self,
-        id: str | None = None,  # noqa: A002 - what it is called everywhere
+        id: str | None = None,  # noqa: A002 - the public name
         *,
         work_pool: WorkPool | None = None,
         run: Run | None = None,
@@ -213,15 +214,16 @@ class Job:
         pool_check_period_s: float | None = None,
         threads: Threads | None = None,
     ) -> None:
-        """Make a job; what is not given stays what the class says.
+        """Create a job. Options that are not given keep the value of the class.
 
-        ``work_pool`` is the items, or a function that returns them: texts of up to 512 UTF-8 bytes, unique, any order.
-        ``run`` is called with a ``JobContext`` for each run; raising counts as a failure, and it runs again next time.
-        An ``async def`` runs as a task of the node's own event loop, with a ``latchwork.aio.JobContext``; the task is
-        cancelled when the run is told to stop. All such runs of a node share the loop: one that blocks stops them all.
+        ``work_pool`` is a list of items or a function that returns one: unique texts of up to 512 UTF-8 bytes, in any
+        order. ``run`` is called with a ``JobContext`` for each run. An exception counts as a failure, and the job runs
+        again at its next time. An ``async def`` runs as a task of the node's event loop, with a
+        ``latchwork.aio.JobContext``; the task is cancelled when the run is asked to stop. All such runs of a node share
+        the loop, so a blocking one stops them all.
 
         Raises:
-            InvalidJob: one of them cannot be used; the message says which and why.
+            InvalidJob: An argument is invalid; the message says which and why.
         """
         given = locals()
         self._work_pool = work_pool
@@ -235,22 +237,22 @@ class Job:
         return f"<Job {self.id}>"
 
     def work_pool(self) -> Iterable[str]:
-        """All items of this job, the same on every node. Called on a thread of its own, again every check period.
+        """Return all items of this job, the same on every node. Called in a separate thread in every check period.
 
         Raises:
-            NotImplementedError: neither given to the constructor nor overridden.
+            NotImplementedError: Neither given to the constructor nor overridden.
         """
         if self._work_pool is None:
             raise NotImplementedError
         return self._work_pool() if callable(self._work_pool) else self._work_pool
 
     def run(self, context: Any) -> Any:
-        """Work on ``context.work_share`` until done or told to stop. What it returns is ignored.
+        """Work on ``context.work_share`` until done or asked to stop. The return value is ignored.
 
-        A subclass may have an ``async def`` here.
+        A subclass may use an ``async def``.
 
         Raises:
-            NotImplementedError: neither given to the constructor nor overridden.
+            NotImplementedError: Neither given to the constructor nor overridden.
         """
         if self._run is None:
             raise NotImplementedError
@@ -266,20 +268,23 @@ class Job:
         return self._run if type(self).run is Job.run else self.run
 
     def pool_changed(self) -> None:
-        """Have the nodes of this process read the work pool again at once. From any thread, also before they start."""
+        """Make the nodes of this process read the work pool again at once.
+
+        Callable from any thread, also before they start.
+        """
         self._tell("pool")
 
     def change(self, **options: Any) -> None:
-        """Change options in this process while the job runs; a wait under way is cut short.
+        """Change options in this process while the job runs. A current wait is shortened if necessary.
 
         Args:
-            options: those that settings may change too, as in the constructor; the cluster's settings override them.
+            options: Options that settings may change too, as in the constructor. The cluster's settings override them.
         Raises:
-            InvalidJob: one of them is unknown or cannot be used; nothing is changed then.
+            InvalidJob: An option is unknown or invalid; nothing is changed.
         """
         unknown = sorted(set(options) - _CHANGEABLE)
         if unknown:
-            msg = f"job {self.id}: {', '.join(unknown)} cannot change; what can is {', '.join(sorted(_CHANGEABLE))}"
+            msg = f"job {self.id}: {', '.join(unknown)} cannot change; use {', '.join(sorted(_CHANGEABLE))}"
             raise InvalidJob(msg)
         changed = copy(self)
         vars(changed).update(options)
@@ -288,12 +293,12 @@ class Job:
         self._tell("options")
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Call this with ``pool`` or ``options`` when that changed; it must not block. For the job manager.
+        """Call the listener with ``pool`` or ``options`` when that has changed; it must not block. For the job manager.
 
         Returns:
-            A function that ends it; twice is fine.
+            A function that removes the listener; idempotent.
         """
-        listeners = vars(self).setdefault("_listeners", [])  # a subclass need not call our constructor
+        listeners = vars(self).setdefault("_listeners", [])  # a subclass may not call the base constructor
         listeners.append(listener)
 
         def end() -> None:
@@ -307,10 +312,10 @@ class Job:
             listener(what)
 
     def validate(self) -> None:
-        """Check every option again, class attributes included; the manager calls this for each job it is given.
+        """Check every option, including class attributes. The manager calls this for each job.
 
         Raises:
-            InvalidJob: one of them cannot be used; the message says which and why.
+            InvalidJob: An option is invalid; the message says which and why.
         """
         try:
             check_id("job", self.id)
@@ -324,7 +329,7 @@ class Job:
                 kept = option.check(value)
             except ValueError as error:
                 raise InvalidJob(f"job {self.id}: {error}") from None
-            if kept is not value:  # a schedule given as text, say
+            if kept is not value:  # for example a schedule given as text
                 setattr(self, option.name, kept)
 
     def _validate_run(self) -> None:
@@ -362,10 +367,10 @@ for _option in rows(JobOptions):  # the defaults of the class attributes
 
 
 def check_pool(job_id: str, items: object) -> tuple[str, ...]:
-    """Check what a work pool returned: its items, sorted and unique.
+    """Check the result of a work pool, and return its items, sorted and unique.
 
     Raises:
-        InvalidJob: it is no collection, or an item is no text, too long or there twice.
+        InvalidJob: It is not a collection, or an item is not a text, is too long, or occurs twice.
     """
     if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
         msg = f"work pool of job {job_id} returned {items!r:.80}; return a list of texts"
@@ -386,11 +391,11 @@ def check_pool(job_id: str, items: object) -> tuple[str, ...]:
 
 
 def read_pool(job: Job) -> tuple[str, ...]:
-    """Call the job's work pool and check what it returned: sorted and unique.
+    """Call the job's work pool, and return its items, sorted and unique.
 
     Raises:
-        WorkPoolFailed: it raised; the original is the cause.
-        InvalidJob: it returned something that cannot be used.
+        WorkPoolFailed: It raised an exception, which is the cause.
+        InvalidJob: Its result is invalid.
     """
     try:
         items = job.work_pool()
@@ -398,25 +403,25 @@ def read_pool(job: Job) -> tuple[str, ...]:
     except BaseException as error:
         if is_interrupt(error):
             raise
-        msg = f"work pool of job {job.id} raised {reason(error)}; its stored items stay as they are, repair work_pool()"
+        msg = f"work pool of job {job.id} raised {reason(error)}; its stored items are kept; fix work_pool()"
         raise WorkPoolFailed(msg) from error
     return check_pool(job.id, listed)
 
 
 def check_jobs(jobs: object) -> dict[str, Job]:
-    """Jobs by id, in the order given.
+    """Return the jobs by ID, in the given order.
 
     Raises:
-        InvalidJob: not a collection of jobs, or two have one id.
+        InvalidJob: It is not a collection of jobs, or two jobs have the same ID.
     """
     listed = [jobs] if isinstance(jobs, Job) else list(jobs) if isinstance(jobs, Iterable) else [jobs]
     by_id: dict[str, Job] = {}
     for job in listed:
         if not isinstance(job, Job):
-            msg = f"{job!r} is no Job; give a Job or a list of them"
+            msg = f"{job!r} is not a Job; pass a Job or a list of jobs"
             raise InvalidJob(msg)
         if job.id in by_id:
-            msg = f"two jobs have the id {job.id!r}; give each job of a node an id of its own"
+            msg = f"two jobs have the id {job.id!r}; give each job of a node a unique ID"
             raise InvalidJob(msg)
         job.validate()
         by_id[job.id] = job

@@ -1,6 +1,6 @@
-"""A node's figures for Prometheus: all names begin with ``latchwork_``, all have the label ``node``.
+"""Prometheus metrics of nodes. All names begin with ``latchwork_``, and all metrics have the label ``node``.
 
-Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``. Several nodes of a process share one set of metrics.
+Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``. All nodes of a process share one set of metrics.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHORT = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class _Families:
-    """The metrics of one registry, made once."""
+    """The metrics of one registry, created once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, what: str, *labels: str) -> Counter:
@@ -59,7 +59,7 @@ class _Families:
         registry.register(self.now)
 
     def prepare(self, node: str, jobs: Iterable[str]) -> None:
-        """Have every metric of a node, for a rate of what never happened is 0 and not unknown."""
+        """Create every metric of a node, so that the rate of an event that never happened is 0, not missing."""
         own = (self.init, self.close, self.rebalances, self.rebalance_failures, self.rebalance_seconds, self.moves)
         for each in own:
             each.labels(node)
@@ -92,11 +92,11 @@ class _Now(Collector):
             self._pools[node, job] = items
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: names are known when there are nodes."""
+        """Return nothing: the names are known only once there are nodes."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges of the moment."""
+        """Return the current gauges."""
         with self._lock:
             nodes, pools = dict(self._nodes), dict(self._pools)
         by_job: dict[str, tuple[str, Callable[[JobStats], float | None]]] = {
@@ -146,10 +146,10 @@ _known_lock = mutex()
 
 
 class PrometheusMetrics(Observer):
-    """Give it to ``JobManager(observers=[PrometheusMetrics()])``.
+    """An observer that exports metrics: ``JobManager(observers=[PrometheusMetrics()])``.
 
     Args:
-        registry: where the metrics are registered; the client library's own unless given.
+        registry: Registry for the metrics; None uses the default registry of the client library.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -160,25 +160,25 @@ class PrometheusMetrics(Observer):
             self._families = _known[chosen]
 
     def attached(self, node: ObservedNode) -> None:
-        """Ask it for its gauges from now on, and have all its metrics before their first event."""
+        """Create all metrics of the node and include its gauges in future scrapes."""
         self._families.prepare(node.node_id, node.stats().jobs)
         self._families.now.add(node)
 
     def detached(self, node: ObservedNode) -> None:
-        """Ask it no more."""
+        """Remove the node's gauges from future scrapes."""
         self._families.now.remove(node)
 
     def started(self, node_id: str, seconds: float) -> None:
-        """Record how long it took to join."""
+        """Record how long the node took to join."""
         self._families.init.labels(node_id).observe(seconds)
 
     def closed(self, node_id: str, seconds: float) -> None:
-        """Record how long it took to leave."""
+        """Record how long the node took to leave."""
         self._families.close.labels(node_id).observe(seconds)
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
-        """Count and time it."""
+        """Count and time a run."""
         families, labels = self._families, (info.node, info.job)
         families.runs.labels(*labels).inc()
         families.lag.labels(*labels).observe(max(0.0, info.lag_s))
@@ -192,14 +192,14 @@ class PrometheusMetrics(Observer):
             families.run_seconds.labels(*labels).observe(time.perf_counter() - began)
 
     def rebalanced(self, info: RebalanceInfo) -> None:
-        """Count and time it."""
+        """Count and time a rebalance."""
         families = self._families
         families.rebalance_seconds.labels(info.node).observe(info.seconds)
         (families.rebalances if info.error is None else families.rebalance_failures).labels(info.node).inc()
         families.moves.labels(info.node).inc(info.moves)
 
     def pool_read(self, info: PoolInfo) -> None:
-        """Record its size, or its failure."""
+        """Record the size of a work pool, or a failed read."""
         self._families.pool_seconds.labels(info.node, info.job).observe(info.seconds)
         if info.items is None:
             self._families.pool_failures.labels(info.node, info.job).inc()

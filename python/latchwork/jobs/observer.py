@@ -1,7 +1,7 @@
-"""Observers of a node: they learn about starts and ends, rebalances and reads of work pools, and ask for its figures.
+"""Observers of a node, which are notified of starts, ends, rebalances and pool reads, and may ask for statistics.
 
-An observer is called in the thread where the event happens, so it must not block. See ``store.Observers`` for one that
-raises. No network here.
+An observer is called in the thread where the event happens, so it must not block. See ``store.Observers`` about
+exceptions. No I/O.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ NodeState = Literal["new", "starting", "started", "closing", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class JobStats:
-    """What one job has done on one node since it started.
+    """Statistics of one job on one node since the node started.
 
     Attributes:
-        runs: runs begun.
-        failures: runs that raised.
-        active: runs going on at this moment.
-        items: items in the shares that are started now.
-        threads: threads that run, or wait for their time.
-        failing_items: items whose last run failed.
-        consecutive_failures: runs of one item that have failed one after the other, of the item with most of them.
-        last_start_s: when a run last began, in seconds since the epoch; None if none did. This and the next three also
-            over a restart of the node.
-        last_success_s: when one last ended well.
-        last_failure_s: when one last failed.
-        last_error: how that one failed, in one line.
-        next_start_s: when the next run begins; None while that is not known.
+        runs: Number of started runs.
+        failures: Number of runs that raised.
+        active: Number of active runs.
+        items: Number of items in the current runs' shares.
+        threads: Number of threads that run or wait for their time.
+        failing_items: Number of items whose last run failed.
+        consecutive_failures: Largest number of consecutive failed runs of one item.
+        last_start_s: Last start in seconds since the epoch; None if there was none. This and the next three values are
+            kept over a restart of the node.
+        last_success_s: Last success.
+        last_failure_s: Last failure.
+        last_error: Error of the last failure, in one line.
+        next_start_s: Next start; None if unknown.
     """
 
     runs: int = 0
@@ -61,14 +61,14 @@ class JobStats:
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
-    """What a node has done since it started.
+    """Statistics of a node since it started.
 
     Attributes:
-        jobs: by job id; without the jobs that demand labels which this node does not have.
-        is_manager: whether it manages the cluster at this moment.
-        rebalances: rebalances it wrote as the manager.
-        moves: items it moved as the manager.
-        rebalance_failures: rebalances that had to be tried again.
+        jobs: Statistics by job ID, without jobs whose required labels this node does not have.
+        is_manager: Whether it currently manages the cluster.
+        rebalances: Number of rebalances that it wrote as the manager.
+        moves: Number of items that it moved as the manager.
+        rebalance_failures: Number of rebalances that had to be retried.
     """
 
     jobs: Mapping[str, JobStats] = field(default_factory=dict)
@@ -80,15 +80,16 @@ class NodeStats:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a node does its work.
+    """Whether a node is working.
 
     Attributes:
-        ok: it does.
-        reasons: why not, each a sentence; empty when it does.
-        session: the state of its session; ``suspect`` while the store is out of reach, which is no illness yet.
-        session_remaining_s: seconds its session surely lasts.
-        lock_margin_s: seconds its locks surely last; None when it holds none.
-        degraded: a sentence for each job of which every run fails here; a restart of the node does not help. Sorted.
+        ok: Whether it is working.
+        reasons: Why not, in sentences; empty if it is.
+        session: State of its session; ``suspect`` while the store is unreachable, which does not yet count as
+            unhealthy.
+        session_remaining_s: Seconds for which its session certainly lasts.
+        lock_margin_s: Seconds for which its locks certainly last; None without locks.
+        degraded: A sentence for each job whose runs all fail here, sorted. A restart of the node does not help.
     """
 
     ok: bool
@@ -101,14 +102,14 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One run.
+    """A run.
 
     Attributes:
-        node: the node's id.
-        job: the job's id.
-        items: its share.
-        lag_s: seconds that it starts after it was due.
-        fire_time_s: its fire time on a cron schedule, in seconds since the epoch.
+        node: ID of the node.
+        job: ID of the job.
+        items: Items of the run.
+        lag_s: Seconds between its due time and its start.
+        fire_time_s: Its fire time on a cron schedule, in seconds since the epoch.
     """
 
     node: str
@@ -120,15 +121,15 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceInfo:
-    """One rebalance by this node as the manager.
+    """A rebalance by this node as the manager.
 
     Attributes:
-        node: the node's id.
-        seconds: how long it took.
-        shares: shares that were written; 0 when all was as it should be.
-        moves: items that changed their node.
-        error: why it has to be tried again; None when it went well.
-        written_bytes: keys and values that were written for it.
+        node: ID of the node.
+        seconds: Duration.
+        shares: Number of written shares; 0 if nothing had to change.
+        moves: Number of items that moved to another node.
+        error: Error that requires a retry; None if it succeeded.
+        written_bytes: Bytes of written keys and values.
     """
 
     node: str
@@ -141,13 +142,13 @@ class RebalanceInfo:
 
 @dataclass(frozen=True, slots=True)
 class PoolInfo:
-    """One read of a work pool.
+    """A read of a work pool.
 
     Attributes:
-        node: the node's id.
-        job: the job's id.
-        seconds: how long it took.
-        items: how many items it has; None when it could not be read.
+        node: ID of the node.
+        job: ID of the job.
+        seconds: Duration.
+        items: Number of items; None if the read failed.
     """
 
     node: str
@@ -157,68 +158,71 @@ class PoolInfo:
 
 
 class ObservedNode(Protocol):
-    """A node, a ``JobManager``, as observers see it: they may ask at any time, from any thread; no answer waits."""
+    """A node as observers see it. It may be queried at any time, from any thread, without waiting."""
 
     @property
     def node_id(self) -> str:
-        """The node's id."""
+        """The ID of the node."""
         ...
 
     def stats(self) -> NodeStats:
-        """What it has done since it started."""
+        """Return statistics since the start."""
         ...
 
     def health(self) -> Health:
-        """Whether it does its work."""
+        """Return whether the node is working."""
         ...
 
 
 class Observer:
-    """Override what you want to know. Methods may be called from several threads at a time."""
+    """Base class for observers: override the events of interest. Methods may be called from several threads at once."""
 
     def attached(self, node: ObservedNode) -> None:
-        """The node is about to start; ask it for ``stats`` and ``health`` whenever you like from now on."""
+        """Called before the node starts. Its ``stats`` and ``health`` may be queried from now on."""
 
     def detached(self, node: ObservedNode) -> None:
-        """The node is closed."""
+        """Called when the node is closed."""
 
     def started(self, node_id: str, seconds: float) -> None:
-        """The node is registered, which took so long."""
+        """Called when the node is registered, with the time it took."""
 
     def closed(self, node_id: str, seconds: float) -> None:
-        """The node has left, which took so long."""
+        """Called when the node has left, with the time it took."""
 
     def run(self, info: RunInfo) -> AbstractContextManager[Any] | None:  # noqa: ARG002 - for those who override it
-        """A run starts: the returned context manager is entered before it, and left with its exception if it raised."""
+        """Called before a run.
+
+        The returned context manager is entered before it, and exited with its exception, if any.
+        """
         return None
 
     def rebalanced(self, info: RebalanceInfo) -> None:
-        """A rebalance has ended, well or not."""
+        """Called after a rebalance, successful or not."""
 
     def pool_read(self, info: PoolInfo) -> None:
-        """A work pool was read, or could not be."""
+        """Called after a read of a work pool, successful or not."""
 
 
 NOBODY = Observers[Observer]()
 
 
 class EventLog(Observer):
-    """Every node has one. Starts, ends and rebalances are at info, single runs at debug, failures at warning.
+    """Logs events of every node: starts, ends and rebalances as info, runs as debug, failures as warnings.
 
-    A run that failed is an error, and told here only, with its traceback.
+    A failed run is logged as an error with its traceback, and only here.
     """
 
     def started(self, node_id: str, seconds: float) -> None:
-        """Event ``node_started``."""
+        """Log the event ``node_started``."""
         _write(logging.INFO, "node_started", node=node_id, seconds=seconds)
 
     def closed(self, node_id: str, seconds: float) -> None:
-        """Event ``node_closed``."""
+        """Log the event ``node_closed``."""
         _write(logging.INFO, "node_closed", node=node_id, seconds=seconds)
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
-        """Events ``run_started``, and ``run_ended`` or ``run_failed``."""
+        """Log the events ``run_started``, and ``run_ended`` or ``run_failed``."""
         about: dict[str, Any] = {
             "node": info.node,
             "job": info.job,
@@ -236,7 +240,7 @@ class EventLog(Observer):
         _write(logging.DEBUG, "run_ended", **about, seconds=time.perf_counter() - began)
 
     def rebalanced(self, info: RebalanceInfo) -> None:
-        """Event ``rebalanced``, or ``rebalance_failed``; none when nothing had to be written."""
+        """Log the event ``rebalanced`` or ``rebalance_failed``; nothing if no share had to be written."""
         about: dict[str, Any] = {"node": info.node, "seconds": info.seconds, "shares": info.shares, "moves": info.moves}
         if info.error is not None:
             _write(logging.WARNING, "rebalance_failed", **about, error=type(info.error).__name__)
@@ -244,7 +248,7 @@ class EventLog(Observer):
             _write(logging.INFO, "rebalanced", **about)
 
     def pool_read(self, info: PoolInfo) -> None:
-        """Event ``pool_read``, or ``pool_read_failed``."""
+        """Log the event ``pool_read`` or ``pool_read_failed``."""
         failed = info.items is None
         level, event = (logging.WARNING, "pool_read_failed") if failed else (logging.DEBUG, "pool_read")
         _write(level, event, node=info.node, job=info.job, seconds=info.seconds, items=info.items)

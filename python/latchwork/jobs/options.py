@@ -1,12 +1,12 @@
-"""The options of jobs, nodes and clusters: the table with one row for each, and the kinds of values. No network here.
+"""Options of jobs, nodes and clusters: a table with one row per option, and the kinds of values. No I/O.
 
-A row says what an option is called (its unit is the end of its name), what values it takes, what holds unless it is
-given, and what it does. From the rows come the checks of ``Job``, ``JobManager`` and of settings, the flags of the
-command line, the docstrings, and the tables of docs/reference (``scripts/make_reference``).
+A row defines an option's name (whose ending is the unit), its values, its default, and its description. The rows
+produce the checks of ``Job``, ``JobManager`` and settings, the flags of the command line, the docstrings, and the
+tables of docs/reference (``scripts/make_reference``).
 
-The rows are fields of dataclasses, so that a type checker knows each value. The class of a row says who may set it:
-``JobRows`` and ``NodeRows`` are for the code and, for all nodes and while the cluster runs, for settings; ``JobOnly``
-and ``NodeOnly`` are for the code.
+The rows are fields of dataclasses, so that type checkers know each value. The class of a row says who may set it:
+``JobRows`` and ``NodeRows`` may be set in code and, for all nodes at run time, by settings. ``JobOnly`` and
+``NodeOnly`` may only be set in code.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from latchwork.schedules import Cron, FixedDelay, FixedRate, Schedule
 
 T = TypeVar("T")
 
-#: A schedule; or in short, cron text (in UTC), or the time between two starts.
+#: A schedule, cron text (in UTC), or the time between two starts.
 ScheduleOption = Schedule | str | timedelta
 
-#: What a value may also be where it need not be set: None in settings, nothing (NoReturn) in options.
+#: The type of an unset value: None in settings, nothing (NoReturn) in options.
 Unset = TypeVar("Unset")
-#: How the number of threads is written: as ``Threads`` in options, as its limit in settings.
+#: The type of the number of threads: ``Threads`` in options, its limit in settings.
 Limit = TypeVar("Limit")
-#: A shorter grace than this would take a busy server for one that is out of reach.
+#: Least grace period; a shorter one would treat a busy server as unreachable.
 MIN_GRACE_S = 0.3
 
 
 class InvalidJob(LatchworkError, ValueError):
-    """A job is put together wrongly: its id, its options, or what its work pool returned."""
+    """A job is invalid: its ID, its options, or the result of its work pool."""
 
 
 class InvalidSetting(LatchworkError, ValueError):
-    """A setting cannot be used; the message names it."""
+    """A setting is invalid; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """How many runs a node's share of a job is cut into; each run has a thread of its own.
+    """The number of runs that a node's share of a job is split into. Each run has its own thread.
 
     Attributes:
-        limit: most runs at a time on one node; 0 is one run per item.
+        limit: Maximum number of concurrent runs on one node; 0 for one run per item.
     """
 
     limit: int
@@ -62,24 +62,24 @@ class Threads:
 
     @classmethod
     def whole(cls) -> Threads:
-        """One run with the node's whole share."""
+        """Return one run with the node's whole share."""
         return cls(1)
 
     @classmethod
     def per_item(cls) -> Threads:
-        """One run for each item, with just that item."""
+        """Return one run for each item."""
         return cls(0)
 
     @classmethod
     def at_most(cls, limit: int) -> Threads:
-        """Up to ``limit`` runs with disjoint parts of the share, of sizes within 1."""
+        """Return up to ``limit`` runs with disjoint parts of the share of almost equal size."""
         if type(limit) is not int or limit < 1:
             msg = f"Threads.at_most({limit!r}) cannot be used; give a whole number of at least 1"
             raise InvalidJob(msg)
         return cls(limit)
 
     def slices(self, items: Iterable[str]) -> list[tuple[str, ...]]:
-        """The items cut into runs: sorted, disjoint, none empty."""
+        """Split the items into runs: sorted, disjoint, none empty."""
         ordered = sorted(items)
         if self.limit == 0:
             return [(item,) for item in ordered]
@@ -90,16 +90,16 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class OptionKind:
-    """The values that an option takes.
+    """The values that an option accepts.
 
     Attributes:
-        check: takes the option's name and a value from the code, and returns the value to keep. Raises ValueError for
-            one that cannot be used; the message begins with the name.
-        read: the same for a setting, whose value comes from the code or was stored; by default as ``check``.
-        encode: returns a setting's value for JSON.
-        effective: returns the value that the option has where this setting is set.
-        least: the least number.
-        flag: the type of its flag on the command line; None when it has none of its own.
+        check: Checks a value from code, given the option's name, and returns the value to keep. Raises ValueError with
+            a message that begins with the name.
+        read: The same for a setting, whose value comes from code or from the store; by default ``check``.
+        encode: Converts a setting's value for JSON.
+        effective: Converts a setting's value to the option's value.
+        least: Least number.
+        flag: Type of its command-line flag; None for no flag.
     """
 
     check: Callable[[str, Any], Any]
@@ -111,7 +111,7 @@ class OptionKind:
 
 
 def number(least: float) -> OptionKind:
-    """Finite numbers that are not below the least; in seconds if the option's name ends so."""
+    """Return the kind of finite numbers of at least ``least``; in seconds if the option's name ends in ``_s``."""
 
     def check(name: str, value: Any) -> float:
         if not is_number(value, least):
@@ -147,7 +147,7 @@ def _read_limit(name: str, value: Any) -> int:
 
 
 def _short_schedule(name: str, value: Any) -> Any:
-    """A schedule that was given in short: cron text, or the time between two starts; anything else as it is."""
+    """Convert cron text, or the time between two starts, to a schedule; return anything else unchanged."""
     if not isinstance(value, (str, timedelta)):
         return value
     try:
@@ -198,24 +198,25 @@ SWITCH = OptionKind(_check_switch)
 LABELS = OptionKind(_check_labels)
 
 
-#: ``Threads`` in the code; their limit in settings, and on the command line.
+#: ``Threads`` in code, their limit in settings and on the command line.
 THREADS = OptionKind(_check_threads, _read_limit, effective=Threads, least=0, flag=int)
 
 
-#: Any schedule in the code, one of ours in settings; in both also what stands for one.
+#: Any schedule in code, a built-in one in settings; both also accept the short forms.
 SCHEDULE = OptionKind(_check_schedule, _read_schedule, _encode_schedule)
 
 
 @dataclass(frozen=True, slots=True)
 class OptionRow:
-    """One option.
+    """An option.
 
     Attributes:
-        kind: what values it takes.
-        default: what holds unless it is given; an option with a default of None may be given None.
-        text: what it does, in Markdown; with its unit before it, it is a sentence.
-        none: what None means.
-        flag: ``latchwork run`` has a flag for it, if its kind has one.
+        kind: Kind of its values.
+        default: Default value; an option with the default None also accepts None.
+        text: Description in Markdown; a sentence if its unit is put before it.
+        none: Meaning of None.
+        flag: Whether ``latchwork run`` has a flag for it, if its kind has one.
+        name: Name of the option.
     """
 
     kind: OptionKind
@@ -232,30 +233,30 @@ class OptionRow:
 
     @property
     def meaning(self) -> str:
-        """What it does, and its least value, without the unit."""
+        """The description with the least value, without the unit."""
         return self.text + (f"; at least {self.kind.least:g}" if self.kind.least else "")
 
     @property
     def sentence(self) -> str:
-        """The same with the unit, in plain text."""
+        """The description with the unit, as plain text."""
         return f"{self.unit} {self.meaning}".strip().replace("`", "")
 
     def check(self, value: Any) -> Any:
-        """The value as it is kept.
+        """Check a value and return it as it is kept.
 
         Raises:
-            ValueError: it cannot be used; the message begins with the name.
+            ValueError: It is invalid; the message begins with the name.
         """
         return None if value is None and self.default is None else self.kind.check(self.name, value)
 
 
 def row(kind: OptionKind, default: Any, text: str, **more: Any) -> Any:
-    """A field that is a row. Its own default is None: not set."""
+    """Return a dataclass field for a row. Its own default is None: not set."""
     return field(default=None, metadata={"row": OptionRow(kind, default, text, **more)})
 
 
 def seconds(default: float | None, text: str, *, least: float = 0.0, **more: Any) -> Any:
-    """A field that is a row, for a time."""
+    """Return a dataclass field for a row whose value is a time."""
     return row(number(least), default, text, **more)
 
 
@@ -271,18 +272,16 @@ class JobRows(Generic[Unset, Limit]):
     )
     initial_delay_s: float | None = seconds(
         None,
-        "before the first run of an item that is new on a node: 30 lets a node warm up",
+        "before the first run of an item that is new on a node; 30 lets a node warm up",
         none="the schedule's own: its delay or rate, or the next time that matches",
     )
     jitter_s: float | Unset = seconds(
-        0.0, "by which a run starts late at most, at random: anew for each run, on a cron schedule once for each share"
+        0.0, "of random delay before a run at most: drawn for each run, or on a cron schedule once for each share"
     )
     pool_check_period_s: float | Unset = seconds(
-        60.0, "between two reads of the work pool; 0 reads it once, and again when another node stored its own since"
+        60.0, "between two reads of the work pool; 0 reads it once, and again when another node has stored it"
     )
-    threads: Limit = row(
-        THREADS, Threads.whole(), "how many runs a node's share is cut into, each on a thread of its own"
-    )
+    threads: Limit = row(THREADS, Threads.whole(), "how many runs a node's share is split into, each on its own thread")
 
 
 @dataclass(frozen=True)
@@ -290,28 +289,26 @@ class JobOnly:
     """Options of a job that only its code sets."""
 
     requires: Mapping[str, str] = row(
-        LABELS, MappingProxyType({}), "labels, with their values, that a node must have to get items of this job"
+        LABELS, MappingProxyType({}), "labels and values that a node must have to get items of this job"
     )
 
 
 @dataclass(frozen=True)
 class ManagerRows(Generic[Unset]):
-    """Options of a node that it manages the cluster with while it is elected; settings may change them."""
+    """Options of a node for managing the cluster while it is elected; settings may change them."""
 
     debounce_s: float | Unset = seconds(
-        0.3, "without a change before a rebalance, so that a burst becomes one: 2 where nodes start one by one"
+        0.3, "without a change before a rebalance, so that a burst causes only one; 2 where nodes start one by one"
     )
     debounce_max_s: float | Unset = seconds(
-        3.0, "from the first change to the rebalance at the latest, however long the burst", flag=False
+        3.0, "from the first change to the rebalance at most, however long the burst", flag=False
     )
     cleanup_period_s: float | Unset = seconds(
-        3 * 3600.0, "between two cleanings of jobs that no living node can run; 0 for never", flag=False
+        3 * 3600.0, "between two cleanups of jobs that no running node can run; 0 for never", flag=False
     )
-    sweep_period_s: float | Unset = seconds(
-        600.0, "between two sweeps of what dead nodes left locked; 0 for never", flag=False
-    )
+    sweep_period_s: float | Unset = seconds(600.0, "between two sweeps of locks of dead nodes; 0 for never", flag=False)
     outcome_keep_s: float | Unset = seconds(
-        7 * 86_400.0, "for which is kept how the runs of a node went that has gone", flag=False
+        7 * 86_400.0, "for which the outcomes of a removed node are kept", flag=False
     )
 
 
@@ -321,23 +318,23 @@ class NodeRows(ManagerRows[Unset]):
 
     stop_timeout_s: float | Unset = seconds(
         30.0,
-        "after which a run that was told to stop and did not is reported; its items stay locked until it has ended",
+        "after which a run that does not stop is reported; its items stay locked until it has ended",
         flag=False,
     )
     close_timeout_s: float | Unset = seconds(
-        30.0, "that a closing node waits for its runs to stop; then it leaves their locks to run out"
+        30.0, "that a closing node waits for its runs to stop; after that their locks expire by themselves"
     )
     disconnect_grace_s: float | None = seconds(
         None,
-        "that runs go on after the last answer of a store that is out of reach: at most three quarters of "
-        "`lock_ttl_s`, and `session_ttl_s`; a longer one that is set for the cluster is cut to that, with a warning",
+        "that runs continue after the last answer of an unreachable store: at most three quarters of "
+        "`lock_ttl_s`, and `session_ttl_s`; a longer cluster setting is shortened to that, with a warning",
         least=MIN_GRACE_S,
         none="as long as the locks allow, even beyond `session_ttl_s`",
     )
     outcome_period_s: float | Unset = seconds(
         60.0,
-        "between two writes of how this node's runs go, if something has changed; that a job began to fail, or works "
-        "again, is written at once, each once in this time; 0 writes nothing",
+        "between two writes of this node's outcomes, if they have changed; that a job began to fail or has "
+        "recovered is written at once, each at most once in this time; 0 writes nothing",
     )
 
 
@@ -347,33 +344,33 @@ class NodeOnly:
 
     session_ttl_s: float | None = seconds(
         None,
-        "after which a dead node's items are given to others; the server may grant more",
+        "after which a dead node's items are given to other nodes; the server may grant more",
         least=0.1,
         none="that of the URL, else 10",
     )
     lock_ttl_s: float = seconds(
-        10.0, "that the items of a dead node stay locked; runs are told to stop when a quarter is left", least=0.3
+        10.0, "that the items of a dead node stay locked; runs are asked to stop when a quarter is left", least=0.3
     )
     weight: float = row(
-        number(1e-9), 1.0, "how much this node takes: one of weight 2 takes twice as much as one of weight 1"
+        number(1e-9), 1.0, "the relative capacity of this node: with 2 it takes twice as much as with 1"
     )
     labels: Mapping[str, str] = row(
-        LABELS, MappingProxyType({}), "anything, for `inspect` and strategies of your own; jobs may demand some"
+        LABELS, MappingProxyType({}), "labels for `inspect` and custom strategies; jobs may require some"
     )
 
 
 @dataclass(frozen=True)
 class JobSwitches:
-    """Settings of a job that are no options."""
+    """Settings of a job that are not options."""
 
-    enabled: bool | None = row(SWITCH, None, "its switch", none="as the default says")
+    enabled: bool | None = row(SWITCH, None, "the job's own switch", none="the default")
 
 
 @dataclass(frozen=True)
 class ClusterSwitches:
-    """Settings of the cluster that are no options."""
+    """Settings of the cluster that are not options."""
 
-    all_disabled: bool | None = row(SWITCH, None, "no job runs anywhere, whatever its switch says", none="no")
+    all_disabled: bool | None = row(SWITCH, None, "no job runs anywhere, whatever its switch is", none="no")
     default_enabled: bool | None = row(SWITCH, None, "whether jobs without a switch run", none="yes")
 
 
@@ -384,22 +381,22 @@ def _rows(table: Any) -> tuple[OptionRow, ...]:
 
 
 def rows(table: Any) -> tuple[OptionRow, ...]:
-    """The rows among the fields of a dataclass, in their order."""
+    """Return the rows among the fields of a dataclass, in their order."""
     return _rows(table)
 
 
 def defaults(options: type[T]) -> T:
-    """Options of which none was given."""
+    """Return options with all defaults."""
     return options(**{each.name: each.default for each in rows(options)})
 
 
 def values(table: Any, options: object) -> dict[str, Any]:
-    """The values of the rows of this table among these options, by name."""
+    """Return the values of a table's rows in these options, by name."""
     return {each.name: getattr(options, each.name) for each in rows(table)}
 
 
 def effective_options(options: type[T], settings: object, code: object) -> T:
-    """The options that hold: what is set, else what the code says."""
+    """Return the effective options: settings where they are set, otherwise the values from code."""
     found = values(options, code)
     for each in rows(options):
         value = getattr(settings, each.name, None)
@@ -409,7 +406,7 @@ def effective_options(options: type[T], settings: object, code: object) -> T:
 
 
 def documented(*tables: Any) -> Callable[[type[T]], type[T]]:
-    """Add these options to the docstring of a class: to its arguments or attributes, before what it raises."""
+    """Add these options to a class's docstring: to its arguments or attributes, before its exceptions."""
 
     def add(cls: type[T]) -> type[T]:
         found = [row for table in tables for row in rows(table)]

@@ -1,10 +1,10 @@
-"""The options of a job and of a node, and the settings of a cluster, which override them while the cluster runs.
+"""Options of jobs and nodes, and the settings of a cluster, which override them at run time.
 
-Keys:   settings/cluster        JSON; what holds for all jobs, and for the manager
-        settings/jobs/<job>     JSON; what holds for one job
+Keys:   settings/cluster        JSON; settings for all jobs, and for the manager
+        settings/jobs/<job>     JSON; settings for one job
 
-An absent field leaves the option as the code sets it. A field that this version does not know, or whose value it cannot
-use, is left alone and reported, so that two versions may share a cluster.
+An absent field leaves the option as the code sets it. A field that this version does not know, or whose value is
+invalid, is kept and reported, so that two versions may share a cluster.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 SETTINGS = "settings"
 CLUSTER = "settings/cluster"
 JOBS = "settings/jobs"
-#: The TTL of a node's session unless it or the URL gives one.
+#: Default TTL of a node's session in seconds, unless the node or the URL sets one.
 SESSION_TTL_S = 10.0
-#: Runs are told to stop when this part of the TTL is left of their locks, if not earlier.
+#: Runs are asked to stop, at the latest, when this fraction of their locks' TTL is left.
 STOP_MARGIN = 0.25
 
 
 @dataclass(frozen=True)
 class JobOptions(JobRows[NoReturn, Threads], JobOnly):
-    """The options of a job that hold now: the cluster's settings where there are any, else what the code says.
+    """The effective options of a job: the cluster's settings where they are set, otherwise the values from code.
 
-    ``schedule_since_s`` is when the node saw the schedule come into force, in seconds since the epoch; None when it has
-    held since the node started.
+    ``schedule_since_s`` is the time at which the node saw the schedule take effect, in seconds since the epoch; None if
+    it has been in effect since the node started.
     """
 
     schedule_since_s: float | None = field(default=None, compare=False)
@@ -64,35 +64,35 @@ class JobOptions(JobRows[NoReturn, Threads], JobOnly):
 @documented(JobSwitches, JobRows)
 @dataclass(frozen=True)
 class JobSettings(JobRows[None, int | None], JobSwitches):
-    """The settings of one job; None leaves the code's option. ``threads`` is a number, 0 for one per item."""
+    """Settings of one job; None leaves the option from code. ``threads`` is a number, 0 for one per item."""
 
     def applied_to(self, job: object) -> JobOptions:
-        """The options that hold for the job, whose own are its attributes."""
+        """Return the effective options of the job, whose own options are its attributes."""
         return effective_options(JobOptions, self, job)
 
 
 @documented(ClusterSwitches, NodeRows)
 @dataclass(frozen=True)
 class ClusterSettings(NodeRows[None], ClusterSwitches):
-    """The settings of the whole cluster; None leaves the code's option."""
+    """Settings of the whole cluster; None leaves the option from code."""
 
 
 @dataclass(frozen=True)
 class NodeOptions(NodeRows[NoReturn], NodeOnly):
-    """The options of a node: what ``JobManager`` was given, or what holds now."""
+    """Options of a node: the arguments of ``JobManager``, or the effective options."""
 
     @property
     def longest_grace_s(self) -> float:
-        """The longest time that runs can go on without the store: as long as the locks allow, and the session lasts."""
+        """The longest time for which runs can continue without the store, limited by the locks and the session."""
         return min(self.lock_ttl_s * (1 - STOP_MARGIN), self.session_s)
 
     @property
     def session_s(self) -> float:
-        """The TTL that the node asks for its session, in seconds."""
+        """The TTL that the node requests for its session, in seconds."""
         return self.session_ttl_s or SESSION_TTL_S
 
     def overridden_by(self, settings: ClusterSettings) -> NodeOptions:
-        """These options, overridden by what is set for the cluster."""
+        """Return these options, overridden by the cluster's settings."""
         return effective_options(NodeOptions, settings, self)
 
 
@@ -100,10 +100,10 @@ NODE_DEFAULTS = defaults(NodeOptions)
 
 
 def node_options(given: Mapping[str, Any]) -> NodeOptions:
-    """Check all options of a node, by name; other names are ignored.
+    """Check all options of a node by name; other names are ignored.
 
     Raises:
-        ValueError: one cannot be used; the message names it.
+        ValueError: An option is invalid; the message names it.
     """
     options = NodeOptions(**{each.name: each.check(given[each.name]) for each in rows(NodeOptions)})
     grace_s, longest_s = options.disconnect_grace_s, options.lock_ttl_s * (1 - STOP_MARGIN)
@@ -113,29 +113,29 @@ def node_options(given: Mapping[str, Any]) -> NodeOptions:
         locks = f"locks of {options.lock_ttl_s:g} s"
         raise ValueError(f"disconnect_grace_s is {grace_s:g}, but {locks} allow {longest_s:g}; raise lock_ttl_s")
     if grace_s > options.session_s:
-        after = f"others get the items after {options.session_s:g} s"
+        after = f"other nodes get the items after {options.session_s:g} s"
         raise ValueError(f"disconnect_grace_s is {grace_s:g}, but {after}; raise session_ttl_s")
     return options
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings of a cluster at one moment.
+    """All settings of a cluster at one time.
 
     Attributes:
-        cluster: what holds for all jobs.
-        jobs: what holds for one job, by job id; jobs without settings are absent.
+        cluster: Settings for all jobs.
+        jobs: Settings by job ID; jobs without settings are absent.
     """
 
     cluster: ClusterSettings = ClusterSettings()
     jobs: Mapping[str, JobSettings] = field(default_factory=dict)
 
     def job(self, job_id: str) -> JobSettings:
-        """The settings of a job."""
+        """Return the settings of a job."""
         return self.jobs.get(job_id, JobSettings())
 
     def is_enabled(self, job_id: str) -> bool:
-        """Whether a job may run: "all disabled" beats its switch, its switch beats the default."""
+        """Return whether a job may run: "all disabled" overrides its switch, and its switch overrides the default."""
         if self.cluster.all_disabled:
             return False
         switch = self.job(job_id).enabled
@@ -149,13 +149,13 @@ _Settings = TypeVar("_Settings", JobSettings, ClusterSettings)
 
 
 def encode(settings: JobSettings | ClusterSettings) -> dict[str, Any]:
-    """The fields that are set, for JSON."""
+    """Return the fields that are set, for JSON."""
     found = values(type(settings), settings)
     return {name: _ROWS[name].kind.encode(value) for name, value in found.items() if value is not None}
 
 
 def decode(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Settings, list[str]]:
-    """The settings of a document, and what is wrong with the fields that were left out."""
+    """Decode a document into settings, and return the problems of the fields that were left out."""
     known = {each.name for each in rows(type(empty))}
     good: dict[str, Any] = {}
     bad = []
@@ -163,7 +163,7 @@ def decode(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Settings, li
         if name == "changed" or value is None:
             continue
         if name not in known:
-            bad.append(f"setting {name!r} is not known to this version")
+            bad.append(f"setting {name!r} is unknown to this version")
             continue
         try:
             good[name] = check(name, value)
@@ -173,10 +173,10 @@ def decode(empty: _Settings, document: Mapping[str, Any]) -> tuple[_Settings, li
 
 
 def check(name: str, value: Any) -> Any:
-    """A setting's value as it is kept.
+    """Check a setting's value and return it as it is kept.
 
     Raises:
-        InvalidSetting: it cannot be used; the message names the setting.
+        InvalidSetting: It is invalid; the message names the setting.
     """
     kind = _ROWS[name].kind
     try:
@@ -186,23 +186,23 @@ def check(name: str, value: Any) -> Any:
 
 
 def encoded(name: str, value: Any) -> Any:
-    """A setting's value for JSON.
+    """Check a setting's value and convert it for JSON.
 
     Raises:
-        InvalidSetting: it cannot be used; the message names the setting.
+        InvalidSetting: It is invalid; the message names the setting.
     """
     return _ROWS[name].kind.encode(check(name, value))
 
 
-#: A setting that cannot be used counts as not set, and leaves the others alone: they are checked one by one.
+#: Fields are checked one by one, so that an invalid setting does not affect the others.
 _DOCUMENT: Decoder[dict[str, Any]] = Decoder(dict[str, Any], "settings")
 
 
 def parse_document(value: bytes) -> dict[str, Any]:
-    """A stored document.
+    """Decode a stored document.
 
     Raises:
-        InvalidSetting: it is no JSON object.
+        InvalidSetting: It is not a JSON object.
     """
     try:
         return _DOCUMENT.decode(value)
@@ -211,18 +211,18 @@ def parse_document(value: bytes) -> dict[str, Any]:
 
 
 def read_settings(store: Store) -> Settings:
-    """Read a cluster's settings; what cannot be used is logged and counts as not set."""
+    """Read a cluster's settings. Invalid settings are logged and count as not set."""
     return SettingsReader().read(cluster_store(store).list(SETTINGS, recursive=True))
 
 
 class SettingsReader:
-    """Decodes stored entries; a document that cannot be used is reported once. One thread at a time."""
+    """Decodes stored settings, and reports each invalid document once. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._reported: dict[str, object] = {}
 
     def read(self, entries: Iterable[Entry]) -> Settings:
-        """The settings in these entries."""
+        """Return the settings in these entries."""
         cluster = ClusterSettings()
         jobs: dict[str, JobSettings] = {}
         for entry in entries:
@@ -243,26 +243,25 @@ class SettingsReader:
     def _report(self, entry: Entry, bad: list[str]) -> None:
         if bad and self._reported.get(entry.key) != entry.version:
             self._reported[entry.key] = entry.version
-            log.warning("%s holds what cannot be used, and counts as not set: %s", entry.key, "; ".join(bad))
+            log.warning("%s has invalid settings, which are ignored: %s", entry.key, "; ".join(bad))
 
 
 class ConfigurableJob(Protocol):
-    """A job, as far as its options go: they are its attributes, and it says ``options`` when they changed."""
+    """A job as far as its options are concerned: attributes, and listeners that get ``options`` after a change."""
 
     def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]: ...  # noqa: D102
 
 
 class LiveSettings:
-    """Owned by the job manager. ``start`` reads them and follows them, ``close`` ends that.
+    """The current settings of a cluster. ``start`` reads and follows them, ``close`` stops that.
 
     Args:
-        jobs: this node's jobs; a change of their options counts as a change of the settings.
-        node: the options of this node, as its code says; a ``disconnect_grace_s`` that is longer than its TTLs allow is
-            cut to that.
-        wall_s: seconds since the epoch.
+        jobs: Jobs of this node; a change of their options counts as a change of the settings.
+        node: Options of this node from code. A ``disconnect_grace_s`` that is longer than its TTLs allow is shortened.
+        wall_s: Returns seconds since the epoch.
     Attributes:
-        now: what is stored, as far as this node can follow it.
-        node: the options of this node in force.
+        now: Stored settings, as far as this node can apply them.
+        node: Effective options of this node.
     """
 
     def __init__(
@@ -276,7 +275,7 @@ class LiveSettings:
         self._too_long_s: float | None = None
         self._wall_s = wall_s
         self._mutex = mutex()
-        self._schedules: dict[str, tuple[Schedule, float | None]] = {}  # what was last seen in force, and since when
+        self._schedules: dict[str, tuple[Schedule, float | None]] = {}  # the last effective schedule, and since when
         self.now = Settings()
         self._reader = SettingsReader()
         self._listeners: list[Callable[[], None]] = []
@@ -284,7 +283,7 @@ class LiveSettings:
         self._unsubscribe = [job.subscribe(self._on_job_change) for job in jobs.values()]
 
     def options(self, job_id: str) -> JobOptions:
-        """The options in force for a job of this node; the first call after a change of its schedule notes when."""
+        """Return the effective options of a job. The first call after a change of its schedule records the time."""
         with self._mutex:
             found = self.now.job(job_id).applied_to(self._jobs[job_id])
             schedule, since_s = self._schedules.get(job_id, (found.schedule, None))
@@ -294,26 +293,26 @@ class LiveSettings:
         return replace(found, schedule_since_s=since_s)
 
     def is_enabled(self, job_id: str) -> bool:
-        """Whether a job may run."""
+        """Return whether a job may run."""
         return self.now.is_enabled(job_id)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call this after each change; it must not block."""
+        """Call the listener after each change; it must not block."""
         self._listeners.append(listener)
 
     def start(self, store: Store) -> None:
-        """Read them, so that nothing disabled runs for a moment, and follow them.
+        """Read the settings, so that no disabled job starts, and follow them.
 
         Raises:
-            Unavailable: the store did not answer.
+            Unavailable: The store did not answer.
         """
         self._adopt(store.list(SETTINGS, recursive=True))
-        self._schedules.clear()  # until now nothing ran, so what the settings say has held since the start
+        self._schedules.clear()  # nothing has run yet, so the stored settings count from the start
         self._mirror = store.mirror(SETTINGS)
         self._mirror.on_change(lambda _batch: self._reread())
 
     def close(self) -> None:
-        """Follow them no more; the last ones stay. Twice is fine."""
+        """Stop following the settings; the last ones stay in effect. Idempotent."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         if self._mirror is not None:
@@ -328,7 +327,7 @@ class LiveSettings:
             return
         for job_id in self._jobs:
             if before.is_enabled(job_id) != found.is_enabled(job_id):
-                log.info("job %s is %s from now on", job_id, "enabled" if found.is_enabled(job_id) else "disabled")
+                log.info("job %s is now %s", job_id, "enabled" if found.is_enabled(job_id) else "disabled")
         self._tell()
 
     def _adopt(self, entries: Iterable[Entry]) -> None:
@@ -336,7 +335,7 @@ class LiveSettings:
         self.node = self._code.overridden_by(self.now.cluster)
 
     def _usable(self, found: Settings) -> Settings:
-        """The settings, with a grace that is too long for this node cut to what its TTLs allow."""
+        """Return the settings, with a grace period that is too long for this node shortened."""
         grace_s, longest_s = found.cluster.disconnect_grace_s, self._code.longest_grace_s
         if grace_s is None or grace_s <= longest_s:
             self._too_long_s = None
@@ -357,6 +356,6 @@ class LiveSettings:
 
     def _tell(self) -> None:
         for job_id in self._jobs:
-            self.options(job_id)  # the moment of a change is now, not when a run asks
+            self.options(job_id)  # records the time of the change now
         for listener in list(self._listeners):
             listener()

@@ -1,4 +1,4 @@
-"""A span for each run and each rebalance, through OpenTelemetry's API only: without an SDK it costs next to nothing.
+"""OpenTelemetry spans for each run and each rebalance. Without an OpenTelemetry SDK the overhead is negligible.
 
 Needs ``opentelemetry-api``: ``pip install "latchwork[tracing]"``.
 """
@@ -28,10 +28,12 @@ _MAX_SHOWN = 20
 
 
 class Tracing(Observer):
-    """Give it to ``JobManager(observers=[Tracing()])``. A run's span is the current one while the job's ``run`` works.
+    """An observer that creates spans: ``JobManager(observers=[Tracing()])``.
+
+    The span of a run is the current span while the job's ``run`` is called.
 
     Args:
-        provider: whose tracer to use; the global one unless given.
+        provider: Tracer provider; None uses the global one.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
@@ -39,7 +41,7 @@ class Tracing(Observer):
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
-        """A span ``latchwork.run``; an exception of the run is recorded in it."""
+        """Create a span ``latchwork.run`` around a run; an exception is recorded in it."""
         attributes: dict[str, Any] = {
             "latchwork.node": info.node,
             "latchwork.job": info.job,
@@ -53,7 +55,7 @@ class Tracing(Observer):
             yield
 
     def rebalanced(self, info: RebalanceInfo) -> None:
-        """A span ``latchwork.rebalance`` that has just ended."""
+        """Create a span ``latchwork.rebalance`` for a rebalance that has just ended."""
         ended = time.time_ns()
         span = self._tracer.start_span(
             "latchwork.rebalance",

@@ -1,6 +1,6 @@
-"""When something runs next: fixed delay, fixed rate and cron, and which fire times of a cron schedule an item owes.
+"""Schedules: fixed delay, fixed rate and cron, and the missed fire times of a cron schedule.
 
-Everything is pure, the time comes in as an argument; nothing here knows of jobs, stores or threads.
+Everything is pure, and the time is an argument. Nothing here knows about jobs, stores or threads.
 """
 
 from latchwork.schedules.fires import NO_JITTER, Fired, Jitter, Step, next_step, rule_of

@@ -1,7 +1,7 @@
-"""Which fire time of a cron schedule is run next, of those that are owed. Pure: the time comes in as an argument.
+"""Selection of the next fire time of a cron schedule, including missed ones. Pure: the time is an argument.
 
-An item owes each fire time once. What is known of an item is how far it is (``Fired``); a share of items runs together
-what its items owe for the same fire time.
+Each item runs once for each fire time. The progress of an item is a ``Fired``. The items of a share that run for the
+same fire time run together.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from latchwork.schedules.schedule import Cron
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """How far one item is.
+    """The progress of one item.
 
     Attributes:
-        through: every fire time up to this one is settled, in seconds since the epoch.
-        running: the fire time whose run was begun and has not ended, None when there is none.
-        rule: the schedule that this was counted with, as ``rule_of`` has it; empty when that is not known.
+        through: Every fire time up to this one is settled, in seconds since the epoch.
+        running: Fire time whose run has started and not ended; None if there is none.
+        rule: Schedule that the progress belongs to, see ``rule_of``; empty if unknown.
     """
 
     through: float
@@ -28,20 +28,20 @@ class Fired:
     rule: str = ""
 
     def begin(self, at: float) -> Fired:
-        """Its run of this fire time is begun."""
+        """Return the progress after the run of this fire time has started."""
         return replace(self, through=max(self.through, at), running=at)
 
     def end(self) -> Fired:
-        """Its run has ended."""
+        """Return the progress after the run has ended."""
         return replace(self, running=None)
 
     def under(self, rule: str, now_s: float, changed_s: float | None) -> Fired:
-        """The progress under the schedule in force, whose fire times from before it came into force are not owed.
+        """Return the progress under the current schedule. Fire times from before it took effect are skipped.
 
         Args:
-            rule: the schedule in force.
-            now_s: seconds since the epoch.
-            changed_s: when it came into force, if this node saw that; else a change counts from now, when it is found.
+            rule: The current schedule.
+            now_s: Current time in seconds since the epoch.
+            changed_s: When it took effect, if this node saw that; otherwise a change counts from now.
         """
         found_s = now_s if self.rule not in {"", rule} else self.through
         return replace(self, rule=rule, through=max(self.through, found_s if changed_s is None else changed_s))
@@ -49,12 +49,12 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Jitter:
-    """How much later than its fire times a share starts: always the same, so that no start overtakes another.
+    """The delay of a share's starts after its fire times. It is constant, so that no start overtakes another.
 
     Attributes:
-        delay_s: seconds by which this share starts later.
-        most_s: the most by which any share of the job may; lateness counts from there, so that a start which only waits
-            is on time, also when it waited in another share before.
+        delay_s: Delay of this share in seconds.
+        most_s: Greatest delay of any share of the job. Lateness counts from there, so that a delayed start is on time,
+            even if it waited in another share before.
     """
 
     delay_s: float = 0.0
@@ -62,7 +62,7 @@ class Jitter:
 
     @classmethod
     def of(cls, most_s: float, share: str) -> Jitter:
-        """The jitter of a share, computed from its name: the same on every node."""
+        """Compute the jitter of a share from its name, which gives the same result on every node."""
         return cls(most_s * crc32(share.encode()) / 2**32, most_s)
 
 
@@ -71,13 +71,13 @@ NO_JITTER = Jitter()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a share does next.
+    """The next step of a share.
 
     Attributes:
-        at: the fire time, in seconds since the epoch.
-        items: who runs it: sorted, not empty.
-        wait_s: seconds until it starts; 0 or less when that has come.
-        is_rerun: it was begun before, and interrupted.
+        at: Fire time in seconds since the epoch.
+        items: Sorted items to run (at least one).
+        wait_s: Seconds until it starts; 0 or less if it is due.
+        is_rerun: Whether it was started before and interrupted.
     """
 
     at: float
@@ -87,22 +87,22 @@ class Step:
 
 
 def next_step(cron: Cron, progress: Mapping[str, Fired], now_s: float, jitter: Jitter = NO_JITTER) -> Step:
-    """The earliest fire time that any of the items owes, or waits for; there must be an item."""
+    """Return the earliest step that any of the items has to make; there must be an item."""
     groups: dict[Fired, list[str]] = {}
     for item, fired in progress.items():
         groups.setdefault(fired, []).append(item)
-    owed = [(*next_fire(cron, fired, now_s, jitter), items) for fired, items in groups.items()]
-    at = min(at for at, _, _ in owed)
-    items = sorted(item for fire, _, items in owed if fire == at for item in items)
-    is_rerun = any(again for fire, again, _ in owed if fire == at)
-    wait_s = at - now_s if is_rerun else at + jitter.delay_s - now_s  # what was begun has waited
+    candidates = [(*next_fire(cron, fired, now_s, jitter), items) for fired, items in groups.items()]
+    at = min(at for at, _, _ in candidates)
+    items = sorted(item for fire, _, items in candidates if fire == at for item in items)
+    is_rerun = any(again for fire, again, _ in candidates if fire == at)
+    wait_s = at - now_s if is_rerun else at + jitter.delay_s - now_s  # an interrupted run has waited already
     return Step(at, tuple(items), wait_s, is_rerun)
 
 
 def next_fire(cron: Cron, fired: Fired, now_s: float, jitter: Jitter = NO_JITTER) -> tuple[float, bool]:
-    """The fire time that an item runs next, which may be past, and whether that run was begun before.
+    """Return the next fire time of an item, which may be in the past, and whether its run was started before.
 
-    A fire time has come for a share when its part of the jitter has passed too.
+    A fire time is due for a share after the share's part of the jitter.
     """
     oldest = now_s - jitter.most_s - cron.max_lateness_s
     on_time_s = jitter.most_s + cron.on_time_s
@@ -118,5 +118,7 @@ def next_fire(cron: Cron, fired: Fired, now_s: float, jitter: Jitter = NO_JITTER
 
 
 def rule_of(cron: Cron) -> str:
-    """The settings that decide which fire times are owed, as text: progress counted with others does not count."""
+    """Return the settings that determine which fire times count, as text.
+
+    Progress that was counted with other settings is not comparable."""
     return f"{cron.expression}|{cron.tz}|{cron.misfire}|{cron.on_time_s!r}|{cron.max_lateness_s!r}"

@@ -1,7 +1,7 @@
-"""When a job runs next: fixed delay, fixed rate, cron. Pure: the time comes in as an argument.
+"""Schedules that decide when a job runs next: fixed delay, fixed rate, cron. Pure: the time is an argument.
 
-Every schedule counts on one scale of its own: fixed delay and rate on the local clock that never goes back, cron on
-the wall clock. A *due* is a number on that scale; ``remaining_s`` says how long it is from now.
+Each schedule uses its own time scale: fixed delay and fixed rate use the monotonic clock, cron uses the wall clock. A
+*due* is a number on that scale; ``remaining_s`` converts it to seconds from now.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from latchwork.schedules import cron_times
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """One moment on both clocks.
+    """A point in time on both clocks.
 
     Attributes:
-        mono_s: seconds on the local clock that never goes back.
-        wall_s: seconds since the epoch.
+        mono_s: Seconds on the monotonic clock.
+        wall_s: Seconds since the epoch.
     """
 
     mono_s: float
@@ -30,27 +30,29 @@ class Instant:
 
 
 class Schedule(Protocol):
-    """What decides when a run is due. Implementations are immutable, and safe to share."""
+    """Decides when a run is due. Implementations are immutable and thread-safe."""
 
     def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
-        """The due of the first run; ``initial_delay_s`` of None is the schedule's own."""
+        """Return the due of the first run; None as ``initial_delay_s`` uses the schedule's default."""
         ...
 
     def next_due(self, due: float, ended: Instant) -> float:
-        """The due after the run that was due at ``due`` and ended at ``ended``."""
+        """Return the due after the run that was due at ``due`` and ended at ``ended``."""
         ...
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Seconds until the due; 0 or less when it has come."""
+        """Return the seconds until the due; 0 or less if it has passed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """Run, wait ``delay_s``, run again. The first run comes after ``delay_s`` unless the job says otherwise.
+    """Run, wait ``delay_s``, run again.
+
+    The first run comes after ``delay_s`` unless the job sets another initial delay.
 
     Attributes:
-        delay_s: seconds from the end of a run to the start of the next; 0 runs without a pause.
+        delay_s: Seconds from the end of a run to the start of the next; 0 for no pause.
     """
 
     delay_s: float
@@ -59,24 +61,24 @@ class FixedDelay:
         _check_seconds("FixedDelay", "delay_s", self.delay_s, least=0.0)
 
     def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
-        """Now plus the initial delay, by default ``delay_s``."""
+        """Return now plus the initial delay, by default ``delay_s``."""
         return now.mono_s + (self.delay_s if initial_delay_s is None else initial_delay_s)
 
-    def next_due(self, due: float, ended: Instant) -> float:  # noqa: ARG002 - a fixed delay does not care when it began
-        """The end of the run plus the delay."""
+    def next_due(self, due: float, ended: Instant) -> float:  # noqa: ARG002 - not needed for a fixed delay
+        """Return the end of the run plus the delay."""
         return ended.mono_s + self.delay_s
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Seconds until the due."""
+        """Return the seconds until the due."""
         return due - now.mono_s
 
 
 @dataclass(frozen=True, slots=True)
 class FixedRate:
-    """Run every ``period_s``, counted from start to start; the periods that a long run covered drop out.
+    """Run every ``period_s``, counted from start to start. Periods that pass during a long run are skipped.
 
     Attributes:
-        period_s: seconds between two starts, above 0.
+        period_s: Seconds between two starts, above 0.
     """
 
     period_s: float
@@ -85,46 +87,47 @@ class FixedRate:
         _check_seconds("FixedRate", "period_s", self.period_s, least=0.001)
 
     def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
-        """Now plus the initial delay, by default one period."""
+        """Return now plus the initial delay, by default one period."""
         return now.mono_s + (self.period_s if initial_delay_s is None else initial_delay_s)
 
     def next_due(self, due: float, ended: Instant) -> float:
-        """The first multiple of the period after ``due`` that is not before the end of the run."""
+        """Return the first multiple of the period after ``due`` that is not before the end of the run."""
         return due + max(1, math.ceil((ended.mono_s - due) / self.period_s)) * self.period_s
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Seconds until the due."""
+        """Return the seconds until the due."""
         return due - now.mono_s
 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """Run at the times of a cron expression, right whenever the clock is set.
+    """Run at the times of a cron expression, correct also when the clock is set.
 
-    A schedule whose minute and hour begin with no star counts for its date: a fire time that the clock was set forward
-    over comes right after that, one that comes twice counts once. Any other follows the time that passes.
+    A schedule whose minute and hour do not begin with a star belongs to its date: a fire time that the clock was set
+    forward over comes right after that, and one that occurs twice counts once. Any other schedule follows the elapsed
+    time.
 
-    In a cluster every item has one start for each fire time, also when its node, or the manager, dies at that moment:
-    starts are written down before they are made. A fire time that could not start in time is a misfire:
+    In a cluster every item has one start per fire time, even if its node or the manager dies at that time, because
+    starts are stored before they are made. A fire time that could not start in time is a misfire:
 
-    ``once``  one start makes up for all that were missed (the newest of them is recorded)
-    ``all``   each one that was missed is run, the oldest first
+    ``once``  one start replaces all missed ones (the newest of them is recorded)
+    ``all``   each missed one is run, oldest first
     ``skip``  those that are late by more than ``on_time_s`` are dropped
 
-    With ``once`` and ``skip`` the fire times that pass during a run, too, become one start. A schedule that is changed
-    owes no fire time from before the change. How late a start is counts from the end of the job's jitter.
+    With ``once`` and ``skip``, fire times that pass during a run also become one start. A changed schedule has no
+    missed fire times from before the change. Lateness is measured from the end of the job's jitter.
 
     Attributes:
-        expression: five fields (minute, hour, day of month, month, day of week), or six with seconds first; or
-            ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``, which become the fields they stand for.
-        tz: name of the time zone; ``UTC`` unless given.
-        misfire: ``once`` unless given.
-        on_time_s: seconds that a start may be late without being missed, 60 by default; for ``skip``.
-        max_lateness_s: seconds after which a fire time is dropped whatever the policy, one day by default.
-        rerun_interrupted: whether a run that was begun and did not end (its node died, or was told to stop) is run
-            again, for the same fire time; True by default. One that was not called at all is no such run.
+        expression: Five fields (minute, hour, day of month, month, day of week), or six with seconds first; or
+            ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``, which are expanded.
+        tz: Name of the time zone; by default ``UTC``.
+        misfire: Misfire policy; by default ``once``.
+        on_time_s: Seconds that a start may be late without being missed, 60 by default; for ``skip``.
+        max_lateness_s: Seconds after which a fire time is dropped under any policy, one day by default.
+        rerun_interrupted: Whether a run that started and did not end (its node died or asked it to stop) is repeated
+            for the same fire time; True by default. A run that was never called does not count as interrupted.
     Source:
-        Debian's cron, as the ``cronsim`` package reads it.
+        Debian's cron, as parsed by the ``cronsim`` package.
     """
 
     expression: str
@@ -138,7 +141,7 @@ class Cron:
         try:
             ZoneInfo(self.tz)
         except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as error:
-            raise ValueError(f"Cron time zone {self.tz!r} is not known; {_remedy(self.tz)}") from error
+            raise ValueError(f"Cron time zone {self.tz!r} is unknown; {_remedy(self.tz)}") from error
         object.__setattr__(self, "expression", cron_times.fields_of(self.expression))
         if self.misfire not in {"once", "all", "skip"}:
             raise ValueError(f"Cron got misfire={self.misfire!r}; give one of once, all, skip")
@@ -146,37 +149,40 @@ class Cron:
         _check_seconds("Cron", "max_lateness_s", self.max_lateness_s, least=0.0)
 
     def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
-        """The first fire time after now plus the initial delay, by default 0."""
+        """Return the first fire time after now plus the initial delay, by default 0."""
         return self.fire_after(now.wall_s + (initial_delay_s or 0.0))
 
     def next_due(self, due: float, ended: Instant) -> float:
-        """The first fire time after the end of the run and after ``due``."""
+        """Return the first fire time after the end of the run and after ``due``."""
         return self.fire_after(max(due, ended.wall_s))
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Seconds until the due, by the wall clock of now: ask again after a while, it may be set."""
+        """Return the seconds until the due by the current wall clock.
+
+        Ask again after a while, because the clock may be set.
+        """
         return due - now.wall_s
 
     def fire_after(self, wall_s: float) -> float:
-        """The first fire time after this moment, both in seconds since the epoch."""
+        """Return the first fire time after this time, both in seconds since the epoch."""
         return cron_times.fire_after(self.expression, ZoneInfo(self.tz), wall_s)
 
     def fire_before(self, wall_s: float, oldest_s: float) -> float | None:
-        """The last fire time not after this moment; None when that is before ``oldest_s``."""
+        """Return the last fire time that is not after this time; None if that is before ``oldest_s``."""
         return cron_times.fire_before(self.expression, ZoneInfo(self.tz), wall_s, oldest_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """When a share runs next, and how that was found: so that a changed schedule can find it anew.
+    """When a share runs next, and how that was computed, so that it can be recomputed for a changed schedule.
 
     Attributes:
-        at: on the scale of the schedule.
-        schedule: whose scale that is.
-        since: what it was counted from: the end of the run before, or the moment the items came here.
-        initial_delay_s: the delay it was found with; matters to the first run only.
-        is_first: it was counted from the moment the items came here.
-        luck: 0 to 1, drawn once: which part of the jitter it runs later than ``at``.
+        at: The due, on the scale of the schedule.
+        schedule: The schedule.
+        since: Start of the wait: the end of the previous run, or the arrival of the items.
+        initial_delay_s: Initial delay that was used; only relevant for the first run.
+        is_first: Whether it was counted from the arrival of the items.
+        luck: 0 to 1, drawn once: the fraction of the jitter that is added to ``at``.
     """
 
     at: float
@@ -188,15 +194,15 @@ class Due:
 
     @classmethod
     def first(cls, schedule: Schedule, now: Instant, initial_delay_s: float | None, luck: float = 0.0) -> Due:
-        """The due of items that have just come."""
+        """Return the due of items that have just arrived."""
         return cls(schedule.first_due(now, initial_delay_s), schedule, now, initial_delay_s, True, luck)
 
     def after(self, ended: Instant, luck: float = 0.0) -> Due:
-        """The due after this one, whose run has ended."""
+        """Return the due after this one, whose run has ended."""
         return Due(self.schedule.next_due(self.at, ended), self.schedule, ended, self.initial_delay_s, False, luck)
 
     def under(self, schedule: Schedule, initial_delay_s: float | None) -> Due:
-        """This due as another schedule, or initial delay, would have found it then; itself if nothing changed."""
+        """Return this due as computed with another schedule or initial delay; itself if nothing has changed."""
         if schedule == self.schedule and (not self.is_first or initial_delay_s == self.initial_delay_s):
             return self
         delay_s = initial_delay_s if self.is_first else None
@@ -204,12 +210,12 @@ class Due:
         return Due(at, schedule, self.since, initial_delay_s, self.is_first, self.luck)
 
     def remaining_s(self, now: Instant, jitter_s: float = 0.0) -> float:
-        """Seconds until it has come, its part of the jitter included; 0 or less then."""
+        """Return the seconds until the due, including its part of the jitter; 0 or less if it has passed."""
         return self.schedule.remaining_s(self.at, now) + self.luck * jitter_s
 
 
 def _remedy(tz: object) -> str:
-    """What to do about a time zone that is not known: there may be none at all on this machine."""
+    """Return what to do about an unknown time zone: the machine may have none at all."""
     known = available_timezones()
     if not known:
         return "this machine has no time zones: install its tzdata package, or the one for Python"

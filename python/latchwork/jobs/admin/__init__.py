@@ -1,4 +1,4 @@
-"""The cluster inspected, explained and controlled by programs that are no node of it.
+"""Inspection, explanation and control of a cluster by programs that are not nodes of it.
 
-`latchwork.jobs` exports all of it.
+``latchwork.jobs`` exports all of it.
 """

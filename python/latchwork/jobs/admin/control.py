@@ -1,7 +1,7 @@
-"""Changes how a cluster behaves, and asks it for runs, from any process and without joining it.
+"""Changes of a cluster's behavior, and requests for manual runs, from any process without joining the cluster.
 
-Every change is stored and takes effect at once. It is one transaction that checks what it read, so two people at a time
-lose nothing of each other's changes.
+Every change is stored and takes effect at once. It is one transaction that checks the values it was based on, so that
+concurrent changes are not lost.
 """
 
 from __future__ import annotations
@@ -45,22 +45,28 @@ from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
 from latchwork.words import utc_text
 
-#: Items that have left the pool meanwhile are found so often.
+#: Seconds between checks for items that have left the pool.
 _REQUEST_POLL_S = 2.0
 
-#: How often a node that is being drained is asked for the locks it still holds.
+#: Seconds between checks of the locks that a draining node still holds.
 _POLL_S = 0.2
 
 
 def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str, within_s: float) -> RunRequest:
-    """Ask for a run of each of these items, or of all: now, and once in the cluster.
+    """Store a request for a manual run.
 
+    Args:
+        store: The cluster's store.
+        job: ID of the job.
+        items: Items to run, at most 100; None for all.
+        by: Person who makes the request.
+        within_s: Seconds after which no run starts anymore.
     Raises:
-        ValueError: the job's id or an item cannot be used, or there are more than 100 of them.
+        ValueError: The ID or an item is invalid, or there are more than 100 items.
     """
     listed = None if items is None else tuple(sorted({check_item(item) for item in items}))
     if listed is not None and not 1 <= len(listed) <= MAX_REQUEST_ITEMS:
-        raise ValueError(f"{len(listed)} items were named; name 1 to {MAX_REQUEST_ITEMS}, or none for all")
+        raise ValueError(f"{len(listed)} items were given; give 1 to {MAX_REQUEST_ITEMS}, or none for all")
     now = time.time()
     request = RunRequest(uuid.uuid4().hex, check_id("job", job), listed, now, now + within_s, by)
     store.create(request.key, request.encode())
@@ -70,17 +76,17 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
 def wait_for_runs(
     store: Store, request: RunRequest, wanted: Callable[[], frozenset[str]], timeout_s: float
 ) -> list[RunResult]:
-    """Wait until each item has had its run, and forget the request.
+    """Wait until each item has had its run, and delete the request.
 
     Args:
-        store: the cluster's store.
-        request: what was asked for.
-        wanted: gives the items of it that there still are.
-        timeout_s: seconds to wait.
+        store: The cluster's store.
+        request: The request.
+        wanted: Returns those of its items that still exist.
+        timeout_s: Seconds to wait.
     Returns:
-        How the runs ended, sorted by node and items.
+        The results of the runs, sorted by node and items.
     Raises:
-        WaitTimeout: not all have ended; what has not begun is not begun any more.
+        WaitTimeout: Some runs have not ended. Runs that have not started are cancelled.
     """
     clock = store.clock
     until = clock.now() + timeout_s
@@ -102,7 +108,7 @@ def wait_for_runs(
                         continue
                     raise WaitTimeout(
                         f"after {timeout_s:g} s {len(left & done)} of {len(left)} items of job {request.job} have had "
-                        "their run; what has not begun is called off; wait longer, or look at `latchwork why`"
+                        "their run; runs that have not started are cancelled; wait longer, or look at `latchwork why`"
                     ) from None
                 break
             found = [decode_result(entry.value) for entry in store.list(request.ended)]
@@ -112,14 +118,14 @@ def wait_for_runs(
 
 
 def delete_request(store: Store, request: RunRequest) -> None:
-    """Call off what has not begun, and forget what has; left to the cluster when the store is out of reach."""
+    """Delete a request, which cancels runs that have not started. If the store is unreachable, the request expires."""
     try:
         store.delete(request.key)
         store.delete_tree(f"{MANUAL}/{request.id}")
     except Closed:
         raise
     except LatchworkError:
-        return  # its time ends by itself
+        return  # it expires by itself
 
 
 def _ended_items(request: RunRequest, state: Mapping[str, Entry]) -> frozenset[str]:
@@ -132,15 +138,15 @@ def _ended_items(request: RunRequest, state: Mapping[str, Entry]) -> frozenset[s
 
 
 class UnknownNode(LatchworkError, LookupError):
-    """No node of this id lives in the cluster; the message lists those that do."""
+    """No node with this ID is running in the cluster; the message lists the running ones."""
 
 
 class LockNotHeld(LatchworkError, LookupError):
-    """Nobody holds the lock."""
+    """No node holds the lock."""
 
 
 def current_user() -> str:
-    """The user and host that change things, for people who look later."""
+    """Return user and host, which are stored with each change."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -149,12 +155,12 @@ def current_user() -> str:
 
 
 class Control:
-    """The settings of one cluster. Construction does no I/O. Safe to share between threads.
+    """Controls one cluster. Construction does no I/O. Thread-safe.
 
     Args:
-        store: the store, opened with the cluster's root.
-        namespace: the cluster's namespace below it, as given to its job managers.
-        by: who changes things, stored with each change; by default user and host.
+        store: The store, opened with the cluster's root.
+        namespace: Namespace of the cluster, as given to its job managers.
+        by: Author that is stored with each change; by default user and host.
     """
 
     def __init__(self, store: Store, *, namespace: str | None = None, by: str | None = None) -> None:
@@ -163,58 +169,64 @@ class Control:
         self._by = by
 
     def settings(self) -> Settings:
-        """Read all settings; what cannot be used is logged and counts as not set."""
+        """Read all settings. Invalid settings are logged and count as not set."""
         return read_settings(self._store)
 
     def disable_all(self) -> None:
-        """Run no job anywhere, whatever its switch says: live runs are told to stop within about a second."""
+        """Stop all jobs on all nodes, whatever their switches say.
+
+        Live runs are asked to stop within about a second.
+        """
         self.change_cluster(all_disabled=True)
 
     def enable_all(self) -> None:
-        """End ``disable_all``: jobs run again as their own switches, and the default, say."""
+        """End ``disable_all``: jobs run again according to their switches and the default."""
         self.change_cluster(all_disabled=None)
 
     def set_default(self, enabled: bool | None) -> None:
-        """Say whether jobs without a switch of their own run; None is the default's default: they do."""
+        """Set whether jobs without a switch of their own run; None restores the default, which is that they run."""
         self.change_cluster(default_enabled=enabled)
 
     def disable(self, job: str) -> None:
-        """Switch one job off; it need not be known yet. Its live runs are told to stop, its items keep their nodes."""
+        """Switch one job off; it need not exist yet.
+
+        Its live runs are asked to stop, and its items keep their nodes.
+        """
         self.change_job(job, enabled=False)
 
     def enable(self, job: str) -> None:
-        """Switch one job on, also where the default is off; "all disabled" still beats it."""
+        """Switch one job on, also if the default is off. ``disable_all`` still overrides it."""
         self.change_job(job, enabled=True)
 
     def reset(self, job: str) -> None:
-        """Forget all that was set for a job: it does as the code and the default say."""
+        """Delete all settings of a job, so that its code and the default apply."""
         self._store.delete(_job_key(job))
 
     def change_job(self, job: str, **settings: Any) -> None:
-        """Set options of one job, for all nodes, at once; None goes back to what the code says.
+        """Set options of one job for all nodes; None restores the option from code.
 
         Args:
-            job: its id; it need not be known yet.
-            settings: fields of ``JobSettings``.
+            job: ID of the job; it need not exist yet.
+            settings: Fields of ``JobSettings``.
         Raises:
-            InvalidSetting: one is unknown or cannot be used; nothing is changed then.
+            InvalidSetting: A setting is unknown or invalid; nothing is changed.
         """
         self._change(_job_key(job), stored.JobSettings.__dataclass_fields__, settings)
 
     def change_cluster(self, **settings: Any) -> None:
-        """Set options of the cluster, at once; None goes back to what the code says.
+        """Set options of the cluster; None restores the option from code.
 
         Args:
-            settings: fields of ``ClusterSettings``.
+            settings: Fields of ``ClusterSettings``.
         Raises:
-            InvalidSetting: one is unknown or cannot be used; nothing is changed then.
+            InvalidSetting: A setting is unknown or invalid; nothing is changed.
         """
         self._change(stored.CLUSTER, stored.ClusterSettings.__dataclass_fields__, settings)
 
     def drain(self, node: str) -> None:
-        """Give a node no items until ``undrain``: those it has move away. It stays drained over its restarts.
+        """Move a node's items away and give it no others until ``undrain``. The node stays drained over restarts.
 
-        An announced restart of the node is called off: its share is given to the others for good.
+        An announced restart of the node is cancelled: its share is given to the others permanently.
         """
         self._mark(NodeMark(check_id("node", node), "drained"))
         entry = self._store.get(mark_key(node))
@@ -223,40 +235,40 @@ class Control:
             self._forget_reserved(node, At(entry))
 
     def announce_restart(self, node: str, *, timeout_s: float = 300.0) -> None:
-        """Move a node's items away, and keep its share for it: back, it gets exactly those, and nothing else moves.
+        """Move a node's items away and reserve its share: once back, it gets exactly those items, and no others move.
 
-        It is back when it was started anew; not when it lost its session and registers again. Announced again before
-        that, the time counts anew. A drained node stays drained: nothing waits for it, and nothing is changed.
+        The node is back when it has started again, not when it registers again after a lost session. A second
+        announcement restarts the timeout. A drained node stays drained, and nothing is changed.
 
         Args:
-            node: a living node.
-            timeout_s: seconds that its share is kept; after that it is shared out for good.
+            node: A running node.
+            timeout_s: Seconds for which its share is reserved. Afterwards it is distributed permanently.
         Raises:
-            UnknownNode: no such node lives; the message lists those that do.
-            InvalidSetting: timeout_s is no number of seconds.
+            UnknownNode: No such node is running; the message lists the running ones.
+            InvalidSetting: ``timeout_s`` is invalid.
         """
         if not is_number(timeout_s, 0.0) or timeout_s > MOST_DURATION_S:
             raise InvalidSetting(f"timeout_s is {timeout_s!r}; give a number of seconds from 0 to {MOST_DURATION_S:g}")
         entry = self._store.get(keys.alive(check_id("node", node)))
         if entry is None:
             living = ", ".join(self._store.children(keys.ALIVE)) or "none"
-            raise UnknownNode(f"node {node!r} does not live in this cluster; living are: {living}")
+            raise UnknownNode(f"node {node!r} is not running in this cluster; running are: {living}")
         member = Member.decode(node, entry.value)
         self._mark(
             NodeMark(node, "restarting", incarnation=member.incarnation, start=member.start, timeout_s=timeout_s)
         )
 
     def undrain(self, node: str) -> bool:
-        """Give a node its part again, or call an announced restart off; False when nothing was said of it."""
+        """Give a node items again, or cancel an announced restart. Return False if the node had no mark."""
         found = self._store.delete(mark_key(check_id("node", node)))
         self._forget_reserved(node, Absent(mark_key(node)))
         return found
 
     def wait_drained(self, node: str, timeout_s: float | None = None) -> None:
-        """Wait until a node has no items and holds no locks: then it can be stopped without a gap.
+        """Wait until a node has no items and holds no locks, so that it can be stopped without a gap.
 
         Raises:
-            WaitTimeout: it still has some; the message says what.
+            WaitTimeout: It still has some; the message says which.
         """
         clock = self._store.clock
         until = None if timeout_s is None else clock.now() + timeout_s
@@ -271,20 +283,20 @@ class Control:
             if left_s <= 0:
                 more = f" and {len(held) - 1} more" if len(held) > 1 else ""
                 raise WaitTimeout(
-                    f"node {node} has no items any more, but still runs {held[0]}{more} after {timeout_s:g} s; "
-                    "wait longer, or look at what its runs do when they are told to stop"
+                    f"node {node} has no items but is still running {held[0]}{more} after {timeout_s:g} s; "
+                    "wait longer, or check how its runs react to should_stop"
                 )
             clock.wait(threading.Event(), min(left_s, _POLL_S))
 
     def force_release(self, job: str, item: str, *, reason: str) -> AuditRecord:
-        """Free an item's lock by hand, and write down who did, and why.
+        """Release an item's lock by force, and record who did it and why.
 
-        A node that holds it and lives tells its run to stop, and every fenced write of that run is refused from now on.
-        Not promised: that the run has stopped before the item starts elsewhere; be sure that it does no harm.
+        A running node that holds it stops its run, and every fenced write of that run is refused from now on. Not
+        promised: the run may not have stopped before the item starts elsewhere. Make sure that this does no harm.
 
         Raises:
-            LockNotHeld: nobody holds it.
-            Conflict: it changed hands at this very moment; look again.
+            LockNotHeld: No node holds it.
+            Conflict: Its holder has just changed; try again.
         """
         name = keys.lock_name(check_id("job", job), keys.check_item(item))
         at = datetime.now(UTC)
@@ -302,25 +314,25 @@ class Control:
         return record[0]
 
     def run_now(self, job: str, items: Iterable[str] | None = None, *, within_s: float = 3600.0) -> RunRequest:
-        """Ask for a run of a job's items, now and once in the cluster, by the nodes that hold their locks.
+        """Request a run of a job's items, once in the cluster, on the nodes that hold their locks.
 
-        A run that goes on, or begins at its time, is waited for: two runs of an item never overlap. The schedule goes
-        on as if nothing had been. A run that is cut short is run again. Nothing waits here; see ``wait_for_runs``.
+        It waits for an active run, because two runs of an item never overlap. The schedule is not affected. An
+        interrupted run is repeated. This call does not wait; see ``wait_for_runs``.
 
         Args:
-            job: the job's id.
-            items: the items to run, 100 at most; None for all of the job's.
-            within_s: seconds after which no run of it begins any more.
+            job: ID of the job.
+            items: Items to run, at most 100; None for all items of the job.
+            within_s: Seconds after which no run starts anymore.
         Raises:
-            ValueError: the id or an item cannot be used, or there are too many of them.
+            ValueError: The ID or an item is invalid, or there are too many items.
         """
         return request_run(self._store, job, items, by=self._by or current_user(), within_s=within_s)
 
     def wait_for_runs(self, request: RunRequest, timeout_s: float) -> list[RunResult]:
-        """Wait until each item of a request has had its run, and return how they ended; the request is forgotten then.
+        """Wait until each item of a request has had its run, return the results, and delete the request.
 
         Raises:
-            WaitTimeout: not all have; what has not begun is not begun any more.
+            WaitTimeout: Some runs have not ended. Runs that have not started are cancelled.
         """
 
         def wanted() -> frozenset[str]:
@@ -344,7 +356,7 @@ class Control:
         self._store.transact(write)
 
     def _forget_reserved(self, node: str, unchanged: Check) -> None:
-        """Delete what waits for a node; left to the manager if its mark has changed meanwhile."""
+        """Delete the share that is reserved for a node; left to the manager if its mark has changed meanwhile."""
         below = self._store.list(reserved_key(node), recursive=True)
         with contextlib.suppress(Conflict):
             commit_all(self._store, [unchanged], [Delete(each.key) for each in below])
@@ -383,5 +395,5 @@ def _parse_stored(key: str, value: bytes) -> dict[str, Any]:
         return stored.parse_document(value)
     except InvalidSetting as error:
         raise InvalidSetting(
-            f"{key} cannot be changed, for what is there was not written by latchwork: {error}"
+            f"{key} cannot be changed because its value was not written by latchwork: {error}"
         ) from None

@@ -1,4 +1,4 @@
-"""Why an item is where it is, or runs nowhere: said from what is stored. Pure."""
+"""Explains, from what is stored, why an item is where it is or does not run. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class ItemExplanation:
-    """Everything that is known of one item.
+    """Everything that is known about an item.
 
     Attributes:
-        job: its job.
-        item: the item.
-        in_pool: whether the job's work pool has it.
-        enabled: whether the job may run.
-        able: the nodes that can run the job and may have items: sorted.
-        assigned: the node it is assigned to; None for none.
-        locked_by: the node that holds its lock, so that it may run there; None for none.
-        strategy: the name of the strategy that placed it; None when that is not known.
-        reason: why that strategy has it there, as ``latchwork.assignment.Reason``; None when it cannot be said.
-        sentences: what that means, the most important first.
+        job: ID of its job.
+        item: The item.
+        in_pool: Whether the job's work pool contains it.
+        enabled: Whether the job may run.
+        able: Sorted nodes that can run the job and may have items.
+        assigned: Node that it is assigned to; None if it is not assigned.
+        locked_by: Node that holds its lock, so that it may be running there; None if it is free.
+        strategy: Name of the strategy that placed it; None if unknown.
+        reason: Reason of that strategy, as ``latchwork.assignment.Reason``; None if unknown.
+        sentences: The explanation, most important sentence first.
     """
 
     job: str
@@ -45,7 +45,7 @@ class ItemExplanation:
     sentences: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the fields as a dictionary for JSON."""
         return asdict(self)
 
 
@@ -55,13 +55,13 @@ def explain_item(
     """Explain where an item is.
 
     Args:
-        state: what ``inspect`` found.
-        settings: what ``Control.settings`` found.
-        job: the job's id.
-        item: the work item; it need not exist.
-        fired: how far it is on its cron schedule, if that is known.
+        state: Result of ``inspect``.
+        settings: Result of ``Control.settings``.
+        job: ID of the job.
+        item: The work item; it need not exist.
+        fired: Its progress on the job's cron schedule, if known.
     Raises:
-        UnknownJob: the cluster does not know the job; the message lists what it knows.
+        UnknownJob: The cluster does not know the job; the message lists the known ones.
     """
     view = state.job(job)
     pool = state.pools.get(job, ())
@@ -76,7 +76,7 @@ def explain_item(
             + (f"; similar ones are {', '.join(map(repr, close))}" if close else "")
         )
     if not able and view.unmet_labels:
-        sentences.append(f"no living node can run job {job}: {_lacking(view)}")
+        sentences.append(f"no running node can run job {job}: {_lacking(view)}")
     if not settings.is_enabled(job):
         sentences.append(f"job {job} is disabled: {_switch(settings, job)}; its items keep their nodes and do not run")
     sentences += _place(state, job, able, assigned) if item in pool or assigned else []
@@ -123,24 +123,24 @@ def _place(state: ClusterState, job: str, able: tuple[str, ...], assigned: str |
     if assigned is not None:
         sizes = {node: len(state.nodes[node].assigned.get(job, ())) for node in view.nodes}
         shares = ", ".join(f"{node} {sizes[node]}" for node in sorted(sizes))
-        kept = "" if assigned in able else f", which is {_state(state, assigned)}: it moves with the next rebalance"
-        able_now = f"able: {', '.join(able) or 'nobody'}{others}"
+        kept = "" if assigned in able else f", which is {_state(state, assigned)}: it will move with the next rebalance"
+        able_now = f"able: {', '.join(able) or 'none'}{others}"
         return [
             f"it is assigned to node {assigned}{kept}",
-            f"the job has {counted(view.items, 'item')}, shared out: {shares} ({able_now})",
+            f"the job has {counted(view.items, 'item')}, distributed as {shares} ({able_now})",
         ]
     if not able:
-        return [f"it is assigned to nobody: no living node can run job {job}{others}; start one that has the job"]
+        return [f"it is not assigned: no running node can run job {job}{others}; start one that has the job"]
     if state.manager is None:
-        return ["it is assigned to nobody: no node manages the cluster at this moment; one is elected within the TTL"]
+        return ["it is not assigned: no node manages the cluster now; one is elected within the TTL"]
     return [
-        f"it is assigned to nobody yet: the manager {state.manager} has not rebalanced since it came up",
+        f"it is not assigned yet: the manager {state.manager} has not rebalanced since then",
         f"able are {', '.join(able)}{others}; if that lasts, the manager's log says why (a strategy that raises?)",
     ]
 
 
 def _choice(state: ClusterState, word: str, job: str, item: str) -> Explanation | None:
-    """Why the strategy places the item where it does; None while nodes are away, and for a custom strategy."""
+    """Return the strategy's reason for an item; None while nodes are restarting, and for a custom strategy."""
     strategy = described_strategy(word)
     if strategy is None or any(mark.state == "restarting" for mark in state.marks.values()):
         return None
@@ -159,7 +159,7 @@ def _choice(state: ClusterState, word: str, job: str, item: str) -> Explanation 
 def _strategy_sentence(choice: Explanation, assigned: str | None) -> str:
     if choice.worker == assigned:
         return f"strategy {choice.strategy}: {choice.text}"
-    return f"strategy {choice.strategy} has {choice.worker} for it now: it moves with the next rebalance"
+    return f"strategy {choice.strategy} has {choice.worker} for it now: it will move with the next rebalance"
 
 
 def _state(state: ClusterState, node: str) -> str:
@@ -177,29 +177,29 @@ def _run(state: ClusterState, assigned: str | None, lock: LockView | None, *, en
     if lives and holder == assigned:
         since = "" if lock.since_s is None else f" since {utc_text(lock.since_s)}"
         return [f"node {holder} holds its lock{since} (fencing token {lock.token}): {_doing(state, lock)}"]
-    waiting = f"node {assigned} waits for it" if assigned else "nobody waits for it"
+    waiting = f"node {assigned} waits for it" if assigned else "no node waits for it"
     latest = f"{1.05 * lock.holder.ttl_s:.3g} s after the last renewal"
     if lives:
-        stopping = "it was asked to stop, and gives the lock back when it has"
+        stopping = "it was asked to stop and then releases the lock"
         held = f"its lock is still held by node {holder} (fencing token {lock.token})"
         return [f"{held}: {stopping}; {waiting}, at the latest until {latest}"]
-    left = f"its lock was left by a process of node {holder} that is gone (fencing token {lock.token})"
-    return [f"{left}: it runs out {latest}; {waiting}"]
+    left = f"its lock was left by a dead process of node {holder} (fencing token {lock.token})"
+    return [f"{left}: it expires {latest}; {waiting}"]
 
 
 def _doing(state: ClusterState, lock: LockView) -> str:
     said = [each for each in state.active if (each.job, each.node) == (lock.job, lock.holder.label)]
     for each in said:
         if lock.item in each.named:
-            return f"a run of it is going on there since {utc_text(each.named[lock.item])}"
+            return f"a run of it has been active there since {utc_text(each.named[lock.item])}"
         if len(each.named) < each.items:
             others = f"{counted(each.items, 'item')} of the job in runs there, not all named"
-            return f"it runs there, or waits for its time: {others}"
-    return "it waits for its time, or its run began within the last seconds: none is known that has lasted longer"
+            return f"it is running there or waits for its time: {others}"
+    return "it waits for its time, or its run started within the last seconds"
 
 
 def _run_history(view: JobState, item: str) -> list[str]:
-    """How its runs went, as far as that was written down."""
+    """Return sentences about the results of its runs."""
     sentences = []
     error = next((each for each in view.failing if each.item == item), None) or view.last_error
     if error is not None and error in view.failing:
@@ -207,22 +207,21 @@ def _run_history(view: JobState, item: str) -> list[str]:
         if error.item != item and error.items == 1:
             what = f"runs of item {error.item!r} fail"
         sentences.append(
-            f"{what} on node {error.node}, {error.consecutive_failures} in a row, last at {utc_text(error.at_s)}: {error.text}"
+            f"{what} on node {error.node}, {error.consecutive_failures} in a row, "
+            f"last at {utc_text(error.at_s)}: {error.text}"
         )
     elif error is not None:
         sentences.append(f"a run of the job last failed at {utc_text(error.at_s)} on node {error.node}: {error.text}")
-    moments = (("began", view.last_start_s), ("ended well", view.last_success_s))
+    moments = (("started", view.last_start_s), ("succeeded", view.last_success_s))
     known = [f"{what} at {utc_text(at_s)}" for what, at_s in moments if at_s is not None]
     if known:
         sentences.append(f"a run of the job last {', and last '.join(known)}")
     if view.next_start_s is not None:
-        sentences.append(
-            f"the next run of the job was to begin at {utc_text(view.next_start_s)}, as its nodes last said"
-        )
+        sentences.append(f"the next run of the job is due at {utc_text(view.next_start_s)}, as last reported")
     return sentences
 
 
 def _progress(fired: Fired) -> str:
     if fired.running is not None:
-        return f"on its cron schedule the run of {utc_text(fired.running)} was begun and has not ended"
+        return f"on its cron schedule the run of {utc_text(fired.running)} has started and not ended"
     return f"on its cron schedule it is settled up to {utc_text(fired.through)}"

@@ -1,4 +1,4 @@
-"""The state of a cluster, read from any process without joining it. Writes nothing, starts nothing."""
+"""Reads the state of a cluster from any process without joining it. Writes nothing and starts nothing."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from latchwork.types import Entry
 
 
 class UnknownJob(LatchworkError, LookupError):
-    """No job of this id is known to the cluster; the message lists the known ones."""
+    """The cluster knows no job with this ID; the message lists the known ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A living node.
+    """A running node.
 
     Attributes:
-        node_id: its id.
-        member: what it says about itself: state, host, pid, since when.
-        is_manager: whether it manages the cluster.
-        jobs: the jobs it can run: sorted.
-        assigned: its share by job: sorted items, no empty shares.
+        node_id: ID of the node.
+        member: Its published record: state, host, process ID, start time.
+        is_manager: Whether it manages the cluster.
+        jobs: Sorted jobs that it can run.
+        assigned: Sorted items of its share by job; no empty shares.
     """
 
     node_id: str
@@ -44,14 +44,14 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """A work item's lock that somebody holds.
+    """A held lock of a work item.
 
     Attributes:
-        job: the job.
-        item: the work item.
-        holder: who holds it; it may be dead already, and the lock is then taken over when it has run out.
-        token: the fencing token of the holder.
-        since_s: when the holder took it, in seconds since the epoch by the holder's clock; None when nobody said.
+        job: ID of the job.
+        item: The work item.
+        holder: Holder of the lock. It may be dead already; the lock is then taken over after it has expired.
+        token: Fencing token of the holder.
+        since_s: Time of acquisition in seconds since the epoch by the holder's clock; None if unknown.
     """
 
     job: str
@@ -66,19 +66,19 @@ class JobState:
     """A job as the cluster knows it.
 
     Attributes:
-        job_id: its id.
-        items: how many work items it has.
-        nodes: the living nodes that can run it: sorted.
-        unmet_labels: the living nodes that have the job and cannot run it, each with the labels it would need. If no node
-            can run it its items are not known either.
-        assigned: item to node; items nobody can run are absent.
-        running: item to the node that its lock names, which may be gone by now; see ``locked``.
-        since_s: item to when that node took its lock, in seconds since the epoch by the node's clock.
-        active: the runs that are going on, node by node, as far as they have lasted a second; at most about 5 s old.
-        outcomes: how its runs went, node by node, also at nodes that have gone: as of their last write, which comes
-            soon when a job begins to fail, and else once in ``outcome_period_s``.
-        locked: item to the living node that holds its lock, and so may run it: a run may be going on, or wait for its
-            time. During a hand-over this is the old one.
+        job_id: ID of the job.
+        items: Number of work items.
+        nodes: Sorted running nodes that can run it.
+        assigned: Node of each item; items that no node can run are absent.
+        running: Node that the lock of each item names, which may be dead by now; see ``locked``.
+        unmet_labels: Running nodes that have the job but cannot run it, with the missing labels. If no node can run it,
+            its items are unknown, too.
+        since_s: Time at which that node locked the item, in seconds since the epoch by the node's clock.
+        active: Active runs by node, if they have lasted at least a second; at most about 5 s old.
+        outcomes: Results of its runs by node, including removed nodes, as last written: soon after a job begins to
+            fail, otherwise once per ``outcome_period_s``.
+        locked: Running node that holds the lock of each item, and may be running it or waiting for its time. While an
+            item moves, this is the previous node.
     """
 
     job_id: str
@@ -94,78 +94,78 @@ class JobState:
 
     @property
     def is_running(self) -> bool:
-        """True when a run of it is going on that has lasted a second; false for one that waits for its time."""
+        """True if a run is active that has lasted at least a second."""
         return bool(self.active)
 
     @property
     def active_items(self) -> int:
-        """How many items are worked on at this moment, by runs that have lasted a second."""
+        """Number of items in active runs that have lasted at least a second."""
         return sum(each.items for each in self.active)
 
     @property
     def active_since_s(self) -> float | None:
-        """When the oldest run that is going on began, in seconds since the epoch; None when there is none."""
+        """Start of the oldest active run in seconds since the epoch; None if there is none."""
         return min((each.since_s for each in self.active), default=None)
 
     @property
     def last_start_s(self) -> float | None:
-        """When a run of it last began anywhere, in seconds since the epoch; None if that is not known."""
+        """Last start of a run on any node in seconds since the epoch; None if unknown."""
         return max((each.last_start_s for each in self.outcomes if each.last_start_s is not None), default=None)
 
     @property
     def last_success_s(self) -> float | None:
-        """When a run of it last ended well anywhere; None if that is not known."""
+        """Last success of a run on any node; None if unknown."""
         return max((each.last_success_s for each in self.outcomes if each.last_success_s is not None), default=None)
 
     @property
     def last_error(self) -> RunError | None:
-        """How a run of it last failed anywhere; None if none is known."""
+        """Last failure of a run on any node; None if none is known."""
         errors = [each.last_error for each in self.outcomes if each.last_error is not None]
         return max(errors, key=lambda error: error.at_s, default=None)
 
     @property
     def consecutive_failures(self) -> int:
-        """How many runs of one item have failed one after the other: of the item with most; 0 when none fails."""
+        """Largest number of consecutive failed runs of one item; 0 if none is failing."""
         return max((each.consecutive_failures for each in self._current()), default=0)
 
     @property
     def failing_items(self) -> int:
-        """How many items there are whose last run failed."""
+        """Number of items whose last run failed."""
         return sum(each.failing_items for each in self._current())
 
     @property
     def failing(self) -> tuple[RunError, ...]:
-        """The last failures of such items, up to 10 of each node, those with most in a row first."""
+        """Last failures of such items, up to 10 per node, those with most consecutive failures first."""
         found = [error for each in self._current() for error in each.failing]
         return tuple(sorted(found, key=lambda error: (-error.consecutive_failures, -error.at_s, error.item)))
 
     @property
     def next_start_s(self) -> float | None:
-        """When it runs next, as far as its nodes knew at their last write; may be past."""
+        """Next start as last reported by its nodes; may be in the past."""
         return min((each.next_start_s for each in self._current() if each.next_start_s is not None), default=None)
 
     def _current(self) -> list[JobOutcome]:
-        """The outcomes that tell of now: of its living nodes; with none of those, the last ones there are."""
+        """Return the outcomes of running nodes, or all of them if no node with the job is running."""
         return [each for each in self.outcomes if each.node in self.nodes or not self.nodes]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster at about one moment; no snapshot, its parts are read one after the other.
+    """The state of a cluster. It is not a snapshot: its parts are read one after the other.
 
     Attributes:
-        manager: the id of the node that manages, None between two.
-        candidates: the ids of the nodes that stand for election, the manager first.
-        nodes: the living nodes, by id, sorted.
-        pools: all work items by job: sorted; jobs sorted.
-        leftovers: ids of nodes that are gone and still have a share; the next rebalance takes it from them.
-        locks: the locks that are held, sorted by job and item.
-        marks: the nodes that are drained, or being restarted, whether they live or not.
-        strategies: by which strategy the items of a job were last placed: job id, or ``*`` for all other jobs, to its
-            name; ``custom:`` is before that of a custom one. Empty when nothing was placed yet.
-        active: the runs that are going on, as far as they have lasted a second, sorted by job and node. What a node
-            says ends with its session: one that is cut off may still run.
-        outcomes: how the runs of each job went at each node, sorted by job and node.
+        manager: ID of the managing node; None between two managers.
+        candidates: IDs of the nodes that stand for election, the manager first.
+        nodes: Running nodes, sorted by ID.
+        pools: Sorted work items by job; jobs sorted.
+        leftovers: IDs of removed nodes that still have a share until the next rebalance.
+        locks: Held locks, sorted by job and item.
+        marks: Drained and restarting nodes, whether they are running or not.
+        strategies: Name of the strategy that last placed the items of a job, by job ID, or ``*`` for all other jobs.
+            Custom strategies begin with ``custom:``. Empty if nothing was placed yet.
+        active: Active runs that have lasted at least a second, sorted by job and node. A node's report ends with its
+            session; a node that is cut off may still be running.
+        outcomes: Results of each job's runs on each node, sorted by job and node.
     """
 
     manager: str | None
@@ -180,15 +180,15 @@ class ClusterState:
     outcomes: tuple[JobOutcome, ...] = ()
 
     def holder_lives(self, lock: LockView) -> bool:
-        """Whether the process that holds a lock lives as a node; else nobody holds it, and it runs out by itself."""
+        """Return whether the process that holds a lock is a running node; otherwise the lock expires by itself."""
         node = self.nodes.get(lock.holder.label)
         return node is not None and (node.member.host, node.member.pid) == (lock.holder.host, lock.holder.pid)
 
     def job(self, job_id: str) -> JobState:
-        """One job: where its items are, who holds their locks, which runs are going on and since when.
+        """Return one job: where its items are, which nodes hold their locks, and which runs are active.
 
         Raises:
-            UnknownJob: the cluster does not know it; the message lists what it knows.
+            UnknownJob: The cluster does not know the job; the message lists the known ones.
         """
         known = sorted(
             set(self.pools).union(*((*node.jobs, *node.member.unmet_labels) for node in self.nodes.values()))
@@ -215,20 +215,20 @@ class ClusterState:
         )
 
     def jobs(self) -> list[JobState]:
-        """Every job that has a work pool, sorted by id."""
+        """Return every job that has a work pool, sorted by ID."""
         return [self.job(job_id) for job_id in self.pools]
 
 
 def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | None:
-    """Read the state of a cluster. Safe anywhere, at any time; costs one listing of each part of it.
+    """Read the state of a cluster. Safe at any time; takes one listing per part.
 
     Args:
-        store: the store, opened with the cluster's root.
-        namespace: the cluster's namespace below it, as given to its job managers.
+        store: The store, opened with the cluster's root.
+        namespace: Namespace of the cluster, as given to its job managers.
     Returns:
-        The state; None when there is no cluster here, not even a trace of one.
+        The state; None if there is no trace of a cluster.
     Raises:
-        LatchworkError: there is a cluster of an older version here, outside of ``@jobs``.
+        LatchworkError: There is a cluster of an older version, outside of ``@jobs``.
     """
     check_store(store, "inspect")
     given, store = store, cluster_store(store, namespace)
@@ -270,7 +270,7 @@ def _by_worker(registered: Iterable[Entry], kind: Literal["available", "assigned
     found: dict[str, list[Entry]] = {}
     for entry in registered:
         parts = entry.key.split("/", 3)
-        if len(parts) == 4 and parts[2] == kind:  # anything else was put there by somebody else
+        if len(parts) == 4 and parts[2] == kind:  # ignore keys of other programs
             found.setdefault(parts[1], []).append(entry)
     return found
 
@@ -282,7 +282,7 @@ def _shares(store: Store, registered: Iterable[Entry]) -> dict[str, dict[str, tu
 
 
 def _by_job(store: Store, prefix: str, entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:
-    """The sets whose heads are directly below the prefix, by job, sorted."""
+    """Return the sets whose heads are directly below the prefix, by job, sorted."""
     by_key = {entry.key: entry for entry in entries}
     names = sorted(name for key in by_key if "/" not in (name := key[len(prefix) + 1 :]))
     return {name: set_from_entries_or_read(store, f"{prefix}/{name}", by_key).packed.items for name in names}
@@ -308,6 +308,6 @@ def _locks(store: Store) -> tuple[LockView, ...]:
             try:
                 job, item = keys.split_lock_name(state.name)
             except ValueError:
-                continue  # another program wrote it
+                continue  # not a key of latchwork
             found.append(LockView(job, item, state.holder, state.token, state.since_s))
     return tuple(sorted(found, key=lambda lock: (lock.job, lock.item)))

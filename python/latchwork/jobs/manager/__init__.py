@@ -1,6 +1,6 @@
-"""The manager: the elected node decides who works on what, and writes it down.
+"""The manager: the elected node decides which node runs which items, and stores the assignment.
 
-A door for benches, which run a manager without a node; how it plans and what it keeps stays inside.
+Benchmarks import it to run a manager without a node.
 """
 
 from latchwork.jobs.manager.manager import Manager, ManagerCounters

@@ -1,6 +1,6 @@
-"""One term of leadership: what the leader knows of the cluster, and the steps it takes.
+"""One term of leadership: the leader's knowledge of the cluster, and the steps that it takes.
 
-Every write carries the fence of that leadership. No thread and no waiting here: the manager says when.
+Every write checks the fence of the leadership. There are no threads and no waits here: the manager decides when.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """One thread only.
+    """The steps of a leader. Not thread-safe.
 
     Attributes:
-        restarts: the nodes that are drained, or being restarted.
-        is_loaded: what is stored was read, and is believed.
+        restarts: Drained and restarting nodes.
+        is_loaded: Whether the stored assignment was read and is still valid.
     """
 
     def __init__(
@@ -64,24 +64,24 @@ class Leadership:
 
     @property
     def written_bytes(self) -> int:
-        """Keys and values of the assignment that were written in this term."""
+        """Bytes of keys and values of the assignment that were written in this term."""
         return self._ledger.written_bytes
 
     def reload(self) -> None:
-        """Forget what is known, after a failure: the next rebalance reads it again."""
+        """Drop the cached state after a failure, so that the next rebalance reads it again."""
         self.is_loaded = False
         self._planner.forget()
         self._jobs.clear()
 
     def rebalance(self) -> Rebalance:
-        """Read what changed, decide, and write.
+        """Read what has changed, compute the assignment, and write the differences.
 
         Raises:
-            Conflict: leadership is lost, or something changed underneath: reload and try again.
+            Conflict: Leadership is lost, or something has changed meanwhile: reload and try again.
         """
         if not self.is_loaded:
             registered = [member for member in self._members().values() if member.state == "ready"]
-            self._ledger.load(self._fence)  # after the look at who is ready: what those registered is in it
+            self._ledger.load(self._fence)  # after reading the ready members, so that their registrations are included
             self._jobs = {
                 member.worker: (member.incarnation, self._ledger.available(member.worker)) for member in registered
             }
@@ -113,10 +113,10 @@ class Leadership:
         return result
 
     def cleanup(self) -> None:
-        """Delete the pools of jobs that no living worker can run, and chunks that nobody will ever name.
+        """Delete the pools of jobs that no running worker can run, and abandoned chunks.
 
-        A worker that registers meanwhile bumps ``versions/worker`` before it looks at the pools: either this deletion
-        is a Conflict, or the worker finds no pool and writes it.
+        A worker that registers meanwhile rewrites ``versions/worker`` before it checks the pools: either this deletion
+        is refused, or the worker finds no pool and writes it.
         """
         guard = self._store.get(keys.GUARD_WORKER)
         unchanged = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
@@ -127,17 +127,17 @@ class Leadership:
             key = keys.pool(job)
             head = self._store.get(key)
             if head is not None and job not in able:
-                log.info("job %s is deleted from the work pool: no living worker can run it", job)
+                log.info("job %s loses its work pool because no running worker can run it", job)
                 ops: list[Op] = [Delete(key), Put(keys.GUARD_POOL, b"{}")]
                 self._store.commit([self._fence, unchanged, At(head)], ops)
                 head = None
             lost = orphans(key, chunks, head, living)
             same = Absent(key) if head is None else At(head)
-            # ``unchanged`` here too: chunks of a worker that registers at this moment have no head yet
+            # ``unchanged`` here too: chunks of a worker that is just registering have no head yet
             commit_all(self._store, [self._fence, unchanged, same], [Delete(key) for key in lost])
 
     def sweep(self, outcome_keep_s: float) -> None:
-        """Remove what dead owners of locks left, and progress and records that nobody needs any more."""
+        """Delete what dead lock owners left behind, and expired progress and records."""
         self._options.sweep()
         sweep_cells(self._store, self._pools.read(), [self._fence])
         trim_audit(self._store, [self._fence])
@@ -167,17 +167,17 @@ class Leadership:
         return workers
 
     def _forget_dead(self, living: Collection[str]) -> None:
-        """Delete what dead workers registered; one that comes back meanwhile keeps it."""
+        """Delete what dead workers have registered. A worker that returns meanwhile keeps it."""
         for worker in sorted(self._ledger.known_workers().difference(living)):
             try:
                 self._ledger.forget_worker(worker, self._fence)
             except Conflict:
                 if not self._store.get(keys.alive(worker)):
                     raise
-                log.debug("worker %s came back while its leftovers were to be deleted", worker)
+                log.debug("worker %s returned before its keys were deleted", worker)
 
     def _compare_versions(self, members: Mapping[str, Member]) -> None:
-        """Warn once when nodes of different versions share the cluster: they may not understand each other."""
+        """Warn once when nodes of different versions share the cluster, because they may not be compatible."""
         versions = frozenset(member.version for member in members.values())
         if len(versions) > 1 and versions != self._versions:
             running = {each: sorted(m.worker for m in members.values() if m.version == each) for each in versions}
@@ -190,7 +190,7 @@ class Leadership:
         self._versions = versions
 
     def _unmet_demands(self, members: Mapping[str, Member], ready: Mapping[str, WorkerView]) -> dict[str, str]:
-        """Jobs that nodes have and no ready node can run, each with a node that has it and the labels it unmet_labels."""
+        """Return the jobs that no ready node can run, each with one node that has it and its missing labels."""
         able = {job for worker in ready.values() for job in worker.jobs}
         unmet_labels = sorted(
             ((job, m.worker, dict(miss)) for m in members.values() for job, miss in m.unmet_labels.items()), key=str
@@ -198,12 +198,12 @@ class Leadership:
         unmet: dict[str, str] = {}
         for job, worker, missing in unmet_labels:
             if job not in able:
-                unmet.setdefault(job, f"node {worker} has it, but not the labels that it requires: {missing}")
+                unmet.setdefault(job, f"node {worker} has it but lacks the required labels: {missing}")
         return unmet
 
     def _report(self, result: Rebalance, unmet: Mapping[str, str]) -> None:
         for job, error in result.failed.items():
-            log.error("strategy of job %s failed, its assignment stays as it is: %s", job, reason(error))
+            log.error("strategy of job %s failed, its assignment is unchanged: %s", job, reason(error))
         for job, items in result.unplaced.items():
             if job not in self._unplaced:
                 why = f"; {unmet[job]}" if job in unmet else ""

@@ -1,7 +1,7 @@
-"""The stored assignment as the leader knows it; only this module writes it.
+"""The stored assignment as the leader knows it. Only this module writes it.
 
-Every transaction carries the leader's fence and the ``versions/assignment`` guard, and every head checks the version it
-was read at. Whatever goes wrong, the ledger is loaded again before the next write.
+Every transaction checks the leader's fence and the guard ``versions/assignment``, and every head is checked against the
+version that was read. After any failure the ledger is loaded again before the next write.
 """
 
 from __future__ import annotations
@@ -38,39 +38,36 @@ from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Op, Put
 
 log = logging.getLogger(__name__)
 
-#: Shares that are written together: what they hold is in memory twice until they are.
+#: Number of shares that are written together; they are in memory twice meanwhile.
 _SLICE = 2_000
-#: Workers whose keys are read at a time.
+#: Number of workers whose keys are read together.
 _LOADING = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredShare:
-    """A share as it is stored, with the version of its head; for a set without chunks only the items are kept.
-
-    There may be very many of them, so they hold no more than is needed.
-    """
+    """A stored share with the version of its head. Of a set without chunks only the items are kept, to save memory."""
 
     version: Hashable | None = None
     content: tuple[str, ...] | PackedSet = ()
 
     @classmethod
     def of(cls, version: Hashable, packed: PackedSet) -> _StoredShare:
-        """A set, and the version of its head."""
+        """Create it from a set and the version of its head."""
         return cls(version, packed if packed.chunks else packed.inline)
 
     @property
     def packed(self) -> PackedSet:
-        """The set."""
+        """The set in its stored form."""
         return PackedSet(inline=self.content) if isinstance(self.content, tuple) else self.content
 
     @property
     def items(self) -> tuple[str, ...]:
-        """Its items: sorted, unique."""
+        """The items: sorted, unique."""
         return self.content if isinstance(self.content, tuple) else self.content.items
 
     def unchanged(self, key: str) -> At | Absent:
-        """The check that nobody wrote the head at ``key`` since."""
+        """Return the check that the head at ``key`` is unchanged."""
         return Absent(key) if self.version is None else At.of(key, self.version)
 
 
@@ -80,7 +77,7 @@ _Shown = TypeVar("_Shown")
 
 
 class _View(Mapping[str, _Shown], Generic[_Stored, _Shown]):
-    """A live view of a mapping, whose values are shown by a function."""
+    """A read-only view of a mapping that converts its values on access."""
 
     def __init__(self, kept: Mapping[str, _Stored], show: Callable[[_Stored], _Shown]) -> None:
         self._kept = kept
@@ -97,20 +94,20 @@ class _View(Mapping[str, _Shown], Generic[_Stored, _Shown]):
 
 
 class Ledger:
-    """The stored shares of all workers. One thread only.
+    """The stored shares of all workers. Not thread-safe.
 
     Attributes:
-        writes: transactions that flipped heads, since this ledger was made.
-        written_bytes: keys and values written, since this ledger was made.
+        writes: Number of transactions that wrote heads, since the ledger was created.
+        written_bytes: Bytes of keys and values written since then.
     """
 
     def __init__(self, store: Store, tag: str, note: Mapping[str, object] | None = None) -> None:
-        """Read nothing yet.
+        """Create an empty ledger; nothing is read.
 
         Args:
-            store: the cluster's store.
-            tag: names this leader's chunks; never used twice.
-            note: written into the guard with each change, for people and `latchwork why`.
+            store: The cluster's store.
+            tag: Unique part of the names of this leader's chunks.
+            note: Written into the guard with each change, for people and `latchwork why`.
         """
         self._store = store
         self._note = dict(note or {})
@@ -123,11 +120,11 @@ class Ledger:
         self.written_bytes = 0
 
     def load(self, fence: Fence) -> None:
-        """Read everything, and delete the chunks that an earlier leader wrote and never named."""
+        """Read everything, and delete chunks that an earlier leader wrote but never named."""
         guard = self._store.get(keys.GUARD_ASSIGNMENT)
         self._shares, self._available, lost = {}, {}, []
         workers = self._store.children(keys.WORKERS)
-        with self._store.pipeline() as pipeline:  # in parts: all at once may take too long, and needs much memory
+        with self._store.pipeline() as pipeline:  # in parts, to limit time and memory
             for begin in range(0, len(workers), _LOADING):
                 some = workers[begin : begin + _LOADING]
                 parts = [pipeline.list(f"{keys.WORKERS}/{worker}", recursive=True) for worker in some]
@@ -135,11 +132,11 @@ class Ledger:
                     lost += self._take_in(worker, part.result())
         self._guard = guard
         if lost:
-            log.warning("deleting %d chunks of shares that no head names, the first is %s", len(lost), lost[0])
+            log.warning("deleting %d chunks of shares that no head names, first %s", len(lost), lost[0])
             commit_all(self._store, [fence], [Delete(key) for key in lost])
 
     def _take_in(self, worker: str, entries: Iterable[Entry]) -> list[str]:
-        """Note all that is stored of a worker; return the chunks that no head names."""
+        """Record all stored keys of a worker, and return the chunks that no head names."""
         available = []
         below: dict[str, dict[str, Entry]] = {}
         for entry in entries:
@@ -159,11 +156,14 @@ class Ledger:
         return lost
 
     def shares(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Job to worker to items, as stored, dead workers included; no empty shares. A view: writes change it."""
+        """Return the stored items by job and worker, including dead workers, without empty shares.
+
+        The view follows later writes.
+        """
         return _View(self._shares, lambda kept: _View(kept, lambda share: share.items))
 
     def use_texts(self, shares: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
-        """Keep these strings instead of equal ones, so that no text is kept twice."""
+        """Replace equal strings by these, to avoid duplicate strings in memory."""
         for job, by_worker in shares.items():
             kept = self._shares.get(job, {})
             for worker, items in by_worker.items():
@@ -172,11 +172,11 @@ class Ledger:
                     kept[worker] = _StoredShare.of(known.version, known.packed.made_of(items))
 
     def known_workers(self) -> set[str]:
-        """Every worker that has anything stored."""
+        """Return all workers with stored keys."""
         return set(self._available).union(*self._shares.values())
 
     def available(self, worker: str) -> frozenset[str]:
-        """The jobs that a worker could run when the ledger was loaded."""
+        """Return the jobs that a worker could run when the ledger was loaded."""
         return self._available.get(worker, frozenset())
 
     def load_available(self, worker: str) -> frozenset[str]:
@@ -185,15 +185,15 @@ class Ledger:
         return names
 
     def _same_jobs(self, jobs: Iterable[str]) -> frozenset[str]:
-        """One set for all workers that can run the same jobs: most can."""
+        """Return one shared set for all workers that can run the same jobs, which most do."""
         names = frozenset(map(intern, jobs))
         return self._job_sets.setdefault(names, names)
 
     def write(self, changes: Sequence[ShareChange], fence: Fence) -> None:
-        """Store the changes: at once if one transaction holds them all, else what shrinks before what grows.
+        """Store the changes: in one transaction if they fit, otherwise shares that shrink before shares that grow.
 
         Raises:
-            Conflict: the fence does not hold any more, or something else wrote a head; load again.
+            Conflict: The fence no longer holds, or another client wrote a head: load again.
         """
         steps = list(changes) if self._fits(changes) else order_changes(changes)
         for wave in _waves(steps):
@@ -201,10 +201,10 @@ class Ledger:
                 self._write_wave(wave[begin : begin + _SLICE], fence)
 
     def forget_worker(self, worker: str, fence: Fence) -> None:
-        """Delete what a dead worker registered, unless it lives again.
+        """Delete what a dead worker has registered, unless it is running again.
 
         Raises:
-            Conflict: the fence does not hold, or the worker has come back.
+            Conflict: The fence no longer holds, or the worker has returned.
         """
         jobs = sorted(self._available.get(worker, ()))
         commit_all(
@@ -255,7 +255,7 @@ class Ledger:
 
 
 def _waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
-    """The steps cut where a share comes up for the second time."""
+    """Split the steps where a share appears for the second time."""
     waves: list[list[ShareChange]] = [[]]
     seen: set[tuple[str, str]] = set()
     for step in steps:
@@ -272,5 +272,5 @@ def _decode(head: str, entries: dict[str, Entry]) -> _StoredShare:
     try:
         return _StoredShare.of(version, from_entries(head, entries).packed)
     except (BadHead, MissingChunk) as error:
-        log.error("share at %s is damaged and is written anew: %s", head, error)  # noqa: TRY400 - no stack needed
+        log.error("share at %s is damaged and will be rewritten: %s", head, error)  # noqa: TRY400 - no stack needed
         return _StoredShare(version)

@@ -1,8 +1,8 @@
-"""The manager of one node, elected: follows the living nodes and the work, and writes who does what.
+"""The manager part of a node: follows the running nodes and the work, and stores the assignment while elected.
 
 Thread ``latchwork-manager-<node>``, one per session of the node: it stands for election as long as the session lasts.
-Whatever it writes carries the leadership's fence, so that a manager that was frozen writes nothing after it wakes.
-It rebalances after a burst of events, and has periodic_tasks now and then, which clean and sweep.
+All writes check the leader's fence, so that a manager that was frozen cannot write after it wakes. It rebalances after
+a burst of events, and runs periodic tasks that clean and sweep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from latchwork.store import Backoff, Observers, Session, Store
 
 log = logging.getLogger(__name__)
 _TASK_RETRY_S = 30.0
-#: The first time in a term comes no later: else leaders that change more often than a period would never do it.
+#: Latest first execution in a term, in seconds, so that tasks also run if leaders change often.
 _FIRST_TASK_S = 600.0
 
 _RETRY_S = 0.5
@@ -37,7 +37,7 @@ _TRIM_MOVES = 50_000
 
 
 class Debouncer:
-    """Tells when a burst of events has become debouncer, or has lasted long enough. Pure; one thread at a time."""
+    """Decides when a burst of events has ended or has lasted long enough. Pure; used by one thread at a time."""
 
     def __init__(self, quiet_s: float, longest_s: float) -> None:
         self.change(quiet_s, longest_s)
@@ -46,36 +46,36 @@ class Debouncer:
         self._not_before = 0.0
 
     def change(self, quiet_s: float, longest_s: float) -> None:
-        """Wait so long from now on, also for what was noted already."""
+        """Use other delays from now on, also for events that were noted already."""
         self._quiet_s = quiet_s
         self._longest_s = max(quiet_s, longest_s)
 
     def note(self, now: float) -> None:
-        """Something changed."""
+        """Record an event."""
         self._first = now if self._first is None else self._first
         self._last = now
 
     def retry(self, now: float, delay_s: float) -> None:
-        """A rebalance failed: it is due again after the delay, also without a new event."""
+        """Make the action due again after a delay, even without an event, because it has failed."""
         self.note(now)
         self._not_before = now + delay_s
 
     def due_in_s(self, now: float) -> float | None:
-        """Seconds until it is time to act; None when nothing changed."""
+        """Return the seconds until the action is due; None without events."""
         if self._first is None:
             return None
         debouncer = min(self._last + self._quiet_s, self._first + self._longest_s)
         return max(0.0, max(debouncer, self._not_before) - now)
 
     def take(self) -> None:
-        """Acting now on all that was noted."""
+        """Start the action for all recorded events."""
         self._first = None
         self._not_before = 0.0
 
 
 @dataclass(slots=True)
 class _PeriodicTask:
-    """A task that the leader repeats; a period of 0 is never."""
+    """A task that the leader repeats; a period of 0 disables it."""
 
     name: str
     do: Callable[[Leadership], None]
@@ -92,7 +92,7 @@ class _PeriodicTask:
 
 
 class PeriodicTasks:
-    """All periodic_tasks of one term. One thread only."""
+    """The periodic tasks of one term of leadership. Not thread-safe."""
 
     def __init__(self, options: ManagerOptions, now: float) -> None:
         self._cleanup = _PeriodicTask("cleanup", lambda term: term.cleanup(), options.cleanup_period_s, now)
@@ -100,17 +100,17 @@ class PeriodicTasks:
         self._outcome_keep_s = options.outcome_keep_s
 
     def change(self, options: ManagerOptions) -> None:
-        """Other periods hold from now on, counted from when each task was last done."""
+        """Use other periods from now on, counted from the last execution of each task."""
         self._cleanup.period_s = options.cleanup_period_s
         self._sweep.period_s = options.sweep_period_s
         self._outcome_keep_s = options.outcome_keep_s
 
     def due_in_s(self, now: float) -> float | None:
-        """Seconds until the next one; None when there is none."""
+        """Return the seconds until the next task is due; None if all are disabled."""
         return min((max(0.0, task.next_at - now) for task in self._active()), default=None)
 
     def run_due(self, now: float, term: Leadership) -> None:
-        """Do what is due; a failure is reported, and it is tried again soon."""
+        """Run the tasks that are due. A failure is logged and retried soon."""
         for task in self._active():
             if task.next_at <= now:
                 task.since, task.done, task.retry_at = now, True, None
@@ -118,7 +118,7 @@ class PeriodicTasks:
                     task.do(term)
                 except LatchworkError as error:
                     task.retry_at = now + min(task.period_s, _TASK_RETRY_S)
-                    log.warning("%s is tried again in %.3g s: %s", task.name, task.retry_at - now, error)
+                    log.warning("%s failed, retrying in %.3g s: %s", task.name, task.retry_at - now, error)
 
     def _active(self) -> list[_PeriodicTask]:
         return [task for task in (self._cleanup, self._sweep) if task.period_s > 0]
@@ -126,7 +126,7 @@ class PeriodicTasks:
 
 @dataclass(slots=True)
 class ManagerCounters:
-    """The counters of this node's manager over all its sessions. One writer."""
+    """Counters of a node's manager over all sessions. Written by one thread."""
 
     rebalances: int = 0
     moves: int = 0
@@ -134,7 +134,10 @@ class ManagerCounters:
 
 
 class Manager:
-    """Stands for election on one session, and manages while it leads. ``close`` resigns and joins the thread."""
+    """Stands for election on one session, and manages the cluster while elected.
+
+    ``close`` resigns and joins the thread.
+    """
 
     def __init__(
         self,
@@ -149,7 +152,7 @@ class Manager:
         self._store = store
         self._clock = store.clock
         self._me = me
-        self._options = options  # asked again and again: they may change at any time
+        self._options = options  # called repeatedly, because options may change
         self._counters = counters
         self._observers = observers
         self._wake = threading.Event()
@@ -171,11 +174,11 @@ class Manager:
         self._thread.start()
 
     def look(self) -> None:
-        """The options may have changed. Never blocks."""
+        """Notice that options may have changed. Never blocks."""
         self._wake.set()
 
     def close(self) -> None:
-        """Resign. From any thread but its own; twice is fine."""
+        """Resign. Idempotent; callable from any thread except its own."""
         self._closing.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -189,7 +192,7 @@ class Manager:
                 try:
                     self._lead()
                 except LatchworkError as error:
-                    log.warning("manager on node %s has to start over: %s", self._me.worker, error)
+                    log.warning("manager on node %s starts over: %s", self._me.worker, error)
                     self._clock.wait(self._closing, _RETRY_S)
                 except Exception:
                     log.exception("manager on node %s failed and starts over", self._me.worker)
@@ -199,7 +202,7 @@ class Manager:
 
     def _lead(self) -> None:
         fence = self._latch.fence
-        log.info("node %s manages the cluster from now on, fence token %d", self._me.worker, fence.token)
+        log.info("node %s now manages the cluster, fence token %d", self._me.worker, fence.token)
         with (
             self._store.mirror(keys.ALIVE) as alive,
             self._store.mirror(keys.WORK_POOL, values=False) as pools,
@@ -213,7 +216,7 @@ class Manager:
                 self._store, self._me, fence, alive=alive, pools=known, restarts=restarts, options=self._options()
             )
             self._manage(term)
-        log.info("node %s does not manage the cluster any more", self._me.worker)
+        log.info("node %s no longer manages the cluster", self._me.worker)
 
     def _note(self) -> None:
         self._changed.set()
@@ -226,7 +229,7 @@ class Manager:
         backoff = Backoff(_RETRY_S, 10.0)
         debouncer.note(self._clock.now())
         while True:
-            self._wake.clear()  # before the looks: what is set from now on cuts the wait short
+            self._wake.clear()  # cleared before the checks, so that later events shorten the wait
             if not self._latch.is_leader or self._closing.is_set():
                 return
             now = self._clock.now()
@@ -253,7 +256,7 @@ class Manager:
             self._clock.wait(self._wake, min(waits, default=None))
 
     def _rebalance_and_trim(self, term: Leadership) -> bool:
-        """One rebalance, and what memory it needed for a moment is given back if that was much."""
+        """Rebalance, and return freed memory to the system if much was used."""
         moved, is_first = self._counters.moves, not term.is_loaded
         done = self._rebalance(term)
         if is_first or self._counters.moves - moved >= _TRIM_MOVES:
@@ -261,7 +264,7 @@ class Manager:
         return done
 
     def _rebalance(self, term: Leadership) -> bool:
-        """One rebalance; False when it has to be tried again."""
+        """Rebalance once. Return False if it must be retried."""
         began, written = self._clock.now(), term.written_bytes
         try:
             result = term.rebalance()
@@ -269,7 +272,7 @@ class Manager:
             raise
         except LatchworkError as error:
             self._counters.failures += 1
-            log.warning("rebalance failed and is tried again: %s", error)
+            log.warning("rebalance failed, retrying: %s", error)
             self._tell(began, Rebalance(), error, term.written_bytes - written)
             term.reload()
             return False
@@ -277,7 +280,7 @@ class Manager:
         self._counters.moves += result.moves
         self._tell(began, result, next(iter(result.failed.values()), None), term.written_bytes - written)
         if result.deferred and result.changes:
-            self._note()  # the next step of what the budget holds back
+            self._note()  # continue with the moves that the budget has postponed
         return not result.failed
 
     def _tell(self, began: float, result: Rebalance, error: BaseException | None, written_bytes: int) -> None:
@@ -289,10 +292,10 @@ class Manager:
 
 
 def trim_memory() -> bool:
-    """Give freed memory back to the system; False where the C library knows no way. Takes some milliseconds.
+    """Return freed memory to the operating system. Return False if the C library cannot do it. Takes some milliseconds.
 
-    Loading a large cluster, or placing all of it anew, needs much for a moment. What is freed lies in pieces between
-    what stays, and the C library gives none of it back by itself.
+    Loading or reassigning a large cluster needs much memory for a short time. The freed blocks lie between blocks in
+    use, and the C library does not return them by itself.
     """
     trim = _malloc_trim()
     return trim is not None and bool(trim(0))
@@ -300,7 +303,7 @@ def trim_memory() -> bool:
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """The function of the GNU C library; None where there is another one."""
+    """Return the function of the GNU C library; None with another library."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):

@@ -1,12 +1,12 @@
-"""Rebalances whose cost depends on what changed, not on the size of the cluster: each keeps the last decision.
+"""Rebalances whose cost depends on what has changed instead of the size of the cluster.
 
-The jobs of each strategy are one part. There are three kinds, and the strategy's traits choose. A ``Board`` and an
-``Assignment`` keep the placement in Rust and learn only what changed; any other strategy is called itself, unless
-nothing changed that it could see. Each decides what ``rebalance`` decides.
+The jobs of each strategy form one part, which keeps the last decision. There are three kinds of parts, chosen by the
+strategy's traits. A ``Board`` and an ``Assignment`` keep the placement in Rust and receive only changes. Any other
+strategy is called itself, unless nothing that it can see has changed. Each part decides what ``rebalance`` decides.
 
-Each part knows what the ledger has after each write; if a write may have failed the parts are forgotten, and the next
-rebalance compares everything. ``rebalance`` decides itself while a node restarts; all parts start from the beginning
-after that. No network here.
+Each part knows the state of the ledger after each write. If a write may have failed, the parts are dropped, and the
+next rebalance compares everything. While a node is restarting, ``rebalance`` itself decides, and all parts start again
+afterwards. No I/O.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from latchwork.user_code import call_user
 log = logging.getLogger(__name__)
 
 _Share = tuple[str, str]  # job and worker
-#: The workers that can run a job, with weight and labels.
+#: Workers that can run a job, with weight and labels.
 _Able = dict[str, tuple[float, Mapping[str, str]]]
-#: The input of a strategy for each job, without the previous owners: the pool, and the workers.
+#: A strategy's input for each job, without the previous owners: the pool and the workers.
 _Seen = dict[str, tuple[tuple[str, ...], _Able]]
-#: Job to item to worker.
+#: Workers by job and item.
 Placed = Mapping[str, Mapping[str, str]]
 
 
@@ -59,11 +59,11 @@ class PartOutcome:
     """The outcome of one round.
 
     Attributes:
-        owners: gives item to worker of one job, as of now; until the next round.
-        changes: what to write, in no order.
-        moved: whether a job came or went, or an item got another worker or none.
-        deferred: how many more items shall move, which a budget holds back.
-        whole: the shares of jobs that were placed as a whole, made of the pools' strings.
+        owners: Returns the worker of each item of a job; valid until the next round.
+        changes: Shares to write, in no particular order.
+        moved: Whether a job came or went, or an item changed its worker.
+        deferred: Number of moves that a budget postpones.
+        whole: Shares of jobs that were placed as a whole, using the pools' strings.
     """
 
     owners: Callable[[str], Mapping[str, str]]
@@ -74,23 +74,23 @@ class PartOutcome:
 
 
 class StrategyPart(Protocol):
-    """The jobs of one strategy. One thread only."""
+    """The jobs of one strategy. Not thread-safe."""
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:
-        """Decide.
+        """Decide on the placement.
 
         Args:
-            view: the cluster, with the pools of these jobs only; the shares are those that the last round left.
-            placed: gives what the strategies before this one have placed.
-            placed_moved: whether that is not what it was in the last round.
+            view: The cluster, with the pools of these jobs only; the shares are those after the last round.
+            placed: Returns what the previous strategies have placed.
+            placed_moved: Whether that has changed since the last round.
         Raises:
-            Exception: whatever the strategy raises; this part cannot be used any more.
+            Exception: The strategy's error; this part cannot be used anymore.
         """
         ...
 
 
 def make_part(strategy: Strategy) -> StrategyPart:
-    """The kind of part that places the jobs of this strategy."""
+    """Return the kind of part that places the jobs of this strategy."""
     traits = traits_of(strategy)
     if traits.board is not None:
         return BoardPart(traits.board, traits.max_moves)
@@ -98,7 +98,7 @@ def make_part(strategy: Strategy) -> StrategyPart:
 
 
 class BoardPart:
-    """The jobs of a ``Board``, with the workers and the pools that it knows."""
+    """The jobs of a ``Board``, with the workers and pools that the board knows."""
 
     def __init__(self, strategy: str, max_moves: int | None = None) -> None:
         self._board = Board(strategy)
@@ -107,14 +107,14 @@ class BoardPart:
         self._pools: dict[str, tuple[str, ...]] = {}
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:  # noqa: ARG002 - a board does not look at it
-        """Tell the board what changed, and take what moves."""
+        """Update the board, and collect what moves."""
         touched = ShareMoves()
         gone = self._pools.keys() - view.pools.keys()
         self._take_workers(view.workers)
         fresh = self._take_pools(view, touched)
         moves = self._board.place(self._max_moves)
         for job in moves.jobs:
-            if job not in fresh:  # those are compared as a whole, and all their items move: a million, perhaps
+            if job not in fresh:  # new jobs are compared as a whole, because all of their items move
                 for _, item, source, target in moves.of(job):
                     touched.move(job, reuse_text(self._pools[job], item), source, target)
         whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
@@ -127,7 +127,7 @@ class BoardPart:
         for name, worker in workers.items():
             known = self._workers.get(name)
             if known is not None and known.jobs != worker.jobs:
-                self._board.leave(name)  # and back at once: it keeps what it can still run
+                self._board.leave(name)  # and join again, which keeps the items that it can still run
                 known = None
             if known is None:
                 self._board.join(name, worker.weight, worker.jobs)
@@ -136,7 +136,7 @@ class BoardPart:
         self._workers = dict(workers)
 
     def _take_pools(self, view: ClusterView, touched: ShareMoves) -> set[str]:
-        """Tell the board what changed in the pools; return the jobs that are new to it."""
+        """Update the board's pools. Return the jobs that are new to it."""
         for job in self._pools.keys() - view.pools.keys():
             self._board.remove_job(job)
         fresh = view.pools.keys() - self._pools.keys()
@@ -160,14 +160,14 @@ class BoardPart:
 
 
 class HashingPart:
-    """An ``Assignment`` for each job, which looks only at the items that a change can move."""
+    """An ``Assignment`` per job, which visits only the items that a change can move."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
         self._jobs: dict[str, _HashedJob] = {}
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:  # noqa: ARG002 - hashing does not look at it
-        """Tell the assignments what changed, and take what moves."""
+        """Update the assignments, and collect what moves."""
         touched, whole, before = ShareMoves(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
         self._jobs = {}
         for job, items in view.pools.items():
@@ -191,7 +191,7 @@ class HashingPart:
 
 @dataclass(slots=True)
 class _HashedJob:
-    """One job as its assignment knows it; without an assignment when nobody is able to run it."""
+    """One job and its assignment; the assignment is None if no worker can run the job."""
 
     items: tuple[str, ...]
     able: Mapping[str, float]
@@ -208,13 +208,15 @@ class _HashedJob:
 def _follow(
     job: str, known: _HashedJob, items: tuple[str, ...], able: Mapping[str, float], touched: ShareMoves
 ) -> None:
-    """Bring an assignment up to date. An item may move several times; its first source and its last target count."""
+    """Update an assignment. An item may move several times; its first source and its last target count."""
     owners, before = known.owners, known.able
     assert owners is not None
     old, new = (set(known.items), set(items)) if items is not known.items else (set[str](), set[str]())
     steps = [owners.remove_items(old - new)] if old - new else []
     steps += [owners.join(name, able[name]) for name in sorted(able.keys() - before.keys())]
-    steps += [owners.leave(name) for name in sorted(before.keys() - able.keys())]  # after joins: the last one cannot go
+    steps += [
+        owners.leave(name) for name in sorted(before.keys() - able.keys())
+    ]  # after joins, because the last one cannot leave
     steps += [owners.reweigh(name, able[name]) for name in before if able.get(name, before[name]) != before[name]]
     steps += [owners.add_items(new - old)] if new - old else []
     moves: dict[str, tuple[str | None, str | None]] = {}
@@ -227,20 +229,19 @@ def _follow(
 
 
 class CustomPart:
-    """A strategy that is asked again when something changed that it can see; its last input is kept.
+    """A strategy that is called when something that it can see has changed. Its last input is kept.
 
-    Nothing else is kept: the previous owners are in the shares. A strategy that places each job by itself, whoever had
-    its items, is asked about changed jobs only.
+    A strategy that places each job on its own, regardless of the current owners, is called for changed jobs only.
     """
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._by_job = traits_of(strategy).by_job
         self._seen: _Seen = {}
-        self._settled = False  # it did not want anything else the last time
+        self._settled = False  # it had nothing to move last time
 
     def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:
-        """Ask, unless the strategy would see what it saw the last time, and had nothing to move then."""
+        """Call the strategy, unless its input is unchanged and it had nothing to move last time."""
         seen, before = {job: (items, _able(view, job)) for job, items in view.pools.items()}, self._seen
         asked = [job for job in seen if not _is_same(seen[job], before.get(job))]
         if not self._by_job and (asked or seen.keys() != before.keys() or placed_moved or not self._settled):
@@ -265,21 +266,21 @@ class CustomPart:
 
 
 class ShareMoves:
-    """Shares of jobs known before, and what they lose and gain."""
+    """Collects what the shares of known jobs lose and gain."""
 
     def __init__(self) -> None:
         self._lost: dict[_Share, set[str]] = {}
         self._gained: dict[_Share, set[str]] = {}
 
     def move(self, job: str, item: str, source: str | None, target: str | None) -> None:
-        """An item changes hands; None is nobody."""
+        """Record that an item changes its worker; None is no worker."""
         if source is not None:
             self._lost.setdefault((job, source), set()).add(item)
         if target is not None:
             self._gained.setdefault((job, target), set()).add(item)
 
     def changes(self, view: ClusterView) -> Iterable[ShareChange]:
-        """The changes that these moves make to the stored shares."""
+        """Generate the changes of the stored shares."""
         for job, worker in self._lost.keys() | self._gained.keys():
             before = view.shares.get(job, {}).get(worker, ())
             kept = set(before).difference(self._lost.get((job, worker), ()))
@@ -300,7 +301,7 @@ def _able(view: ClusterView, job: str) -> _Able:
 
 
 def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Worker to sorted items, made of the very strings given."""
+    """Return the sorted items of each worker, using the given string objects."""
     found: dict[str, list[str]] = {}
     for item in items:
         if item in owners:
@@ -309,7 +310,7 @@ def _shares(items: tuple[str, ...], owners: Mapping[str, str]) -> dict[str, tupl
 
 
 class Planner:
-    """Decides one rebalance after another; the caller writes each before it asks for the next. One thread only."""
+    """Computes one rebalance after another; the caller writes each before the next. Not thread-safe."""
 
     def __init__(self, strategies: Strategies) -> None:
         self._strategies = strategies
@@ -318,11 +319,11 @@ class Planner:
         self._whole: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
 
     def forget(self) -> None:
-        """The last decision may not have been written: begin anew."""
+        """Start from scratch, because the last decision may not have been written."""
         self._parts = {}
 
     def rebalance(self, view: ClusterView) -> Rebalance:
-        """Decide who shall have what, and what must be written for it: as ``rebalance.rebalance``."""
+        """Compute the new assignment and the changes that lead to it; see ``rebalance.rebalance``."""
         self._whole = {}
         if view.reserved:
             self.forget()
@@ -338,13 +339,13 @@ class Planner:
         return Rebalance(tuple(changes), moves, round_.failed, unplaced(view), round_.deferred)
 
     def take_whole(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Take, once after each decision, the shares of jobs placed as a whole, made of the pools' strings."""
+        """Return, once after each decision, the shares of jobs placed as a whole, using the pools' strings."""
         whole, self._whole = self._whole, {}
         return whole
 
 
 class _Round:
-    """One rebalance: strategy by strategy, each seeing what those before it have placed."""
+    """One rebalance, strategy by strategy; each sees what the previous ones have placed."""
 
     def __init__(self, view: ClusterView, parts: Mapping[int, StrategyPart], *, jobs_changed: bool) -> None:
         self.parts: dict[int, StrategyPart] = {}
@@ -358,7 +359,7 @@ class _Round:
         self._owners: dict[str, Callable[[str], Mapping[str, str]]] = {}
 
     def place(self, strategy: Strategy, jobs: Sequence[str]) -> None:
-        """Place the jobs of one strategy; those that it fails on stay where they are."""
+        """Place the jobs of one strategy. If it fails, they stay where they are."""
         view = ClusterView(self._view.workers, {job: self._view.pools[job] for job in jobs}, self._view.shares)
         try:
             outcome = call_user(self._ask, strategy, view)
@@ -376,14 +377,14 @@ class _Round:
         part = self._before.get(id(strategy)) or make_part(strategy)
         try:
             outcome = part.rebalance(view, placed, placed_moved=self._moved)
-        except Exception:  # whatever Rust does not take, the strategy either takes or reports
+        except Exception:  # the strategy handles or reports what Rust refuses
             if isinstance(part, CustomPart):
                 raise
-            log.debug("what is kept cannot place these jobs, their strategy is asked", exc_info=True)
+            log.debug("cached placement failed, calling the strategy", exc_info=True)
             return CustomPart(strategy).rebalance(view, placed, placed_moved=True)
         self.parts[id(strategy)] = part
         return outcome
 
     def _placed(self) -> Placed:
-        """The items that the strategies so far have placed; a mapping of the caller's own."""
+        """Return what the strategies so far have placed, in a new mapping."""
         return {job: owners(job) for job, owners in self._owners.items()}

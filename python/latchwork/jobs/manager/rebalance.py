@@ -1,4 +1,4 @@
-"""Decides what the manager writes, from the living workers, the work pools and the stored shares. Pure."""
+"""Computation of the changes that the manager writes, from running workers, work pools and stored shares. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from latchwork.assignment import JobProblem, Plan, Problem, Strategy, check_plan
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.user_code import call_user
 
-#: Job to worker to items.
+#: Items by job and worker.
 Shares = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker that is ready: how much it takes relative to others, the jobs it can run, its labels for strategies."""
+    """A ready worker: its relative weight, the jobs that it can run, and its labels for strategies."""
 
     weight: float
     jobs: frozenset[str]
@@ -24,11 +24,11 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class ReservedShare:
-    """The share of a worker that is being restarted.
+    """The share of a restarting worker.
 
     Attributes:
-        worker: as it was, while it is away; None once it is back, and among the ready ones.
-        shares: job to the items that wait for it.
+        worker: The worker as it was, while it is away; None once it is ready again.
+        shares: Reserved items by job.
     """
 
     worker: WorkerView | None
@@ -40,10 +40,10 @@ class ClusterView:
     """The cluster as the manager knows it.
 
     Attributes:
-        workers: the ready workers by id.
-        pools: all items of each job.
-        shares: what is stored as assigned, dead workers' leftovers included; no empty shares.
-        reserved: the workers that are being restarted, and what waits for them.
+        workers: Ready workers by ID.
+        pools: All items of each job.
+        shares: The stored assignment, including shares of dead workers; no empty shares.
+        reserved: Shares of restarting workers.
     """
 
     workers: Mapping[str, WorkerView]
@@ -53,13 +53,13 @@ class ClusterView:
 
     @property
     def away(self) -> dict[str, WorkerView]:
-        """The workers that are being restarted and not back yet."""
+        """The restarting workers that are not back yet."""
         return {name: each.worker for name, each in self.reserved.items() if each.worker is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class ShareChange:
-    """One worker's share of one job, as it is stored and as it shall be: sorted items, none where nothing is stored."""
+    """One worker's share of one job, before and after: sorted items, empty if nothing is stored."""
 
     worker: str
     job: str
@@ -69,14 +69,14 @@ class ShareChange:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """The outcome of one rebalance.
+    """The outcome of a rebalance.
 
     Attributes:
-        changes: what to write: sorted by job, then worker; empty when all is as it should be.
-        moves: how many items change their worker, orphans that get one included.
-        failed: jobs whose strategy raised or answered wrongly, with the error; their shares stay as they are.
-        unplaced: jobs with items that no ready worker can run, with how many.
-        deferred: how many more items shall move, which a budget holds back: rebalance again.
+        changes: Shares to write, sorted by job, then worker.
+        moves: Number of items that get another worker, including items that had none.
+        failed: Jobs whose strategy raised or returned an invalid plan, with the error. Their shares are unchanged.
+        unplaced: Number of items by job that no ready worker can run.
+        deferred: Number of moves that a budget postpones to the next rebalance.
     """
 
     changes: tuple[ShareChange, ...] = ()
@@ -87,10 +87,10 @@ class Rebalance:
 
 
 def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
-    """Decide who shall have what, and what must be written for it.
+    """Compute the new assignment and the changes that lead to it.
 
-    Every item of every pool that a ready worker can run gets exactly one worker; shares of dead workers, of jobs
-    without a pool and of items that left their pool go away. Writes nothing for shares that stay.
+    Every item that a ready worker can run gets exactly one worker. Shares of dead workers, of jobs without a pool, and
+    of items outside their pool are removed. Unchanged shares are not written.
     """
     desired: dict[str, dict[str, list[str]]] = {}
     placed: dict[str, Mapping[str, str]] = {}
@@ -104,7 +104,7 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
             placed.update(plan.owners)
         except Exception as error:
             failed.update(dict.fromkeys(jobs, error))
-            placed.update({job: holders_in(view, job, view.workers) for job in jobs})  # they stay where they are
+            placed.update({job: holders_in(view, job, view.workers) for job in jobs})  # unchanged
     whole = {job: desired.get(job, {}) for job in {*view.shares, *desired} if job not in failed}
     changes = sorted(changes_to(view, whole), key=lambda change: (change.job, change.worker))
     moves = sum(len(set(change.after).difference(change.before)) for change in changes)
@@ -112,9 +112,9 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
 
 
 def job_problem(view: ClusterView, job: str) -> JobProblem:
-    """One job as the strategies see it. An item stored with two workers counts for a ready one, then by name.
+    """Return one job's problem for its strategy. An item that is stored twice counts for a ready worker, then by name.
 
-    A worker that is being restarted is there as if it had never gone, and so are its items: nobody else's move.
+    A restarting worker and its items are included as if it had never gone, so that no other items move.
     """
     workers = {**view.away, **view.workers}
     able = {name: worker.weight for name, worker in sorted(workers.items()) if job in worker.jobs}
@@ -128,11 +128,11 @@ def job_problem(view: ClusterView, job: str) -> JobProblem:
 def _placed(
     view: ClusterView, strategy: Strategy, jobs: Sequence[str], placed: Mapping[str, Mapping[str, str]]
 ) -> tuple[Plan, dict[str, dict[str, list[str]]]]:
-    """The strategy's plan, and job to ready worker to items.
+    """Return the strategy's plan, and the items of each ready worker by job.
 
-    What a worker that is away would have is with others as long as it is.
+    Items of workers that are away are placed on others meanwhile.
     """
-    placed = dict(placed)  # a strategy may keep what it is given
+    placed = dict(placed)  # the strategy may keep the mapping
     problem = Problem(tuple(job_problem(view, job) for job in jobs), placed)
     plan = strategy.assign(problem)
     check_plan(problem, plan)
@@ -151,7 +151,7 @@ def _placed(
 
 
 def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProblem:
-    """The problem of placing the items of absent workers on ready ones until the absent ones are back."""
+    """Return the problem of placing the items of absent workers on ready ones until the absent ones are back."""
     able = {name: worker.weight for name, worker in sorted(view.workers.items()) if job in worker.jobs}
     holders = holders_in(view, job, able)
     previous = {item: holders[item] for item in items if item in holders}
@@ -159,7 +159,7 @@ def _guest_problem(view: ClusterView, job: str, items: Sequence[str]) -> JobProb
 
 
 def holders_in(view: ClusterView, job: str, able: Collection[str]) -> dict[str, str]:
-    """Item to worker as stored; of two workers the able one counts, then the first by name."""
+    """Return the stored worker of each item. Of two workers the able one counts, then the first by name."""
     shares = view.shares.get(job, {})
     found: dict[str, str] = {}
     for worker in sorted(shares, key=lambda name: (name not in able, name), reverse=True):  # the last one wins
@@ -168,7 +168,7 @@ def holders_in(view: ClusterView, job: str, able: Collection[str]) -> dict[str, 
 
 
 def changes_to(view: ClusterView, whole: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[ShareChange]:
-    """The changes that make the stored shares of some jobs exactly these, in no order."""
+    """Generate the changes that turn the stored shares of some jobs into the given ones, in no particular order."""
     for job, shares in whole.items():
         stored = view.shares.get(job, {})
         for worker in {*stored, *shares}:
@@ -178,10 +178,10 @@ def changes_to(view: ClusterView, whole: Mapping[str, Mapping[str, Sequence[str]
 
 
 def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
-    """The changes as steps that never show an item with two workers: what shrinks before what grows.
+    """Order the changes so that no item is ever shown with two workers: shares shrink before others grow.
 
-    A share that does both is written twice, first without what it loses. Each of the two parts goes worker by worker,
-    so that a worker has as few transactions to follow as can be.
+    A share that does both is written twice, first without the lost items. Both halves are sorted by worker, so that
+    each worker has to follow few transactions.
     """
     shrinks, grows = [], []
     for change in changes:
@@ -200,6 +200,6 @@ def order_changes(changes: Sequence[ShareChange]) -> list[ShareChange]:
 
 
 def unplaced(view: ClusterView) -> dict[str, int]:
-    """Jobs with items that no ready worker can run, with how many; sorted."""
+    """Return the number of items, by job, that no ready worker can run; sorted."""
     able = frozenset[str]().union(*(worker.jobs for worker in view.workers.values()))
     return {job: len(items) for job, items in sorted(view.pools.items()) if items and job not in able}

@@ -1,7 +1,7 @@
-"""Nodes that are drained, or being restarted, as the leader sees them: who gets no items, and what waits for whom.
+"""The leader's view of nodes that are drained or restarting: which get no items, and which shares are reserved.
 
-An announced restart moves the node's share out once and back once, and nothing else: its share is written down before
-anything moves, the strategies go on as if it had never gone, and what they give it is with others until it is back.
+An announced restart moves the node's share away once and back once, and nothing else. The share is stored before
+anything moves. The strategies continue as if the node had never gone, and other nodes get its items until it is back.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class RestartTracker:
-    """One term of leadership. One thread only.
+    """The drained and restarting nodes during one term of leadership. Not thread-safe.
 
     Args:
-        nodes: a mirror of the marks.
-        fence: the leadership's, on everything that is written.
-        tag: names what is written.
+        store: The cluster's store.
+        nodes: Mirror of the node marks.
+        fence: The leader's fence, checked by every write.
+        tag: Part of the names of what is written.
     """
 
     def __init__(self, store: Store, nodes: Mirror, fence: Fence, tag: str) -> None:
@@ -43,11 +44,11 @@ class RestartTracker:
         self._names = ChunkNamer(f"{tag}.{fence.token}r")
         self._seen: dict[str, tuple[str, float]] = {}
         self._shares: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {}
-        self._written: dict[str, NodeMark] = {}  # what we wrote, and the mirror may not show yet
+        self._written: dict[str, NodeMark] = {}  # own writes that the mirror may not show yet
         self._acted: set[str] = set()
 
     def marks(self) -> dict[str, NodeMark]:
-        """The marks of the moment, by node; a restart whose time is over counts no more."""
+        """Return the current marks by node. A restart whose timeout has passed no longer counts."""
         now = self._store.clock.now()
         found = decode_marks(self._nodes.snapshot().values())
         for node, mark in found.items():
@@ -58,22 +59,22 @@ class RestartTracker:
         return {node: mark for node, mark in found.items() if not self._is_over(mark, now)}
 
     def may_have_items(self, mark: NodeMark | None, members: Mapping[str, Member]) -> bool:
-        """Whether a ready worker is to be given items."""
+        """Return whether a ready worker may get items."""
         if mark is None or mark.state != "restarting":
             return mark is None
         member = members[mark.node]
         return not mark.is_same_start(member.incarnation, member.start)
 
     def reserve(self, ready: Mapping[str, WorkerView], shares: Shares) -> None:
-        """Write down the shares of nodes whose restart was announced, before anything of them moves.
+        """Store the shares of nodes whose restart was announced, before their items move.
 
         Raises:
-            Conflict: leadership is lost, or the mark has changed: look again.
+            Conflict: Leadership is lost, or the mark has changed: try again.
         """
         for node, shown in self.marks().items():
             if shown.state != "restarting" or self._known(shown).is_reserved:
                 continue
-            entry = self._store.get(mark_key(node))  # the mirror may be behind, and what is reserved stays
+            entry = self._store.get(mark_key(node))  # the mirror may be outdated, and a reserved share must be kept
             mark = None if entry is None else decode_mark(node, entry.value)
             if entry is None or mark is None or mark.state != "restarting":
                 continue
@@ -82,7 +83,7 @@ class RestartTracker:
                 continue
             mine = {job: workers[node] for job, workers in shares.items() if node in workers}
             stale = set(self._store.children(reserved_key(node))) - set(mine)
-            checks: list[Check] = [self._fence, At(entry)]  # of a mark that was taken back nothing is left behind
+            checks: list[Check] = [self._fence, At(entry)]  # so that nothing is stored for a removed mark
             for job in sorted({*mine, *stale}):
                 replace(self._store, reserved_key(node, job), mine.get(job, ()), checks=checks, new_name=self._names)
             worker = ready.get(node, WorkerView(1.0, frozenset(mine)))
@@ -90,10 +91,10 @@ class RestartTracker:
             self._store.commit(checks, [Put(mark_key(node), done.encode())])
             self._shares[node] = (_name(mark), mine)
             self._written[node] = done
-            log.info("node %s is to be restarted: its %d items wait for it", node, sum(map(len, mine.values())))
+            log.info("node %s is restarting: its %d items are reserved", node, sum(map(len, mine.values())))
 
     def reserved(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> dict[str, ReservedShare]:
-        """The reserved shares, by the node that they wait for."""
+        """Return the reserved shares, by node."""
         found = {}
         for node, shown in marks.items():
             mark = self._known(shown)
@@ -103,9 +104,9 @@ class RestartTracker:
         return found
 
     def finish(self, marks: Mapping[str, NodeMark], workers: Mapping[str, WorkerView]) -> None:
-        """Forget the restarts of nodes that are back and have their items, and those whose time is over.
+        """Delete the marks of nodes that are back and have their items, and of expired restarts.
 
-        Also what waits for nobody: whoever took a mark back, or drained the node, may not have come to remove it.
+        Also deletes reserved shares without a mark, which a removed or replaced mark may have left behind.
         """
         entries = self._nodes.snapshot()
         found = decode_marks(entries.values())
@@ -118,25 +119,25 @@ class RestartTracker:
                 elif entry is not None and (node not in marks or node in workers):
                     if node not in marks:
                         log.warning(
-                            "node %s did not come back within %.3g s: its items are shared out", node, mark.timeout_s
+                            "node %s did not return within %.3g s: its items are distributed", node, mark.timeout_s
                         )
                     self._store.commit([self._fence, At(entry)], [Delete(entry.key)])
                     self._forget_reserved(node, below.get(node, []), None)
             except Conflict:
-                log.debug("the mark of node %s has changed, it is looked at again", node)
+                log.debug("the mark of node %s has changed, checking it again", node)
 
     def _forget_reserved(self, node: str, below: Sequence[str], mark: Entry | None) -> None:
         same = Absent(mark_key(node)) if mark is None else At(mark)
         commit_all(self._store, [self._fence, same], [Delete(key) for key in below])
 
     def has_expired(self, now: float) -> bool:
-        """True, once, when the time of a restart is over."""
+        """Return True once when the timeout of a restart has passed."""
         late = {_name(mark) for mark in self._timed() if self._is_over(mark, now)} - self._acted
         self._acted |= late
         return bool(late)
 
     def due_in_s(self, now: float) -> float | None:
-        """Seconds until the time of a restart is over; None when there is none."""
+        """Return the seconds until the next timeout of a restart; None if there is none."""
         waits = [self._seen[mark.node][1] + mark.timeout_s - now for mark in self._timed()]
         return min((max(0.0, wait) for wait in waits), default=None)
 
@@ -162,5 +163,5 @@ class RestartTracker:
 
 
 def _name(mark: NodeMark) -> str:
-    """Identifies one announcement."""
+    """Return a text that identifies one announcement."""
     return f"{mark.incarnation} {mark.at} {mark.by}"

@@ -1,4 +1,4 @@
-"""The options of the manager: the strategy of each job, and how often it acts. No network here."""
+"""Options of the manager: the strategy of each job, and how often the manager acts. No I/O."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LONGEST_NOTE = 2_000  # characters
 class Strategies:
     """The strategy of each job.
 
-    A strategy is given by name or as an object; a mapping gives one per job id, and ``*`` for all others.
+    A strategy is given by name or as an object. A mapping gives one per job ID, with ``*`` for all other jobs.
     """
 
     def __init__(self, option: StrategyOption | Mapping[str, StrategyOption] = "balanced") -> None:
         """Resolve the names.
 
         Raises:
-            ValueError: an unknown name, with the known ones, or something that is no strategy.
+            ValueError: A name is unknown, or an object is not a strategy.
         """
         by_job = dict(option) if isinstance(option, Mapping) else {"*": option}
         named = {name: _strategy(name) for name in by_job.values() if isinstance(name, str)}
@@ -37,11 +37,14 @@ class Strategies:
         self._by_job.setdefault("*", strategy_by_name("balanced"))
 
     def described(self) -> dict[str, str]:
-        """Job id, or ``*``, to its strategy in one word; a budget is left out."""
+        """Return a one-word description of the strategy by job ID, or ``*``. Budgets are left out."""
         return {job: describe_strategy(_unlimited(strategy)) for job, strategy in self._by_job.items()}
 
     def groups(self, jobs: Iterable[str]) -> list[tuple[Strategy, list[str]]]:
-        """The jobs grouped by strategy: each group is one problem. Jobs sorted, groups by their first job."""
+        """Group the jobs by strategy: each group is one problem.
+
+        Jobs are sorted, groups are ordered by their first job.
+        """
         grouped: dict[int, tuple[Strategy, list[str]]] = {}
         for job in sorted(jobs):
             strategy = self._by_job.get(job, self._by_job["*"])
@@ -51,11 +54,11 @@ class Strategies:
 
 @dataclass(frozen=True, kw_only=True)
 class ManagerOptions(ManagerRows[NoReturn]):
-    """The options of the manager.
+    """Options of the manager.
 
     Attributes:
-        strategies: the strategy of each job.
-        sweep: removes what dead owners of locks left.
+        strategies: Strategy of each job.
+        sweep: Removes what dead lock owners left behind.
     """
 
     strategies: Strategies
@@ -63,12 +66,15 @@ class ManagerOptions(ManagerRows[NoReturn]):
 
 
 def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
-    """The note on strategies in ``versions/assignment``; empty if it is long, for each change writes it."""
+    """Return the strategies as stored in ``versions/assignment``.
+
+    Empty if they are long, because each change writes them.
+    """
     return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
 
 
 class StrategiesNote(Struct, frozen=True):
-    """The part of the guard that names the strategies, by job."""
+    """The part of the assignment's guard that names the strategies, by job."""
 
     strategies: dict[str, str] = {}
 
@@ -77,7 +83,7 @@ _NOTE: Decoder[StrategiesNote] = Decoder(StrategiesNote, "a note on strategies")
 
 
 def decode_strategies_note(guard: Entry | None) -> dict[str, str]:
-    """The strategies that the guard names, by job; none when it says nothing of them."""
+    """Return the strategies that the guard names, by job; empty if it names none."""
     found = None if guard is None else _NOTE.find(guard.value)
     return {} if found is None else found.strategies
 

@@ -1,6 +1,6 @@
-"""A node of the cluster: it joins, registers its jobs and pools, works, manages when elected, and leaves.
+"""A node of the cluster: it joins, registers its jobs and pools, runs items, manages when elected, and leaves.
 
-A door for benches, which register workers without a node; `latchwork.jobs` exports the node, the rest stays inside.
+Benchmarks import it to register workers without a node. ``latchwork.jobs`` exports the node.
 """
 
 from latchwork.jobs.node.registration import Registration, pool_version

@@ -1,12 +1,12 @@
-"""A node's session, registration and candidacy; all of it again after a lost session; and what the last node removes.
+"""A node's session, registration and candidacy, renewed after a lost session, and the cleanup by the last node.
 
-Thread ``latchwork-member-<node>``: waits for the session to be lost, and registers again until it succeeds. Runs go on
-meanwhile, as long as their locks last.
+Thread ``latchwork-member-<node>``: waits for the loss of the session and registers again until it succeeds. Runs
+continue meanwhile, as long as their locks last.
 
-The last node to close removes everything from the store but what is kept on purpose: settings, marks of nodes, the
-audit, the progress of cron schedules, how runs went, and requested runs. A node says ``leaving`` before it looks
-whether others are alive, so of nodes that close at the same time the last one to say so sees that nobody stays. A node
-that joins meanwhile bumps ``versions/worker`` before it writes anything else: then nothing more is removed.
+The last node to close removes everything from the store except what is kept on purpose: settings, node marks, the audit
+log, cron progress, outcomes, and requested runs. A node sets its state to ``leaving`` before it checks whether others
+are running. Of nodes that close at the same time, the last one to do so finds no other. A node that joins meanwhile
+rewrites ``versions/worker`` before it writes anything else, which stops the removal.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from latchwork.store import Backoff, Observers, Session, Store
 from latchwork.types import Absent, At, Check, Delete
 
 log = logging.getLogger(__name__)
-#: A close must not take for ever: what is left after that stays, and the next leader takes care of it.
+#: Seconds after which the removal stops; the next leader removes the rest.
 _CLEANUP_TIMEOUT_S = 60.0
 _BATCH = 5_000
 
 _JOIN_S = 15.0
-#: A registration under way may come to its end by itself for so long before its session is ended.
+#: Seconds for a registration in progress to finish before its session is closed.
 _REGISTRATION_GRACE_S = 2.0
-#: A second node with the same id waits so much longer than the session's TTL for the first to be gone.
+#: Seconds beyond the session's TTL that a second node with the same ID waits for the first.
 _GRACE_S = 1.0
 
 
 def remove_cluster_state(store: Store, node_id: str, fences: list[Check]) -> bool:
-    """Remove what is left when no other node stays; False, and nothing removed, when one does.
+    """Remove the remaining keys if no other node stays. Return False, without removing anything, if one does.
 
     Args:
-        store: the cluster's.
-        node_id: this node, which has said that it leaves, and does not manage any more.
-        fences: what holds as long as it is this node's turn to write.
+        store: The cluster's store.
+        node_id: ID of this node, which is leaving and no longer manages.
+        fences: Checks that hold as long as this node may write.
     Raises:
-        LatchworkError: the store could not be used; what is left is left.
+        LatchworkError: The store could not be used. The rest is left behind.
     """
     guard = store.get(keys.GUARD_WORKER)
     unchanged: Check = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
@@ -64,19 +64,19 @@ def remove_cluster_state(store: Store, node_id: str, fences: list[Check]) -> boo
     until = store.clock.now() + _CLEANUP_TIMEOUT_S
     try:
         if not _remove(store, [*fences, unchanged], until):
-            log.info("node %s leaves some of what the cluster kept behind: it took too long to remove", node_id)
+            log.info("node %s left some keys of the cluster behind because removing them took too long", node_id)
             return False
         guards = [keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER]
         store.commit([*fences, unchanged], [Delete(key) for key in guards])
     except Conflict as error:
-        log.info("node %s stops tidying up, another one has come: %s", node_id, error)
+        log.info("node %s stops removing keys because another node has joined: %s", node_id, error)
         return False
-    log.info("node %s was the last to leave: what the cluster kept in the store is removed", node_id)
+    log.info("node %s was the last to leave and has removed the cluster's keys", node_id)
     return True
 
 
 def _remove(store: Store, checks: list[Check], until: float) -> bool:
-    """Remove shares, pools and free locks, some at a time; False when the time was over before the end."""
+    """Remove shares, pools and free locks in batches. Return False if the time runs out."""
     left = _keys(store)
     while some := list(islice(left, _BATCH)):
         if store.clock.now() >= until:
@@ -90,7 +90,10 @@ def _remove(store: Store, checks: list[Check], until: float) -> bool:
 
 
 def _keys(store: Store) -> Iterator[str]:
-    """All keys of shares and pools, heads before their chunks; no listing is larger than one worker's, or one pool."""
+    """Generate all keys of shares and pools, heads before their chunks.
+
+    No listing is larger than one worker or one pool.
+    """
     for prefix in (keys.WORKERS, keys.WORK_POOL):
         for name in store.children(prefix):
             yield f"{prefix}/{name}"
@@ -114,7 +117,7 @@ class NodeMembership:
         self._clock = store.clock
         self._jobs = jobs
         self._options = options
-        self._manager_options = manager  # asked again and again: they may change at any time
+        self._manager_options = manager  # called repeatedly, because options may change
         self._settings = settings
         self._observers = observers
         settings.on_change(self._settings_changed)
@@ -123,7 +126,7 @@ class NodeMembership:
         self._start_id = uuid.uuid4().hex[:12]
         self._mutex = mutex()
         self._session: Session | None = None
-        self._joining: Session | None = None  # that of a registration under way
+        self._joining: Session | None = None  # of a registration in progress
         self._registration: Registration | None = None
         self._manager: Manager | None = None
         self._wake = threading.Event()
@@ -132,12 +135,12 @@ class NodeMembership:
         self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
 
     def start(self) -> None:
-        """Read the pools, join, register, stand for election; nothing is left behind when it fails.
+        """Read the pools, join, register, and stand for election. Nothing is left behind after a failure.
 
         Raises:
-            WorkPoolFailed, InvalidJob: a work pool cannot be read.
-            NodeIdInUse: another live node has this id.
-            Unavailable, OutcomeUnknown: the store did not answer.
+            WorkPoolFailed, InvalidJob: A work pool cannot be read.
+            NodeIdInUse: Another running node has this ID.
+            Unavailable, OutcomeUnknown: The store did not answer.
         """
         self._pools.read_all()
         self._register()
@@ -145,7 +148,7 @@ class NodeMembership:
         self._thread.start()
 
     def registration(self) -> Registration | None:
-        """The registration while it is complete and its session lives."""
+        """Return the registration if it is complete and its session is active; otherwise None."""
         with self._mutex:
             session, registration = self._session, self._registration
         return registration if session is not None and session.state in {"active", "suspect"} else None
@@ -159,31 +162,31 @@ class NodeMembership:
 
     @property
     def session(self) -> Session | None:
-        """The session of the moment; None before the start."""
+        """The current session; None before the start."""
         with self._mutex:
             return self._session
 
     def newest_session(self) -> Session | None:
-        """The same, or that of a registration under way."""
+        """Return the session of a registration in progress, or else the current one."""
         with self._mutex:
             return self._joining or self._session
 
     @property
     def is_alive(self) -> bool:
-        """True while its threads live."""
+        """True while its threads are running."""
         return self._thread.is_alive() and self._pools.is_alive
 
     def abort(self) -> None:
-        """Wait no longer for another node of this id; ``close`` follows."""
+        """Stop waiting for another node with this ID. ``close`` follows."""
         self._closing.set()
         self._wake.set()
         self._pools.abort()
 
     def close(self, *, no_runs_left: bool = True) -> None:
-        """Resign, unregister, end the session last. From any thread but its own; twice is fine.
+        """Resign, unregister, and end the session last. Idempotent; callable from any thread except its own.
 
         Args:
-            no_runs_left: no run of this node goes on: if no other node stays, nothing is left behind.
+            no_runs_left: No run of this node is active. Then, if no other node stays, the cluster's keys are removed.
         """
         self.abort()
         if self._thread.ident is not None:
@@ -191,7 +194,7 @@ class NodeMembership:
         with self._mutex:
             joining = self._joining
         if joining is not None:
-            joining.close()  # every step of the registration is fenced by it: nothing more of it lands
+            joining.close()  # it fences every step of the registration, so no more writes succeed
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
         self._pools.close()
@@ -209,7 +212,7 @@ class NodeMembership:
                     remove_cluster_state(self._store, self._options.node_id, registration.fences)
             except LatchworkError as error:
                 log.info(
-                    "node %s could not unregister, or remove_cluster_state up; the others, or the next start, will do it: %s",
+                    "node %s could not unregister or remove keys; other nodes or the next start will do it: %s",
                     self._options.node_id,
                     error,
                 )
@@ -223,10 +226,10 @@ class NodeMembership:
             manager.look()
 
     def _register(self) -> None:
-        """Register on a new session, step by step, unless told to close between two steps.
+        """Register on a new session, step by step, unless the node is closed between two steps.
 
         Raises:
-            Closed: told to close; nothing is left behind.
+            Closed: The node is closing; nothing is left behind.
         """
         self._refuse_closing()
         session = self._store.open_session(self._options.session_ttl_s)
@@ -243,7 +246,7 @@ class NodeMembership:
 
     def _refuse_closing(self) -> None:
         if self._closing.is_set():
-            msg = f"node {self._options.node_id} is closing; it does not register any more"
+            msg = f"node {self._options.node_id} is closing and no longer registers"
             raise Closed(msg)
 
     def _register_on(self, session: Session) -> None:
@@ -281,16 +284,16 @@ class NodeMembership:
                 self._clock.wait(self._closing, backoff.next_s())
 
     def _rejoin(self) -> bool:
-        """Register anew on a new session; False when it has to be tried again."""
+        """Register again on a new session. Return False to retry later."""
         with self._mutex:
             manager, self._manager = self._manager, None
         if manager is not None:
-            log.warning("node %s lost its session and registers anew; its runs go on meanwhile", self._options.node_id)
+            log.warning("node %s lost its session and registers again; its runs continue", self._options.node_id)
             manager.close()
         try:
             self._register()
         except NodeIdInUse as error:
-            log.error("node %s cannot come back: %s", self._options.node_id, error)  # noqa: TRY400 - no stack needed
+            log.error("node %s cannot register again: %s", self._options.node_id, error)  # noqa: TRY400 - no stack needed
         except LatchworkError as error:
             log.warning("node %s is not registered yet: %s", self._options.node_id, error)
         except Exception:

@@ -1,4 +1,4 @@
-"""The job manager: the one object that an application embeds. Holds a worker and, while elected, the manager."""
+"""The job manager: the object that an application embeds. It contains a worker and, while elected, the manager."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from latchwork.store import Observers, Session, Store, connect
 from latchwork.store import session_ttl_s as ttl_s
 
 log = logging.getLogger(__name__)
-#: The record that everybody follows names at most so many of the jobs that a node cannot run.
+#: Maximum number of jobs with unmet labels in a node's record, which all nodes follow.
 _MAX_UNMET = 50
 
 
@@ -35,27 +35,27 @@ _MAX_UNMET = 50
 class JobManager:
     """A node of a cluster: runs its share of its jobs, and manages the cluster when elected.
 
-    Nodes of one cluster use the same store, root and namespace; they may have different jobs, and none gets items of
-    a job that it does not have. Construction does no I/O. Safe to share between threads.
+    Nodes of one cluster use the same store, root and namespace. They may have different jobs; a node gets items only of
+    its own jobs. Construction does no I/O. Thread-safe.
 
-    Not promised: that a run which ignores ``should_stop`` ends. Its items stay locked until it does, or until this
-    process is gone and its locks have run out.
+    Not promised: a run that ignores ``should_stop`` does not end. Its items stay locked until it does, or until this
+    process has ended and its locks have expired.
 
-    The rows of ``latchwork.jobs.options`` describe the options that are numbers or labels, and at run time this
-    docstring does.
+    The rows of ``latchwork.jobs.options`` describe the options that are numbers or labels. At run time they are part of
+    this docstring.
 
     Args:
-        store: the store, which stays the caller's, or a URL to open one with for the time it runs.
-        node_id: 1 to 120 characters of ``A-Za-z0-9._-``, unique among the living nodes of the cluster.
-        jobs: the jobs this node can run; may be empty for a node that only manages.
+        store: The store, which is not closed, or a URL to open one with.
+        node_id: 1 to 120 characters of ``A-Za-z0-9._-``, unique among the running nodes of the cluster.
+        jobs: Jobs that this node can run; may be empty for a node that only manages.
         strategy: ``balanced``, ``evenly-spread``, ``evenly-rendezvous``, ``rendezvous`` or an object; or a mapping
-            of job id to one of these, ``*`` for all other jobs. That of the elected node counts.
-        namespace: key prefix below the store's root; None for none. One cluster lives in one namespace.
-        observers: who is told what happens: ``PrometheusMetrics()``, ``Tracing()``, your own.
+            from job ID to one of these, with ``*`` for all other jobs. The elected node's strategies count.
+        namespace: Key prefix below the store's root; None for none. Each cluster has its own namespace.
+        observers: Observers that are notified of events: ``PrometheusMetrics()``, ``Tracing()``, your own.
     Raises:
-        InvalidJob: a job cannot be used, or two have one id.
-        ValueError: an option cannot be used; the message names it.
-        InvalidURL: the URL cannot be used.
+        InvalidJob: A job is invalid, or two jobs have the same ID.
+        ValueError: An option is invalid; the message names it.
+        InvalidURL: The URL is invalid.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class JobManager:
         outcome_period_s: float = NODE_DEFAULTS.outcome_period_s,
         observers: Iterable[Observer] = (),
     ) -> None:
-        """Check everything; nothing is started."""
+        """Check all arguments. Nothing is started."""
         given = {**locals(), "labels": labels or {}, "session_ttl_s": ttl_s(store, session_ttl_s, SESSION_TTL_S)}
         self.node_id = check_id("node", node_id)
         self._jobs = check_jobs(jobs)
@@ -90,7 +90,7 @@ class JobManager:
         self._options = node_options(given)
         self._lacks = unmet_labels(self._jobs, self._options.labels)
         for job_id, missing in self._lacks.items():
-            log.info("node %s gets no items of job %s, which requires %s", node_id, job_id, missing)
+            log.info("node %s gets no items of job %s because of missing labels: %s", node_id, job_id, missing)
         self._able = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._lacks}
         self._strategies = Strategies(strategy)
         self._settings = LiveSettings(self._able, self._options)
@@ -101,7 +101,7 @@ class JobManager:
         self._ending = threading.Event()
         self._was_ended = False  # by a signal or a close, before the start failed
         self._close_s: float | None = None
-        self._settled = threading.Event()  # set when a start has come to its end, good or bad
+        self._settled = threading.Event()  # set when a start has finished, successfully or not
         self._starter: threading.Thread | None = None
         self._closed = threading.Event()
         self._store: Store | None = None
@@ -125,7 +125,7 @@ class JobManager:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs of this node, in the order given."""
+        """The jobs of this node, in the given order."""
         return tuple(self._jobs.values())
 
     @property
@@ -135,7 +135,7 @@ class JobManager:
         return membership is not None and membership.is_leader
 
     def stats(self) -> NodeStats:
-        """What this node has done since it started."""
+        """Return statistics since the start."""
         worker, membership = self._worker, self._membership
         if worker is None or membership is None:
             return NodeStats({job_id: JobStats() for job_id in self._able})
@@ -143,7 +143,10 @@ class JobManager:
         return NodeStats(worker.stats(), membership.is_leader, done.rebalances, done.moves, done.failures)
 
     def health(self) -> Health:
-        """Whether this node does its work, for a probe. Asks nobody: an answer takes no time, the store may be down."""
+        """Return whether this node works, for health probes.
+
+        Does no I/O, so it also answers while the store is down.
+        """
         worker, membership = self._worker, self._membership
         session = membership.session if membership is not None else None
         if self._state != "started" or worker is None or membership is None or session is None:
@@ -164,25 +167,25 @@ class JobManager:
         return Health(not reasons, reasons, session.state, session.remaining_s(), worker.lock_margin_s(), degraded)
 
     def start(self) -> Self:
-        """Join the cluster and begin to work; returns when this node is registered.
+        """Join the cluster and start to work. Returns when this node is registered.
 
         Raises:
-            NodeIdInUse: another live node has this id; it was waited for as long as its session or
-                this one's can last, plus 1 s.
-            WorkPoolFailed, InvalidJob: a work pool cannot be read; what was stored before stays.
-            LatchworkError: the root has a cluster of an older version, outside of `@jobs`.
-            InvalidURL, BackendNotInstalled, ConnectFailed, Unavailable: the store cannot be opened or used.
-            Closed: it was started before; make another one.
+            NodeIdInUse: Another running node has this ID. It was waited for as long as its session or
+                this one can last, plus 1 s.
+            WorkPoolFailed, InvalidJob: A work pool cannot be read; the stored pool is kept.
+            LatchworkError: The root contains a cluster of an older version, outside of `@jobs`.
+            InvalidURL, BackendNotInstalled, ConnectFailed, Unavailable: The store cannot be opened or used.
+            Closed: It was started before; create another one.
         """
         with self._mutex:
             if self._state != "new":
-                msg = f"node {self.node_id} was started before; make another JobManager"
+                msg = f"node {self.node_id} was started before; create another JobManager"
                 raise Closed(msg)
             self._state = "starting"
             self._starter = threading.current_thread()
         log.info("node %s is starting with jobs %s", self.node_id, ", ".join(self._jobs) or "none")
         if not self._jobs:
-            log.warning("node %s has no jobs: it can manage the cluster, but runs nothing", self.node_id)
+            log.warning("node %s has no jobs: it can manage the cluster but runs nothing", self.node_id)
         began = time.monotonic()
         self._observers.tell("attached", self)
         try:
@@ -201,11 +204,11 @@ class JobManager:
         return self
 
     def run_forever(self) -> None:
-        """Start unless started, and work until SIGTERM, SIGINT or ``close``, then close.
+        """Start if necessary, work until SIGTERM, SIGINT or ``close``, then close.
 
-        The first signal closes; one that comes during the start ends that, cleanly. The second one does not wait for
-        runs. The third has the effect that it had before the call. In a thread that is not the main one only ``close``
-        ends it.
+        The first signal closes the node, or ends a start in progress cleanly. The second signal stops waiting for runs.
+        The third has the effect that it had before the call. In a thread other than the main thread only ``close`` ends
+        it.
         """
         with on_end_signals(self._end, partial(self.close, 0.0)):
             try:
@@ -215,7 +218,7 @@ class JobManager:
             except LatchworkError as error:
                 if not self._was_ended:
                     raise
-                log.info("node %s was asked to end while it started: %s", self.node_id, error)
+                log.info("node %s was stopped while it started: %s", self.node_id, error)
             finally:
                 self.close()
 
@@ -225,12 +228,14 @@ class JobManager:
             self._membership.abort()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stop the runs gracefully, give the locks back, and leave; the session ends last. Idempotent. From any thread.
+        """Stop the runs gracefully, release the locks, and leave; the session ends last.
+
+        Idempotent; callable from any thread.
 
         A second call with a shorter timeout shortens the first one.
 
         Args:
-            timeout_s: Seconds to wait for runs that do not stop; their locks are left to run out. None is
+            timeout_s: Seconds to wait for runs that do not stop; their locks then expire by themselves. None uses
                 ``close_timeout_s``.
         """
         with self._mutex:
@@ -246,7 +251,7 @@ class JobManager:
             return
         try:
             if self._starter not in {None, threading.current_thread()}:
-                # A start under way on another thread ends by itself now, unless a work pool hangs in it.
+                # A start in progress on another thread ends by itself now, unless a work pool hangs.
                 self._settled.wait(self._close_timeout_s)
             self._close()
         finally:
@@ -280,7 +285,7 @@ class JobManager:
             session=self._newest_session,
             context_store=context_store,
         )
-        # The jobs that it has and cannot run are told too, so that the cluster knows of them.
+        # Jobs that it cannot run are published too, so that the cluster knows them.
         own, unmet_labels = self._options, {job_id: self._lacks[job_id] for job_id in sorted(self._lacks)[:_MAX_UNMET]}
         self._worker = worker
         self._membership = NodeMembership(
@@ -307,7 +312,7 @@ class JobManager:
         worker.start()
 
     def _manager_options(self, worker: JobWorker) -> ManagerOptions:
-        """The options of the manager at this moment; settings may change them."""
+        """Return the manager's current options; settings may change them."""
         now = values(ManagerRows, self._settings.node)
         return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)
 
@@ -342,7 +347,7 @@ class JobManager:
 
 
 def unmet_labels(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """The jobs that require labels which are missing, each with those labels."""
+    """Return the jobs that require labels that are missing, each with those labels."""
     found = {
         job_id: {name: value for name, value in job.requires.items() if labels.get(name) != value}
         for job_id, job in jobs.items()

@@ -1,10 +1,9 @@
-"""Work pools: read again every check period, on a thread of their own, since they are user code and may take long.
+"""Work pools: read again in every check period, in a separate thread, because they are user code and may be slow.
 
-An unchanged pool is no write, nor a read that a quorum confirms: on ZooKeeper that is a transaction, and each node
-would make two for each job and check. A failed read keeps the last good pool and is reported. The last read wins: a
-read replaces what was stored before it began, and nothing else. What another node stored since comes from a read that
-may be later than ours: it stays, and ours is made again at once. So a read that was long under way, waited for the
-node to join, or is as old as the last check, never takes a newer one back.
+An unchanged pool causes neither a write nor a quorum read: on ZooKeeper that would be a transaction per job and check.
+A failed read keeps the last good pool and is reported. The last read wins: a read replaces only what was stored before
+it began. If another node has stored a pool since, that may come from a later read. It is kept, and this node reads
+again at once. A slow or old read therefore never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A pool as its job gave it.
+    """A pool as its job returned it.
 
     Attributes:
-        items: all its items.
-        seen: the version of the stored pool before that, or as it was written since.
-        is_stored: whether that version has these items.
+        items: All items.
+        seen: Version of the stored pool before the read, or as it was written since.
+        is_stored: Whether that version has these items.
     """
 
     items: tuple[str, ...]
@@ -48,7 +47,7 @@ class _Reading:
 
 
 class PoolReader:
-    """The work pools of one node's jobs. Owned by its membership; ``close`` joins the thread unless user code hangs."""
+    """Reads and stores the work pools of one node's jobs. ``close`` joins the thread unless user code hangs."""
 
     def __init__(
         self,
@@ -81,8 +80,8 @@ class PoolReader:
         """Read every pool, in this thread.
 
         Raises:
-            WorkPoolFailed, InvalidJob: the first that cannot be read.
-            Unavailable: the store did not answer.
+            WorkPoolFailed, InvalidJob: The first pool that cannot be read.
+            Unavailable: The store did not answer.
         """
         for job_id, job in self._jobs.items():
             if self._closing.is_set():
@@ -92,13 +91,13 @@ class PoolReader:
                 self._good[job_id] = reading
 
     def register_on(self, registration: Registration, between: Callable[[], None]) -> None:
-        """Store what was read last of each pool, unless another node stored one since; then ours is read again at once.
+        """Store the last reading of each pool, unless another node stored one since; then read again at once.
 
         Args:
-            registration: that of the moment.
-            between: called before each pool; may raise to end it.
+            registration: The current registration.
+            between: Called before each pool; may raise to stop.
         Raises:
-            LatchworkError: one could not be stored.
+            LatchworkError: A pool could not be stored.
         """
         with self._mutex:
             readings = dict(self._good)
@@ -115,7 +114,7 @@ class PoolReader:
 
     @property
     def is_alive(self) -> bool:
-        """True while its thread lives, or there is nothing for it to do."""
+        """True while its thread is running, or none is needed."""
         return not self._jobs or self._thread.is_alive()
 
     def start(self) -> None:
@@ -141,7 +140,7 @@ class PoolReader:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
-                log.warning("node %s: a work pool does not return; its thread is left behind", self._node_id)
+                log.warning("node %s: a work pool function hangs; its thread is abandoned", self._node_id)
 
     def _on_job_change(self, job_id: str, what: str) -> None:
         if what == "pool":
@@ -155,14 +154,14 @@ class PoolReader:
             job_id, next_at = min(((job_id, self._next_at(job_id)) for job_id in self._jobs), key=lambda pair: pair[1])
             left_s = next_at - self._clock.now()
             if left_s > 0:
-                if not self._closing.is_set():  # asked after the clearing: nothing that was set since is missed
+                if not self._closing.is_set():  # checked after the clear, so that no later event is missed
                     self._clock.wait(self._wake, None if math.isinf(left_s) else left_s)
                 continue
             with self._mutex:
                 self._asked.discard(job_id)
             try:
                 done = self._check(self._jobs[job_id])
-            except Exception:  # nothing may end the checks of the other jobs
+            except Exception:  # must not end the checks of the other jobs
                 log.exception("work pool of job %s could not be checked", job_id)
                 done = False
             self._read_at[job_id] = self._clock.now()
@@ -171,7 +170,7 @@ class PoolReader:
                 self._retry_at[job_id] = self._clock.now() + _RETRY_S
 
     def _next_at(self, job_id: str) -> float:
-        """When a pool is to be read next; infinite for never."""
+        """Return when a pool is read next; infinity for never."""
         with self._mutex:
             if job_id in self._asked:
                 return -math.inf
@@ -180,7 +179,7 @@ class PoolReader:
         return min(due, self._retry_at.get(job_id, math.inf))
 
     def _read(self, job: Job, *, stale_ok: bool = False) -> _Reading:
-        # First: what is stored from now on may come from a later read. An older version than there is refuses ours.
+        # Read first: a pool stored from now on may come from a later read, and then refuses ours.
         seen = pool_version(self._store, job.id, stale_ok=stale_ok)
         began = self._clock.now()
         items: tuple[str, ...] | None = None
@@ -192,17 +191,17 @@ class PoolReader:
             self._observers.tell("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
 
     def _check(self, job: Job) -> bool:
-        """Read one pool and store what changed; False when the store has to be tried again."""
+        """Read one pool and store its changes. Return False if the store must be tried again."""
         try:
             reading = self._read(job, stale_ok=True)
             if self._is_unchanged(job.id, reading):
                 return True
         except (WorkPoolFailed, InvalidJob) as error:
-            log.error("%s; its last good items are kept", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's stack
+            log.error("%s; the last valid items are kept", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's stack
             return True
         except LatchworkError as error:
             log.warning(
-                "work pool of job %s is not read, for the store cannot be; it is tried again: %s", job.id, error
+                "work pool of job %s was not read because the store is unavailable, retrying: %s", job.id, error
             )
             return False
         with self._mutex:
@@ -213,7 +212,7 @@ class PoolReader:
         try:
             stored = self._write(registration, job.id, reading)
         except LatchworkError as error:
-            log.warning("work pool of job %s is not stored yet and is tried again: %s", job.id, error)
+            log.warning("work pool of job %s could not be stored, retrying: %s", job.id, error)
             return False
         except Exception:
             log.exception("work pool of job %s could not be stored", job.id)
@@ -225,7 +224,7 @@ class PoolReader:
         return True
 
     def _is_unchanged(self, job_id: str, reading: _Reading) -> bool:
-        """Whether it is what we stored, and nobody stored another since. Reads that write nothing on any server."""
+        """Return whether the reading is what this node stored, and no other node has stored another pool since."""
         with self._mutex:
             known = self._good.get(job_id)
         return (
@@ -236,10 +235,13 @@ class PoolReader:
         )
 
     def _write(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:
-        """Store a pool if ours is the last read; return the items that it replaced, or ours if it was not stored."""
+        """Store a pool if this reading is the latest.
+
+        Return the replaced items, or these items if they were not stored.
+        """
         written = registration.write_pool(job_id, reading.items, reading.seen)
         if not written.is_ours:
-            log.info("work pool of job %s: another node stored one meanwhile; it stays, and ours is read again", job_id)
+            log.info("work pool of job %s: another node has stored a newer one, reading it again", job_id)
             self._on_job_change(job_id, "pool")
             return reading.items
         with self._mutex:

@@ -1,7 +1,7 @@
-"""The registration of a worker: alive and ``joining``, then its jobs, then their items, then ``ready``.
+"""Registration of a worker: first alive and ``joining``, then its jobs, then their items, then ``ready``.
 
-Every step after the first is fenced by the first: by the session, and by the ``alive`` key as this start wrote it. So
-nothing of a start that was cut off, or of a second node with the same id, lands once another start has taken over.
+Every step after the first is fenced by the first: by the session, and by the ``alive`` key as this start has written
+it. A start that was cut off, or a second node with the same ID, therefore cannot write after another start took over.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 log = logging.getLogger(__name__)
 
 _JOIN_ATTEMPTS = 5
-#: While it waits for another node to go it looks so often whether it is to close.
+#: Seconds between checks whether to stop waiting for another node to end.
 _POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPool:
-    """The pool before and after a write; without ``is_ours`` another node wrote in between, and its pool stays."""
+    """A work pool before and after a write. Without ``is_ours``, another node wrote in between and its pool is kept."""
 
     before: tuple[str, ...]
     version: Hashable
@@ -35,13 +35,13 @@ class WrittenPool:
 
 
 def pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hashable:
-    """The version of a stored work pool, to be read before the pool itself is; None for one that is absent."""
+    """Return the version of a stored work pool, to be read before the pool itself; None if there is none."""
     head = store.get(keys.pool(job), stale_ok=stale_ok)
     return None if head is None else head.version
 
 
 class Registration:
-    """One incarnation of one node, on one session. One thread at a time."""
+    """One incarnation of a node on one session. Used by one thread at a time."""
 
     def __init__(self, store: Store, session: Session, member: Member) -> None:
         self._store = store
@@ -52,12 +52,12 @@ class Registration:
 
     @property
     def fences(self) -> list[Check]:
-        """The checks of everything that this incarnation writes; only after ``join``."""
+        """The checks for all writes of this incarnation. Available after ``join``."""
         assert self._alive is not None, "join first"
         return [self._session.fence, At(self._alive)]
 
     def try_join(self) -> Member | None:
-        """Create the ``alive`` key as joining; return the other node when its id is taken, None when it is ours now."""
+        """Try to create the ``alive`` key. Return None on success, or the other node that uses the ID."""
         key = keys.alive(self.member.worker)
         for attempt in range(_JOIN_ATTEMPTS):
             try:
@@ -65,7 +65,7 @@ class Registration:
                 self._alive = done.entries[0]
             except (Conflict, OutcomeUnknown):
                 found = self._store.get(key)
-                if found is None:  # it went away between the refusal and the look
+                if found is None:  # it ended between the refused write and the read
                     if attempt + 1 == _JOIN_ATTEMPTS:
                         raise
                     continue
@@ -77,13 +77,13 @@ class Registration:
         raise AssertionError
 
     def join(self, grace_s: float, closing: threading.Event) -> None:
-        """Become alive as joining; wait for another holder of the id to go.
+        """Register as joining, and wait for another node with this ID to end.
 
-        It is waited for as long as its session or ours can last, whichever is longer, and the grace after that.
+        Waits as long as its session or this one can last, whichever is longer, plus the grace period.
 
         Raises:
-            NodeIdInUse: it stayed; the message has its host and pid.
-            Closed: told to close meanwhile.
+            NodeIdInUse: The other node is still running; the message has its host and process ID.
+            Closed: This node is closing.
         """
         clock = self._store.clock
         key = keys.alive(self.member.worker)
@@ -113,12 +113,12 @@ class Registration:
                         )
                         raise NodeIdInUse(msg) from None
                 if closing.is_set():
-                    msg = f"node {self.member.worker} is closing; it does not join any more"
+                    msg = f"node {self.member.worker} is closing and no longer joins"
                     raise Closed(msg)
                 other = self.try_join()
 
     def register_jobs(self, jobs: Collection[str]) -> None:
-        """Make ``available`` hold exactly these jobs; comes before the pools, see ``Leadership.cleanup`` for why."""
+        """Set the available jobs. Must precede the pools; ``Leadership.cleanup`` explains why."""
         me = self.member.worker
         stored = set(self._store.children(keys.available(me)))
         ops: list[Op] = [Delete(keys.available(me, job)) for job in sorted(stored - set(jobs))]
@@ -127,14 +127,14 @@ class Registration:
         commit_all(self._store, self.fences, ops)
 
     def write_pool(self, job: str, items: tuple[str, ...], seen: Hashable) -> WrittenPool:
-        """Make a job's work pool hold exactly these items, unless another one was stored since ``seen``.
+        """Set the items of a job's work pool, unless another pool was stored since version ``seen``.
 
-        An unchanged pool is no write. One that is absent is written in any case: what was there is gone.
+        An unchanged pool is not written. A missing one always is.
 
         Args:
-            job: the job.
-            items: all its items: sorted, unique.
-            seen: the version of the stored pool as it was before these items were read.
+            job: ID of the job.
+            items: All items: sorted, unique.
+            seen: Version of the stored pool before these items were read.
         """
         guard = Put(keys.GUARD_POOL, b"{}")
         stored, before = replace(
@@ -150,11 +150,11 @@ class Registration:
         return WrittenPool(before, stored.head.version, stored.packed.items == items)
 
     def has_peers(self) -> bool:
-        """Whether other nodes live."""
+        """Return whether other nodes are running."""
         return any(worker != self.member.worker for worker in self._store.children(keys.ALIVE))
 
     def become_ready(self) -> None:
-        """Tell the manager that all is registered."""
+        """Publish that the registration is complete."""
         ready = self.member.with_state("ready")
         ops = [Put(keys.alive(ready.worker), ready.encode(), session=self._session)]
         try:
@@ -167,20 +167,23 @@ class Registration:
         self.member = ready
 
     def session_op(self, key: str, value: bytes | None) -> Op:
-        """The operation that says something of this node which ends with its session; None takes it back."""
+        """Return the write that sets a key until this session ends, or, for None, deletes it."""
         return Delete(key) if value is None else Put(key, value, session=self._session)
 
     def write(self, ops: list[Op]) -> None:
-        """Write something in this node's name, in one transaction.
+        """Commit writes with this incarnation's fences, in one transaction.
 
         Raises:
-            Conflict: another registration has taken over.
-            LatchworkError: the store could not be used.
+            Conflict: Another registration has taken over.
+            LatchworkError: The store could not be used.
         """
         self._store.commit(self.fences, ops)
 
     def leave(self) -> None:
-        """Say so, and delete what this node registered; its session ends next and takes the ``alive`` key with it."""
+        """Publish that the node is leaving, and delete its available jobs.
+
+        The ``alive`` key is deleted with the session.
+        """
         me = self.member.worker
         self.member = self.member.with_state("leaving")
         ops = [Put(keys.alive(me), self.member.encode(), session=self._session)]

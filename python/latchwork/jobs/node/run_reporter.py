@@ -1,10 +1,10 @@
-"""Writes down which runs are going on at this node, those that have lasted ``MIN_RUN_S``, and how runs went.
+"""Reports the active runs of this node that have lasted ``MIN_RUN_S``, and the results of its runs.
 
-Short runs cost no write, however many there are. A node writes values of bounded size, at most once in ``MIN_INTERVAL_S``,
-and nothing while nothing changes. See docs/design/jobs.md.
+Short runs cause no writes, however many there are. A node writes values of limited size, at most once per
+``MIN_INTERVAL_S``, and nothing while nothing changes.
 
-It looks at outcomes once in a period. When a job turned, to failing or back to well, it looks at once; but each turn of
-a job counts once in a period only, so that a job which fails every other time costs a few writes in a period.
+It checks the outcomes once per period. When a job starts to fail or recovers, it checks at once. Each such transition
+counts once per period, so that a job that fails every other time causes only a few writes.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from latchwork.types import Op, Put
 
 log = logging.getLogger(__name__)
 
-#: The first look comes so much sooner than the others: then it is known when runs start next.
+#: The first check comes after this fraction of the period, to publish the next starts early.
 _FIRST_FRACTION = 0.25
 
-#: A run is written down when it has lasted so long.
+#: Seconds after which an active run is reported.
 MIN_RUN_S = 1.0
-#: A node writes at most so often.
+#: Least seconds between two writes of a node.
 MIN_INTERVAL_S = 2.0
-#: A write under way at the end is waited for so long; one that lands later is refused.
+#: Seconds to wait for a write in progress at the end; a later one is refused.
 _CLOSE_S = 15.0
 
 
 class OutcomeSchedule:
-    """Tells when to look next."""
+    """Decides when the outcomes are checked next."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._looked = False
         self._turned_at: dict[Hashable, float] = {}
         self._taken: frozenset[Hashable] = frozenset()
-        self._wanted: dict[Hashable, float] = {}  # turns since the last look, and when they came
+        self._wanted: dict[Hashable, float] = {}  # transitions since the last check, with their times
 
     def turn(self, what: Hashable, now: float) -> None:
-        """A job turned to something."""
+        """Record a transition of a job."""
         self._wanted.setdefault(what, now)
 
     def due_in_s(self, now: float, period_s: float) -> float | None:
-        """Seconds until the next look, 0 or less when it is time; None for never."""
+        """Return the seconds until the next check, 0 or less if it is due; None for never."""
         if period_s <= 0:
             return None
         if self._since is None:
@@ -65,11 +65,11 @@ class OutcomeSchedule:
         return min([at, *asked]) - now
 
     def look(self) -> None:
-        """It looks from now on: what turns later is for the next look."""
+        """Start a check: later transitions belong to the next one."""
         self._taken = frozenset(self._wanted)
 
     def done(self, now: float) -> None:
-        """It looked, and what there was is written."""
+        """Finish a check whose result has been written."""
         self._since, self._looked = now, True
         self._turned_at.update(dict.fromkeys(self._taken, now))
         self._wanted = {what: at for what, at in self._wanted.items() if what not in self._taken}
@@ -77,14 +77,14 @@ class OutcomeSchedule:
 
 @dataclass(frozen=True, slots=True)
 class ReportSetup:
-    """The things that a reporter needs from its node.
+    """What a reporter needs from its node.
 
     Attributes:
-        store: the cluster's.
-        registration: gives the registration while it is complete and its session lives.
-        outcomes: gives how the runs of each job went.
-        resume: is given, once, what this node wrote down before it was started anew.
-        outcome_period_s: gives the seconds between two writes of it; 0 for none.
+        store: The cluster's store.
+        registration: Returns the registration while it is complete and its session is active.
+        outcomes: Returns the outcomes of all jobs.
+        resume: Called once with the outcomes that this node had stored before its restart.
+        outcome_period_s: Returns the seconds between two writes of outcomes; 0 disables them.
     """
 
     store: Store
@@ -95,49 +95,49 @@ class ReportSetup:
 
 
 class RunReporter(Observer):
-    """Keeps a node's two keys. Owned by the job manager: ``start`` and ``close``; in between it observes the runs."""
+    """Keeps a node's two report keys current. It observes the runs between ``start`` and ``close``."""
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
         self._mutex = mutex()
-        self._live: dict[int, tuple[float, LiveRun]] = {}  # when they began, by the clock
+        self._live: dict[int, tuple[float, LiveRun]] = {}  # with their start by the monotonic clock
         self._number = 0
         self._reported: frozenset[int] = frozenset()
         self._reported_by: Registration | None = None
         self._pace = OutcomeSchedule()
-        self._written: bytes | None = None  # of how runs went; None until it was read what is there
+        self._written: bytes | None = None  # the stored outcomes; None until they were read
         self._failed = False
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, clock: Clock, setup: ReportSetup) -> None:
-        """Begin to say what goes on, as whoever is registered at the time."""
+        """Start to report, with the current registration."""
         self._thread = threading.Thread(
             target=self._loop, args=(clock, setup), name=f"latchwork-reporter-{self._node_id}", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Say how the last runs went, and no more; the key of those that go on ends with the session. Twice is fine."""
+        """Report the last outcomes and stop. The key of the active runs ends with the session. Idempotent."""
         self._closing.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
 
     def turned(self, job: str, turn: str) -> None:
-        """A job began to fail, or works again, or runs for the first time. Never blocks."""
+        """Notice that a job began to fail, recovered, or ran for the first time. Never blocks."""
         with self._mutex:
             self._pace.turn((job, turn), time.monotonic())
         self._wake.set()
 
     def settings_changed(self) -> None:
-        """The period may be another. Never blocks."""
+        """Notice that the period may have changed. Never blocks."""
         self._wake.set()
 
     @contextmanager
     def run(self, info: RunInfo) -> Iterator[None]:
-        """A run that is going on meanwhile. Touches nothing but memory."""
+        """Observe a run. Does no I/O."""
         live = LiveRun(info.job, info.items, time.time())
         with self._mutex:
             self._number = number = self._number + 1
@@ -162,11 +162,11 @@ class RunReporter(Observer):
                 continue
             wrote = self._write(setup, outcomes=due_s is not None and due_s <= 0)
             clock.wait(self._closing, MIN_INTERVAL_S if wrote else MIN_RUN_S)
-        if not self._failed and setup.outcome_period_s() > 0:  # else the store is out of reach: nobody waits for it
+        if not self._failed and setup.outcome_period_s() > 0:  # otherwise the store is unreachable
             self._write(setup, outcomes=True, last=True)
 
     def _write(self, setup: ReportSetup, *, outcomes: bool, last: bool = False) -> bool:
-        """Write what has changed, if anything has; True when it was tried."""
+        """Write what has changed. Return True if a write was tried."""
         registration = setup.registration()
         if registration is None:
             return False
@@ -184,7 +184,7 @@ class RunReporter(Observer):
             if ops:
                 registration.write(ops)
         except LatchworkError as error:
-            log.debug("node %s: which runs go on, and how they went, is said later: %s", self._node_id, error)
+            log.debug("node %s: reports are delayed: %s", self._node_id, error)
             self._failed = True
             return True
         self._failed = False
@@ -199,14 +199,14 @@ class RunReporter(Observer):
     def _activity_ops(self, registration: Registration, lasting: dict[int, LiveRun]) -> list[Op]:
         before = (
             self._reported if registration is self._reported_by else frozenset[int]()
-        )  # its key went with its session
+        )  # the key ended with its session
         if before == lasting.keys():
             return []
         value = encode_activity(lasting.values()) if lasting else None
         return [registration.session_op(keys.runs(self._node_id), value)]
 
     def _outcomes_value(self, setup: ReportSetup) -> bytes | None:
-        """What to write of how the runs went; None when it is there already."""
+        """Return the outcomes to write; None if they are already stored."""
         if self._written is None:
             entry = setup.store.get(keys.outcomes(self._node_id))
             setup.resume([] if entry is None else decode_outcomes(self._node_id, entry.value))

@@ -1,6 +1,6 @@
-"""What the cluster keeps in the store: keys, packed sets, and records of members, runs, maintenance and audit.
+"""Stored formats of a job cluster: keys, packed sets, and records of members, runs, node marks and audit.
 
-A door for benches, which read and write the same keys; it has formats, reads and writes, and decides nothing.
+Benchmarks import it because they read and write the same keys. It contains formats, reads and writes, but no decisions.
 """
 
 from latchwork.jobs.stored import keys

@@ -1,7 +1,7 @@
-"""Packed sets that are followed by a watch: the work pools as the leader knows them, and a worker's share.
+"""Packed sets that are kept current by watches: the work pools for the leader, and the shares of one worker.
 
-A set is read when its head has changed. The watch of pools leaves out values, which are as large as the pools. Chunks
-never change, so of a pool that changed only the unknown chunks are read, and items that stay keep their strings.
+A set is read again when its head has changed. The watch of the pools omits values, because they are large. Chunks never
+change, so only unknown chunks of a changed pool are read, and unchanged items keep their string objects.
 """
 
 from __future__ import annotations
@@ -19,19 +19,24 @@ from latchwork.types import Change
 
 
 class PoolCache:
-    """All work pools of a cluster. One thread only; whoever made the mirror closes it."""
+    """All work pools of a cluster. Not thread-safe. It does not close the mirror."""
 
     def __init__(self, store: Store, mirror: Mirror) -> None:
-        """Read nothing yet. The mirror is of the work pool; its values are not looked at."""
+        """Create an empty cache.
+
+        Args:
+            store: The cluster's store.
+            mirror: Mirror of the work pools; its values are not used.
+        """
         self._store = store
         self._mirror = mirror
         self._known: dict[str, _Pool] = {}
 
     def read(self) -> dict[str, tuple[str, ...]]:
-        """Job to all its items, sorted; the same tuple while its pool has not changed.
+        """Return the sorted items of each job. The tuple of an unchanged pool stays the same object.
 
         Raises:
-            LatchworkError: a pool that changed could not be read.
+            LatchworkError: A changed pool could not be read.
         """
         pools = {}
         for job in {key.split("/", 2)[1] for key in self._mirror if key.count("/") == 1}:
@@ -47,7 +52,7 @@ class PoolCache:
         return pools
 
     def chunks(self) -> dict[str, list[str]]:
-        """Job to the keys of its chunks, whether a head names them or not; of every job that has any key."""
+        """Return the keys of all chunks of each job, whether a head refers to them or not."""
         found: dict[str, list[str]] = {}
         for key in self._mirror:
             of_job = found.setdefault(key.split("/")[1], [])
@@ -65,19 +70,19 @@ class PoolCache:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """A pool at a version of its head: its sorted items, and where those of each chunk begin and end."""
+    """A pool at one version of its head: its sorted items, and the range of each chunk."""
 
     version: object
     items: tuple[str, ...]
     spans: dict[str, tuple[int, int]]
 
     def chunk(self, name: str) -> tuple[str, ...] | None:
-        """The items of a chunk, None when it is none of ours."""
+        """Return the items of a chunk, or None if the pool does not contain the chunk."""
         span = self.spans.get(name)
         return None if span is None else self.items[slice(*span)]
 
     def same(self, packed: PackedSet) -> tuple[str, ...]:
-        """The items of a set, made of our strings where they equal ours."""
+        """Return the items of a set, reusing equal strings of this pool."""
         if not packed.chunks:
             return tuple(reuse_text(self.items, item) for item in packed.inline)
         found: list[str] = []
@@ -88,7 +93,7 @@ class _Pool:
 
 
 def reuse_text(items: tuple[str, ...], item: str) -> str:
-    """The very string of a sorted tuple that equals this one, if it has it, so that no text is kept twice."""
+    """Return the equal string from a sorted tuple if there is one, to avoid duplicate strings in memory."""
     at = bisect_left(items, item)
     return items[at] if at < len(items) and items[at] == item else item
 
@@ -97,17 +102,17 @@ _NOTHING = _Pool(None, (), {})
 
 
 class WorkerShares:
-    """The items of one worker, by job. One thread asks at a time; whoever made it closes it."""
+    """The shares of one worker, by job. Queried by one thread at a time; the creator closes it."""
 
     def __init__(self, store: Store, node_id: str, on_change: Callable[[], None]) -> None:
-        """Begin to follow, and wait for the first state.
+        """Start to follow the shares, and wait for their first state.
 
         Args:
-            store: the cluster's store.
-            node_id: the worker's node.
-            on_change: called when something may have changed, on a thread for callbacks; must not block.
+            store: The cluster's store.
+            node_id: ID of the worker's node.
+            on_change: Called in a callback thread when something may have changed. It must not block.
         Raises:
-            Unavailable: the first state did not come in time.
+            Unavailable: The first state did not arrive in time.
         """
         self._store = store
         self._node_id = node_id
@@ -120,7 +125,10 @@ class WorkerShares:
         self._mirror.on_change(self._note)
 
     def of(self, jobs: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Job to sorted items, of those of the jobs that it has a share of; the same tuple while nothing changed."""
+        """Return the sorted items of those jobs that have a share.
+
+        The tuple of an unchanged share stays the same object.
+        """
         with self._mutex:
             changed = self._changed.intersection(jobs)
             self._changed -= changed
@@ -128,13 +136,13 @@ class WorkerShares:
             for job in sorted(changed):
                 self._look(job)
                 changed.discard(job)
-        finally:  # what could not be read is looked at again the next time
+        finally:  # unread shares are read next time
             with self._mutex:
                 self._changed |= changed
         return {job: self._decoded[job][1] for job in jobs if job in self._decoded}
 
     def close(self) -> None:
-        """Follow it no longer. Twice is fine."""
+        """Stop following the shares. Idempotent."""
         self._mirror.close()
 
     def _note(self, batch: Iterable[Change]) -> None:

@@ -1,19 +1,19 @@
-"""The keys of a job cluster below ``@jobs``, and how ids and work items become part of a key.
+"""Keys of a job cluster below ``@jobs``, and the encoding of IDs and work items as key segments.
 
-Keys:   alive/<worker>                              session-bound; which nodes are alive
-        leader/<ticket>                             session-bound; who manages, and who is next
-        workers/<worker>/available/<job>            the jobs this worker can run
-        workers/<worker>/assigned/<job>[/<chunk>]   its share of the work items
+Keys:   alive/<worker>                              a running node; session-bound
+        leader/<ticket>                             election of the manager; session-bound
+        workers/<worker>/available/<job>            a job that the worker can run
+        workers/<worker>/assigned/<job>[/<chunk>]   the worker's share of the work items
         work-pool/<job>[/<chunk>]                   all work items of a job
-        runs/<worker>                               session-bound; which runs go on there; see runs.py
-        outcomes/<worker>                           how its runs went; see runs.py
-        owners/<uuid>, locks/<job>/<item>           one run of an item at a time, cluster-wide
-        fired/<job>/<cell>[/items]                  which cron fire times have started; see jobs/cron.py
-        requests/<id>, manual/<id>/...               requested runs, and how they ended; see requests.py
-        settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see jobs/settings.py
-        audit/<number>                              what people changed; see audit.py
-        nodes/<node>[/reserved/<job>[/<chunk>]]     drained, or being restarted; see nodes.py
-        versions/{work-pool,worker,assignment}      guards, bumped by what changes their subtree
+        runs/<worker>                               active runs of the worker; session-bound; see runs.py
+        outcomes/<worker>                           results of its runs; see runs.py
+        owners/<uuid>, locks/<job>/<item>           locks that allow one run of an item in the cluster
+        fired/<job>/<cell>[/items]                  cron fire times that have started; see jobs/cron.py
+        requests/<id>, manual/<id>/...              requests for manual runs, and their results; see requests.py
+        settings/cluster, settings/jobs/<job>       settings that may change at any time; see jobs/settings.py
+        audit/<number>                              log of locks released by operators; see requests.py
+        nodes/<node>[/reserved/<job>[/<chunk>]]     nodes that are drained or restarting; see nodes.py
+        versions/{work-pool,worker,assignment}      guards, rewritten with each change of their subtree
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _MORE = "+"
 
 
 def check_id(kind: str, value: object) -> str:
-    """The id itself, if it may name a job or a node.
+    """Return the ID if it may name a job or a node.
 
     Args:
-        kind: what it names, for the message: ``job`` or ``node``.
-        value: the id.
+        kind: What it names, for the message: ``job`` or ``node``.
+        value: The ID.
     Raises:
-        ValueError: it is no text of 1 to 120 characters of ``A-Za-z0-9._-``, or it is ``.`` or ``..``.
+        ValueError: It is not a text of 1 to 120 characters of ``A-Za-z0-9._-``, or it is ``.`` or ``..``.
     """
     if isinstance(value, str) and _ID.fullmatch(value) and value not in {".", ".."}:
         return value
@@ -58,10 +58,10 @@ def check_id(kind: str, value: object) -> str:
 
 
 def check_item(value: object) -> str:
-    """The work item itself, if it is valid text of at most 512 UTF-8 bytes.
+    """Return the work item if it is valid text of at most 512 UTF-8 bytes.
 
     Raises:
-        ValueError: it is no text, cannot be encoded as UTF-8, or is too long.
+        ValueError: It is not a text, cannot be encoded as UTF-8, or is too long.
     """
     if not isinstance(value, str):
         msg = f"work item {value!r} is of type {type(value).__name__}; a work item is a str, so convert it"
@@ -78,10 +78,10 @@ def check_item(value: object) -> str:
 
 
 def encode_item(item: str) -> str:
-    """The item as one or more key segments, joined by ``/``; ``decode_item`` is its inverse.
+    """Encode an item as one or more key segments, joined by ``/``. ``decode_item`` is the inverse.
 
-    Letters, digits and ``._-=,:`` stay as they are, every other byte of its UTF-8 becomes ``~XX``. Longer than a
-    segment, it is cut: every piece but the last ends in ``+``, so no item's key lies above another's.
+    Letters, digits and ``._-=,:`` are kept, and every other byte of its UTF-8 form becomes ``~XX``. A text longer than
+    a segment is split. Every piece except the last ends in ``+``, so that no item's key is a prefix of another's.
     """
     text = _UNSAFE.sub(lambda m: b"~%02X" % m.group()[0], item.encode("utf-8")).decode("ascii") or _EMPTY_ITEM
     step = _MAX_SEGMENT - 1
@@ -95,10 +95,10 @@ def encode_item(item: str) -> str:
 
 
 def decode_item(path: str) -> str:
-    """The item that ``encode_item`` made this path from.
+    """Decode a path made by ``encode_item``.
 
     Raises:
-        ValueError: no item has this path.
+        ValueError: It is not an encoded item.
     """
     *pieces, last = path.split("/")
     if any(not piece.endswith(_MORE) for piece in pieces) or last.endswith(_MORE):
@@ -112,66 +112,66 @@ def decode_item(path: str) -> str:
 
 
 def alive(worker: str) -> str:
-    """The key that lives as long as the worker."""
+    """Return the key that exists while the worker's session lasts."""
     return f"{ALIVE}/{worker}"
 
 
 def available(worker: str, job: str = "") -> str:
-    """The key of a job this worker can run; without a job the prefix of them."""
+    """Return the key of a job that a worker can run, or, without a job, the prefix of these keys."""
     return f"{WORKERS}/{worker}/available/{job}".rstrip("/")
 
 
 def assigned(worker: str, job: str = "") -> str:
-    """The head of a worker's share of a job; without a job the prefix of them."""
+    """Return the head key of a worker's share of a job, or, without a job, the prefix of these keys."""
     return f"{WORKERS}/{worker}/assigned/{job}".rstrip("/")
 
 
 def runs(worker: str) -> str:
-    """The key that says which runs are going on at a worker."""
+    """Return the key of a worker's active runs."""
     return f"{RUNS}/{worker}"
 
 
 def outcomes(worker: str) -> str:
-    """The key that says how the runs at a worker went."""
+    """Return the key of the results of a worker's runs."""
     return f"{OUTCOMES}/{worker}"
 
 
 def pool(job: str) -> str:
-    """The head of a job's work pool."""
+    """Return the head key of a job's work pool."""
     return f"{WORK_POOL}/{job}"
 
 
 def lock_name(job: str, item: str) -> str:
-    """The name of an item's lock, relative to ``locks``."""
+    """Return the name of an item's lock, relative to ``locks``."""
     return f"{job}/{encode_item(item)}"
 
 
 def split_lock_name(name: str) -> tuple[str, str]:
-    """The job and the item of a lock's name.
+    """Return the job and the item of a lock's name.
 
     Raises:
-        ValueError: no item's lock has this name.
+        ValueError: It is not the name of an item's lock.
     """
     job, _, path = name.partition("/")
     return job, decode_item(path)
 
 
 def cluster_store(store: Store, namespace: str | None = None) -> Store:
-    """The store in which a cluster has its keys: below ``@jobs`` at the root, or in a namespace.
+    """Return the namespace ``@jobs`` of the store, which holds the keys of a cluster.
 
     Args:
-        store: the store; that of a cluster is returned as it is.
-        namespace: the cluster's namespace below it, as given to its job managers.
+        store: The store. The store of a cluster is returned unchanged.
+        namespace: Namespace of the cluster, as given to its job managers.
     """
     return system_namespace(store.namespace(namespace) if namespace else store, "jobs")
 
 
 def refuse_old_cluster(store: Store, namespace: str | None = None) -> None:
-    """Refuse a root, or a namespace, with a job cluster of a version that had no reserved segments.
+    """Refuse a job cluster that was created by a version without reserved key segments.
 
     Raises:
-        LatchworkError: there is one.
+        LatchworkError: There is such a cluster.
     """
     where = store.namespace(namespace) if namespace else store
-    # Every node bumped both, when it registered itself and its pools.
+    # Every node wrote both when it registered itself and its pools.
     refuse_old_layout(where, "a job cluster", dict.fromkeys((GUARD_WORKER, GUARD_POOL), b"{}".__eq__))

@@ -1,10 +1,10 @@
-"""The records of nodes: of a living worker, and of a node that an operator drained or is about to restart.
+"""Records of nodes: of running workers, and of nodes that an operator has drained or is about to restart.
 
-Keys:   alive/<worker>                          JSON, session-bound; a living worker
-        nodes/<node>                            JSON; absent for a node that takes its part as usual
-        nodes/<node>/reserved/<job>[/<chunk>]   the share that waits for a node which is being restarted
+Keys:   alive/<worker>                          JSON, session-bound; a running worker
+        nodes/<node>                            JSON; absent for a node in normal operation
+        nodes/<node>/reserved/<job>[/<chunk>]   the share that is reserved for a restarting node
 
-No network here.
+No I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latchwork._base.decoding import Decoder, Seconds, Timestamp, Whole, encode
 from latchwork.types import Entry
 
 MemberState = Literal["joining", "ready", "leaving"]
-#: The least weight of a node.
+#: Least weight of a node.
 MIN_WEIGHT = 1e-9
 _Weight = Annotated[float, Meta(ge=MIN_WEIGHT)]
 
@@ -32,7 +32,7 @@ NODES = "nodes"
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """What a node says about itself, see ``Member``; ``session_ttl_s`` is the TTL to ask for, in seconds."""
+    """The options that a node publishes; see ``Member``. ``session_ttl_s`` is the requested TTL in seconds."""
 
     node_id: str
     session_ttl_s: float
@@ -42,21 +42,21 @@ class MemberOptions:
 
 
 class Member(Struct, frozen=True):
-    """One start of one node.
+    """The record of one start of one node.
 
     Attributes:
-        worker: the node's id.
-        state: ``joining`` until its jobs and their items are registered, then ``ready``; ``leaving`` while it closes.
-        host: the machine's name.
-        pid: the process.
-        incarnation: unique for each registration of each start.
-        since: seconds since the epoch, by that machine's wall clock; for people only.
-        ttl_s: the granted TTL of its session, in seconds.
-        weight: how much it takes, relative to others.
-        version: the version of latchwork it runs.
-        labels: what it says about itself.
-        unmet_labels: the jobs it has and cannot run, with the labels they require and it does not have.
-        start: unique for each start, the same for all registrations of it; empty in a record of an older version.
+        worker: ID of the node.
+        state: ``joining`` until its jobs and items are registered, then ``ready``; ``leaving`` while it closes.
+        host: Name of its machine.
+        pid: Process ID.
+        incarnation: Unique ID of each registration of each start.
+        since: Start time in seconds since the epoch by the machine's clock; informational.
+        ttl_s: Granted TTL of its session in seconds.
+        weight: Its capacity relative to other nodes.
+        version: Version of latchwork.
+        labels: Labels of the node.
+        start: Unique ID of the start, the same for all of its registrations; empty in records of older versions.
+        unmet_labels: Jobs that the node has but cannot run, with the required labels that it does not have.
     """
 
     worker: str
@@ -74,7 +74,7 @@ class Member(Struct, frozen=True):
 
     @classmethod
     def of_this_process(cls, options: MemberOptions, *, since: float, ttl_s: float, start: str = "") -> Member:
-        """A new incarnation in this process, in state ``joining``."""
+        """Create the record of a new incarnation in this process, in state ``joining``."""
         return cls(
             worker=options.node_id,
             state="joining",
@@ -91,16 +91,16 @@ class Member(Struct, frozen=True):
         )
 
     def with_state(self, state: MemberState) -> Member:
-        """The same start in another state."""
+        """Return the record with another state."""
         return replace(self, state=state)
 
     def encode(self) -> bytes:
-        """The value of its key: JSON, readable with the server's own tools."""
+        """Encode the record as JSON."""
         return encode(self)
 
     @classmethod
     def decode(cls, worker: str, value: bytes) -> Member:
-        """Return the member of this id that a value describes; one that is joining if it cannot be read."""
+        """Decode a stored member; an unreadable one counts as joining."""
         found = _MEMBER.find(value)
         return cls(worker) if found is None else replace(found, worker=worker)
 
@@ -118,20 +118,20 @@ def _version() -> str:
 
 
 class NodeMark(Struct, frozen=True):
-    """The state that an operator gave to one node.
+    """The state that an operator has set for a node.
 
     Attributes:
-        node: its id.
-        state: ``drained``: it gets no items until the mark is removed. ``restarting``: it gets none until it is back
-            from another start, then exactly those it had.
-        incarnation: the incarnation of a restarting node that ends.
-        start: the start of a restarting node that ends: the node is not back when this start registers anew. Empty if
-            unknown; then any other incarnation counts as back.
-        timeout_s: seconds that its share is kept for a restarting node.
-        weight: the weight of a restarting node, once its share is reserved; None before.
-        jobs: the jobs that it could run; like ``labels``, set together with ``weight``.
-        by: the person who said so.
-        at: when, for people.
+        node: ID of the node.
+        state: ``drained``: the node gets no items until the mark is removed. ``restarting``: it gets none until it has
+            started again, and then the ones it had.
+        incarnation: Incarnation of the restarting node that ends.
+        start: Start of the restarting node that ends. The node is not back when the same start registers again. Empty
+            if unknown; then any other incarnation counts as back.
+        timeout_s: Seconds for which the share of a restarting node is reserved.
+        weight: Weight of a restarting node once its share is reserved; None before.
+        jobs: Jobs that it could run; set together with ``weight``, like ``labels``.
+        by: Person who set the state.
+        at: Time, for display.
     """
 
     node: str
@@ -147,19 +147,22 @@ class NodeMark(Struct, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """True once the share of a restarting node is written down."""
+        """True once the share of a restarting node is stored."""
         return self.weight is not None
 
     def with_reserved(self, weight: float, jobs: tuple[str, ...], labels: Mapping[str, str]) -> NodeMark:
-        """The same, with its share written down."""
+        """Return the mark with the share recorded as reserved."""
         return replace(self, weight=weight, jobs=jobs, labels=dict(labels))
 
     def is_same_start(self, incarnation: str, start: str) -> bool:
-        """Whether this registration of a restarting node is still of the start that is to go."""
+        """Return whether this registration belongs to the start that is about to end."""
         return start == self.start if start and self.start else incarnation == self.incarnation
 
     def merged_with(self, before: NodeMark | None) -> NodeMark:
-        """This one, given the one that is there: drained stays drained, and a share once reserved stays reserved."""
+        """Return the mark to store, given the stored one.
+
+        A drained node stays drained, and a reserved share stays reserved.
+        """
         if before is None or self.state == "drained":
             return self
         if before.state == "drained":
@@ -168,7 +171,7 @@ class NodeMark(Struct, frozen=True):
         return replace(self, weight=before.weight, jobs=before.jobs, labels=before.labels) if same else self
 
     def encode(self) -> bytes:
-        """The value of its key."""
+        """Encode the mark as JSON."""
         return encode(self)
 
 
@@ -176,23 +179,23 @@ _MARK: Decoder[NodeMark] = Decoder(NodeMark, "the mark of a node")
 
 
 def decode_mark(node: str, value: bytes) -> NodeMark | None:
-    """Return the mark of this node in a value; None for one that cannot be read, which counts as none."""
+    """Decode the mark of a node; None if it is unreadable, which counts as no mark."""
     found = _MARK.find(value)
     return None if found is None else replace(found, node=node)
 
 
 def mark_key(node: str) -> str:
-    """The key of a node's mark."""
+    """Return the key of a node's mark."""
     return f"{NODES}/{node}"
 
 
 def reserved_key(node: str, job: str = "") -> str:
-    """The head of the share that is reserved for a node; without a job the prefix of them."""
+    """Return the head key of a share that is reserved for a node, or, without a job, the prefix of these keys."""
     return f"{NODES}/{node}/reserved/{job}".rstrip("/")
 
 
 def reserved_nodes(found: Iterable[str]) -> dict[str, list[str]]:
-    """Node to the keys of what is reserved for it, of all keys at and below ``nodes``."""
+    """Group the keys of reserved shares by node, given all keys at and below ``nodes``."""
     by_node: dict[str, list[str]] = {}
     for key in found:
         node, _, below = key[len(NODES) + 1 :].partition("/")
@@ -202,7 +205,7 @@ def reserved_nodes(found: Iterable[str]) -> dict[str, list[str]]:
 
 
 def decode_marks(entries: Iterable[Entry]) -> dict[str, NodeMark]:
-    """The marks among the entries at and below ``nodes``, by node; what cannot be read is left out."""
+    """Decode the marks among the entries at and below ``nodes``, by node. Unreadable marks are left out."""
     values = {entry.key[len(NODES) + 1 :]: entry.value for entry in entries}
     marks = {node: decode_mark(node, value) for node, value in values.items() if node and "/" not in node}
     return {node: mark for node, mark in marks.items() if mark is not None}

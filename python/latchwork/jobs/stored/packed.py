@@ -1,14 +1,14 @@
-"""Large sets of texts in a store of small values: a head and immutable, uniquely named chunks.
+"""Large sets of texts in a store with a limited value size: a head, and immutable chunks with unique names.
 
-Keys:   <key>               the head: JSON, the items while they are few, else the names of the chunks in order
-        <key>/<chunk>       JSON list of items, sorted; written once under a name never used again, later deleted
+Keys:   <key>               the head: JSON with the items of a small set, or the names of the chunks in order
+        <key>/<chunk>       JSON list of sorted items; written once under a name that is never reused, later deleted
 
-A writer puts its new chunks, flips the head under its fence, then deletes the chunks that the head no longer names.
-Readers use only what the head names. Moving a handful of items rewrites their chunks and the head.
+A writer stores its new chunks, rewrites the head with its fence, and then deletes the chunks that the head no longer
+names. Readers use only what the head names. Moving a few items rewrites their chunks and the head.
 
-Races closed here: the flip of a head checks that nobody wrote it since it was read, so that a write which arrives late
-cannot bring back chunks that were deleted; a chunk's name carries its writer's incarnation, so that a sweeper can tell
-the chunks of a write under way from those that nobody will ever name.
+Races: the write of a head checks that the head is unchanged since it was read, so that a late write cannot bring back
+deleted chunks. The name of a chunk contains the incarnation of its writer, so that a sweeper can distinguish chunks of
+a write in progress from abandoned ones.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _INLINE_BYTES = 3_000
 _MIN_CHUNK_BYTES = 2_000
 _MAX_CHUNK_BYTES = 32_000
 _NAME_BYTES = 24
-#: Gives the items of a chunk by its name; None when it is not known.
+#: Returns the items of a chunk by name; None if they are unknown.
 KnownChunks = Callable[[str], "tuple[str, ...] | None"]
 
-#: Below the portable limits (100 checks, 100 operations, 1,000,000 bytes), with room for fences and guards.
+#: Below the portable limits (100 checks, 100 writes, 1,000,000 bytes), with a margin for fences and guards.
 MAX_OPS = 95
 MAX_BYTES = 600_000
 _READ_BATCH = 200
@@ -49,11 +49,11 @@ _WRITE_ATTEMPTS = 10
 
 
 class MissingChunk(LatchworkError):
-    """A head names a chunk that is not there: the set is being rewritten, read its head again."""
+    """A head names a chunk that does not exist: the set is being rewritten. Read its head again."""
 
 
 class BadHead(BadRecord):
-    """A head or a chunk is none of ours: something else wrote to its key."""
+    """A head or a chunk is unreadable: something else wrote to its key."""
 
 
 _Item = Annotated[str, Meta(max_length=MAX_ITEM_BYTES)]
@@ -61,12 +61,12 @@ _T = TypeVar("_T")
 
 
 class SetHead(Struct, frozen=True, omit_defaults=True):
-    """The head of a set as it is stored.
+    """The stored head of a set.
 
     Attributes:
-        count: how many items the set has, for people.
-        items: the items while they are few.
-        chunks: the names of the chunks otherwise.
+        count: Number of items; informational.
+        items: The items of a small set.
+        chunks: The names of the chunks of a large set.
     """
 
     count: Whole = 0
@@ -80,7 +80,7 @@ _CHUNK: Decoder[tuple[str, ...]] = Decoder(tuple[_Item, ...], "a chunk of a set"
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One immutable part of a set: a key segment that is never used twice; items that are sorted, unique, not empty."""
+    """An immutable part of a set: a name that is never reused, and sorted, unique items (at least one)."""
 
     name: str
     items: tuple[str, ...]
@@ -88,11 +88,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PackedSet:
-    """A set as it is stored: either inline, or in chunks whose ranges follow one another.
+    """A set in its stored form: either inline, or in chunks with consecutive ranges.
 
     Attributes:
-        inline: the items while they are few: sorted, unique.
-        chunks: the chunks otherwise.
+        inline: The items of a small set: sorted, unique.
+        chunks: The chunks of a large set.
     """
 
     inline: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class PackedSet:
         return len(self.inline) + sum(len(chunk.items) for chunk in self.chunks)
 
     def names(self) -> tuple[str, ...]:
-        """The names of its chunks, in order."""
+        """Return the names of the chunks, in order."""
         return tuple(chunk.name for chunk in self.chunks)
 
     def made_of(self, items: tuple[str, ...]) -> PackedSet:
@@ -129,12 +129,12 @@ EMPTY = PackedSet()
 
 @dataclass(frozen=True, slots=True)
 class SetUpdate:
-    """The writes that make one stored set another.
+    """The writes that turn one stored set into another.
 
     Attributes:
-        after: the set as it will be stored.
-        added: the chunks to write first, by name.
-        dropped: the names of the chunks to delete last.
+        after: The set as it will be stored.
+        added: Chunks to write first, by name.
+        dropped: Names of chunks to delete last.
     """
 
     after: PackedSet
@@ -143,10 +143,10 @@ class SetUpdate:
 
 
 def chunk_names(head: bytes) -> tuple[str, ...]:
-    """The names of the chunks that a head needs, in order.
+    """Return the names of the chunks that a head refers to, in order.
 
     Raises:
-        BadHead: it is no head.
+        BadHead: The head is unreadable.
     """
     return _names(_load(_HEAD, head).chunks or ())
 
@@ -156,15 +156,15 @@ def decode(
     chunk_value: Callable[[str], bytes | None],
     known: KnownChunks = lambda _name: None,
 ) -> PackedSet:
-    """The set that a head and its chunks stand for.
+    """Decode a set from its head and chunks.
 
     Args:
-        head: the head's value.
-        chunk_value: gives the value of a chunk by its name, None when it is not there.
-        known: gives the items of a chunk that was decoded before: chunks never change.
+        head: Value of the head.
+        chunk_value: Returns the value of a chunk by name, or None if it does not exist.
+        known: Returns the items of a chunk that was decoded before: chunks never change.
     Raises:
-        MissingChunk: a chunk is not there (yet, or any more).
-        BadHead: head or chunk cannot be read.
+        MissingChunk: A chunk does not exist yet, or no longer.
+        BadHead: The head or a chunk is unreadable.
     """
     stored = _load(_HEAD, head)
     if stored.chunks is None:
@@ -187,12 +187,12 @@ def decode(
 
 
 def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[[], str]) -> SetUpdate | None:
-    """The least rewriting that makes ``current`` hold exactly ``wanted``; None when it does already.
+    """Return the smallest update that makes a set contain exactly the wanted items; None if it already does.
 
     Args:
-        current: the set as it is stored.
-        wanted: the items it shall hold; unique, any order.
-        new_name: gives a chunk name that was never used.
+        current: The set as it is stored.
+        wanted: Unique items in any order.
+        new_name: Returns an unused chunk name.
     """
     have, want = set(current.items), set(wanted)
     if have == want:
@@ -215,7 +215,10 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
 
 
 def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
-    """Cut a row of sizes into runs of at most ``most`` parts and, unless a single part exceeds it, ``most_bytes``."""
+    """Split a sequence of sizes into slices of at most ``most`` parts and ``most_bytes`` in total.
+
+    A single part that exceeds ``most_bytes`` forms its own slice.
+    """
     slices, begin, weight = [], 0, 0
     for i, size in enumerate(sizes):
         if i > begin and (i - begin >= most or weight + size > most_bytes):
@@ -228,18 +231,18 @@ def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
 
 
 def _fits_inline(items: list[str], total: int) -> bool:
-    """Whether the head can hold them: JSON may need up to 6 bytes for a character."""
+    """Return whether the items fit into the head: JSON may need up to 6 bytes per character."""
     return 6 * total <= 2 * _INLINE_BYTES or len(encode(items)) <= 2 * _INLINE_BYTES
 
 
 @dataclass(slots=True)
 class _Part:
-    name: str | None  # None: to be written anew
+    name: str | None  # None: must be written
     items: list[str]
 
 
 def _distribute(current: PackedSet, removed: set[str], added: list[str]) -> list[_Part]:
-    """The stored chunks with the changes put into those they belong to; a touched one loses its name."""
+    """Apply the changes to the chunks that they belong to. A changed chunk loses its name."""
     parts = [_Part(chunk.name, list(chunk.items)) for chunk in current.chunks] or [_Part(None, list(current.inline))]
     if removed:
         for part in parts:
@@ -258,7 +261,7 @@ def _distribute(current: PackedSet, removed: set[str], added: list[str]) -> list
 
 
 def _merge_small(parts: list[_Part], target: int) -> list[_Part]:
-    """Join a rewritten part that became small with the one before it or, failing that, after it."""
+    """Merge a rewritten part that became small with the previous one, or otherwise with the next one."""
     merged: list[_Part] = []
     carry = False
     for part in parts:
@@ -295,7 +298,7 @@ def _ascending(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of chunks: each once, for 1,000 bytes that name one chunk again and again would fill a memory."""
+    """Check that each chunk is named once: otherwise a small head could expand to an enormous set."""
     if len(set(names)) < len(names):
         raise BadHead(f"chunks {short(names)} are not each named once; something else wrote to this key")
     try:
@@ -310,34 +313,34 @@ def _is_ascending(items: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoredSet:
-    """A set with the head it was read from, if there was one."""
+    """A set with the head entry that it was read from, if there was one."""
 
     head: Entry | None = None
     packed: PackedSet = EMPTY
 
     def unchanged(self, key: str) -> At | Absent:
-        """The check that nobody wrote the head at ``key`` since."""
+        """Return the check that the head at ``key`` is unchanged since it was read."""
         return Absent(key) if self.head is None else At(self.head)
 
 
 class ChunkNamer:
-    """Names that were never used: the writer's incarnation and a counter. Safe to share between threads."""
+    """Generates chunk names from the writer's incarnation and a counter. Thread-safe."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
         self._numbers = count(1)
 
     def __call__(self) -> str:
-        """The next name."""
+        """Return the next name."""
         return f"{self.tag}-{next(self._numbers):x}"
 
 
 def from_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
-    """The set at ``key`` from entries by full key, such as a mirror's.
+    """Decode the set at ``key`` from entries by full key, such as those of a mirror.
 
     Raises:
-        MissingChunk: a chunk is not among them.
-        BadHead: head or chunk cannot be read.
+        MissingChunk: A chunk is not among them.
+        BadHead: The head or a chunk is unreadable.
     """
     head = entries.get(key)
     if head is None:
@@ -351,7 +354,10 @@ def from_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
 
 
 def set_from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
-    """The set at ``key`` from entries; read anew if they do not fit together, for they were not read at one moment."""
+    """Decode the set at ``key`` from entries, or read it again if the entries are inconsistent.
+
+    Entries that were read at different times may not fit together.
+    """
     try:
         return from_entries(key, entries)
     except (MissingChunk, BadHead):
@@ -359,11 +365,11 @@ def set_from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry
 
 
 def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> StoredSet:
-    """Read the set at ``key``; when a chunk is missing because the set is being rewritten, its new head is read.
+    """Read the set at ``key``. If it is rewritten meanwhile, read its new head.
 
-    Chunks of which ``known`` gives the items are not read. Never fails on content: a head that cannot be
-    read is an empty set, and a chunk that stays missing under an unchanged head is left out; both are logged as errors,
-    and the next rewrite repairs them.
+    Chunks whose items are returned by ``known`` are not read. Content never causes an error: an unreadable head counts
+    as an empty set, and a chunk that stays missing under an unchanged head is left out. Both are logged as errors, and
+    the next rewrite repairs them.
     """
     head = store.get(key)
     for _ in range(_READ_ATTEMPTS):
@@ -386,22 +392,22 @@ def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> Sto
 
 
 def write_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Write the new chunks of updates, given with their heads' keys, under the checks; return about how many bytes."""
+    """Write the new chunks of updates, given with the keys of their heads. Return the approximate number of bytes."""
     ops: list[Op] = [Put(f"{key}/{name}", value) for key, update in updates for name, value in update.added.items()]
     return commit_all(store, checks, ops)
 
 
 def delete_chunks(store: Store, updates: Iterable[tuple[str, SetUpdate]], checks: Sequence[Check]) -> int:
-    """Delete the chunks that updates dropped, after their heads were flipped; return about how many bytes."""
+    """Delete the dropped chunks of updates after their heads were written. Return the approximate number of bytes."""
     ops: list[Op] = [Delete(f"{key}/{name}") for key, update in updates for name in update.dropped]
     return commit_all(store, checks, ops)
 
 
 def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> int:
-    """Commit any number of independent operations in as many transactions as it takes, each under the checks.
+    """Commit any number of independent writes in as many transactions as necessary, each with the checks.
 
     Returns:
-        About how many bytes the operations have.
+        The approximate number of bytes of the writes.
     """
     sizes = [op_bytes(op) for op in ops]
     for part in batched(sizes, MAX_OPS, MAX_BYTES):
@@ -410,7 +416,7 @@ def commit_all(store: Store, checks: Sequence[Check], ops: Sequence[Op]) -> int:
 
 
 def op_bytes(op: Op) -> int:
-    """About how many bytes an operation adds to a transaction."""
+    """Return the approximate number of bytes that a write adds to a transaction."""
     return len(op.key) + 16 + (0 if isinstance(op, Delete) else len(op.value))
 
 
@@ -424,20 +430,20 @@ def replace(
     ops_if_created: Sequence[Op] = (),
     may_replace: Callable[[StoredSet], bool] = lambda _before: True,
 ) -> tuple[StoredSet, tuple[str, ...]]:
-    """Make the set at ``key`` hold exactly ``wanted``; nothing is written when it does. The last writer wins.
+    """Make the set at ``key`` contain exactly the wanted items; write nothing if it does. The last writer wins.
 
     Args:
-        store: where.
-        key: the head.
-        wanted: the items, unique.
-        checks: what must hold for each transaction, a fence usually.
-        new_name: gives chunk names that were never used.
-        ops_if_created: committed with the head when there was none before.
-        may_replace: asked about a set that holds something else; if it says no, that stays.
+        store: The store.
+        key: Key of the head.
+        wanted: Unique items.
+        checks: Checks for each transaction, usually a fence.
+        new_name: Returns unused chunk names.
+        ops_if_created: Writes that are committed with a new head.
+        may_replace: Called with a different stored set; if it returns False, that set is kept.
     Returns:
-        The set as stored now, and the items it held before.
+        The set as it is stored now, and the items before.
     Raises:
-        Conflict: one of ``checks`` does not hold, or others kept writing the same set.
+        Conflict: One of the checks does not hold, or other clients kept writing the same set.
     """
     for attempt in range(_WRITE_ATTEMPTS):
         before = read(store, key)
@@ -463,13 +469,13 @@ def replace(
 
 
 def orphans(key: str, found: Iterable[str], head: Entry | None, living: Collection[str]) -> list[str]:
-    """The chunks that no head names, and that no living writer may be about to name.
+    """Return the keys of chunks that no head names and that no running writer may be about to name.
 
     Args:
-        key: of the head.
-        found: keys of the set; the head's own may be among them.
-        head: as it was read after those keys; None when there is none.
-        living: the incarnations of all living writers.
+        key: Key of the head.
+        found: Keys of the set, possibly including the head.
+        head: The head, read after those keys; None if there is none.
+        living: Incarnations of all running writers.
     """
     try:
         named = set(chunk_names(head.value)) if head is not None else set()

@@ -1,10 +1,10 @@
-"""What people did to a cluster by hand: runs that they asked for and what became of them, and a record of the rest.
+"""Records of operator actions: requests for manual runs with their results, and the audit log.
 
-Keys:   requests/<id>                             JSON; what is asked for
-        manual/<id>/progress/<job>/<cell>[/items]  which items were begun and have ended, as for a fire time; see cron/
-        manual/<id>/ended/<uuid>                   JSON; how one run of it ended
+Keys:   requests/<id>                              JSON; a request for a manual run
+        manual/<id>/progress/<job>/<cell>[/items]  which items have started and ended, as for a fire time; see cron.py
+        manual/<id>/ended/<uuid>                   JSON; the result of one run
 
-Only ``trim_requests`` touches the network.
+Only the ``trim`` functions and ``read_audit`` do I/O.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from latchwork.types import Check, Delete, Entry
 
 REQUESTS = "requests"
 MANUAL = "manual"
-#: A request names at most so many items; without any it is for all.
+#: Maximum number of items that a request names.
 MAX_REQUEST_ITEMS = 100
-#: The end of a run names at most so many of its items.
+#: Maximum number of items that a result names.
 MAX_NAMED = 20
-#: What became of a request is kept for so long after its time is over.
+#: Seconds for which results are kept after a request has expired.
 _KEPT_S = 86_400.0
 _Time = Annotated[float, Meta(ge=0.0, le=MOST_MOMENT_S)]
 AUDIT = "audit"
@@ -36,15 +36,15 @@ MAX_AUDIT_RECORDS = 1000
 
 
 class RunRequest(Struct, frozen=True):
-    """A run of a job that somebody asked for: now and once, by whoever has the items' locks.
+    """A request to run a job's items once, now, on the nodes that hold their locks.
 
     Attributes:
-        id: unique for ever.
-        job: the job's id.
-        items: the items to run; None for all.
-        at_s: when it was asked for, in seconds since the epoch.
-        until_s: what has not begun then is not begun any more.
-        by: the person who asked.
+        id: Unique ID.
+        job: ID of the job.
+        items: Items to run; None for all.
+        at_s: Time of the request in seconds since the epoch.
+        until_s: Time after which no run starts anymore.
+        by: Person who made the request.
     """
 
     id: str
@@ -56,32 +56,32 @@ class RunRequest(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Its key."""
+        """Key of the request."""
         return f"{REQUESTS}/{self.id}"
 
     @property
     def progress(self) -> str:
-        """The prefix of its progress."""
+        """Prefix of the request's progress."""
         return f"{MANUAL}/{self.id}/progress"
 
     @property
     def ended(self) -> str:
-        """The prefix of how its runs ended."""
+        """Prefix of the results of its runs."""
         return f"{MANUAL}/{self.id}/ended"
 
     def encode(self) -> bytes:
-        """The value of its key."""
+        """Encode the request as JSON."""
         return encode(self)
 
 
 class RunResult(Struct, frozen=True):
-    """How one run of a request ended.
+    """The result of one run of a request.
 
     Attributes:
-        node: where it ran.
-        items: how many items it had.
-        named: its first items, 20 at most.
-        error: what it raised; None when it returned.
+        node: ID of the node.
+        items: Number of items.
+        named: The first items, at most 20.
+        error: Error that the run raised; None if it succeeded.
     """
 
     node: str
@@ -90,7 +90,7 @@ class RunResult(Struct, frozen=True):
     error: str | None = None
 
     def encode(self) -> bytes:
-        """The value of its key."""
+        """Encode the result as JSON."""
         return encode(self)
 
 
@@ -99,7 +99,7 @@ _END: Decoder[RunResult] = Decoder(RunResult, "the end of a run")
 
 
 def decode_request(key: str, value: bytes) -> RunRequest | None:
-    """Return the request of this key; None for what is none of ours."""
+    """Decode a request; None if it is unreadable."""
     found = _REQUEST.find(value)
     if found is None:
         return None
@@ -108,17 +108,17 @@ def decode_request(key: str, value: bytes) -> RunRequest | None:
 
 
 def decode_result(value: bytes) -> RunResult | None:
-    """Return how a run ended; None for what is none of ours."""
+    """Decode the result of a run; None if it is unreadable."""
     found = _END.find(value)
     return None if found is None else replace(found, named=found.named[:MAX_NAMED])
 
 
 def trim_requests(store: Store, checks: list[Check]) -> int:
-    """Delete requests whose time has been over for a day, and what became of them; the leader does it now and then.
+    """Delete requests that expired more than a day ago, with their results. Called by the leader from time to time.
 
     Args:
-        store: the cluster's store.
-        checks: what must hold for each transaction, the leadership's fence.
+        store: The cluster's store.
+        checks: Checks for each transaction, such as the leader's fence.
     """
     listed = {entry.key: decode_request(entry.key, entry.value) for entry in store.list(REQUESTS)}
     old = [key for key, found in listed.items() if found is None or found.until_s + _KEPT_S < time.time()]
@@ -132,16 +132,16 @@ def trim_requests(store: Store, checks: list[Check]) -> int:
 
 
 class AuditRecord(Struct, frozen=True):
-    """A lock that was freed by hand.
+    """An entry of the audit log: a lock that an operator released by force.
 
     Attributes:
-        job: the job's id.
-        item: the work item.
-        token: the fencing token of the holder that lost the lock: writes with it are refused.
-        holder: the holder that lost the lock.
-        by: the person who freed it.
-        at: when, for people.
-        reason: the reason that the person gave.
+        job: ID of the job.
+        item: Work item.
+        token: Fencing token of the holder that lost the lock; its writes are refused.
+        holder: Holder that lost the lock.
+        by: Person who released it.
+        at: Time, for display.
+        reason: Reason given by that person.
         what: ``force-release``.
     """
 
@@ -155,7 +155,7 @@ class AuditRecord(Struct, frozen=True):
     what: str = "force-release"
 
     def encode(self) -> bytes:
-        """The value of its key."""
+        """Encode the record as JSON."""
         return encode(self)
 
 
@@ -163,17 +163,17 @@ _RECORD: Decoder[AuditRecord] = Decoder(AuditRecord, "a record of the audit")
 
 
 def decode_record(value: bytes) -> AuditRecord | None:
-    """The record in a value; None for what is none of ours."""
+    """Decode an audit record; None if it is unreadable."""
     return _RECORD.find(value)
 
 
 def read_audit(store: Store) -> list[AuditRecord]:
-    """The records, the oldest first."""
+    """Return the audit log, oldest record first."""
     return [record for entry in cluster_store(store).list(AUDIT) if (record := decode_record(entry.value)) is not None]
 
 
 def force_released(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
-    """Job and item to the greatest token whose holder lost the lock by hand."""
+    """Return, by job and item, the greatest fencing token of a holder that lost the lock by force."""
     found: dict[tuple[str, str], int] = {}
     for entry in entries:
         record = decode_record(entry.value)
@@ -184,7 +184,7 @@ def force_released(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
 
 
 def trim_audit(store: Store, checks: list[Check]) -> int:
-    """Delete all but the last records and return how many; the leader does it now and then."""
+    """Delete all but the newest audit records and return how many. Called by the leader from time to time."""
     names = store.children(AUDIT)
     gone = names[: max(0, len(names) - MAX_AUDIT_RECORDS)]
     for name in gone:

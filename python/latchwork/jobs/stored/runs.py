@@ -1,9 +1,9 @@
-"""What a node writes down about runs for people and programs outside: those that are going on, and how others went.
+"""Records of active runs and of the results of runs, written by nodes for observers outside the cluster.
 
 Keys:   runs/<worker>      session-bound; JSON, absent while no run has lasted long enough
-        outcomes/<node>    JSON, bound to no session; rewritten now and then; see docs/design/jobs.md
+        outcomes/<node>    JSON, bound to no session; rewritten from time to time
 
-Only ``trim_outcomes`` touches the network.
+Only ``trim_outcomes`` does I/O.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from latchwork.jobs.stored.packed import commit_all
 from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 
-#: Each node names at most so many items of a job; the rest is counted.
+#: Maximum number of active items that a node names per job.
 MAX_NAMED_ITEMS = 100
 _MAX_BYTES = 64 * 1024
 
-#: A node names at most so many failing items of a job; the rest is counted.
+#: Maximum number of failing items that a node names per job.
 MAX_NAMED_ERRORS = 10
-#: The text of an error is cut to so many characters.
+#: Maximum length of an error's text.
 MAX_ERROR_TEXT = 500
-#: Of nodes that have gone so many bytes are kept at most.
+#: Maximum number of bytes that are kept of removed nodes.
 _KEPT_BYTES = 2_000_000
-#: A moment beyond has no date.
+#: Latest time that can be converted to a date.
 _MAX_TIME_S = 250_000_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveRuns:
-    """The runs of one job that are going on at one node and have lasted a second.
+    """The active runs of one job on one node that have lasted at least a second.
 
     Attributes:
-        node: the node's id.
-        job: the job's id.
-        runs: how many runs.
-        items: how many items they work on.
-        since_s: when the oldest began, in seconds since the epoch by the node's clock.
-        named: item to when its run began, in the same unit: the items of the oldest runs, 100 at most.
+        node: ID of the node.
+        job: ID of the job.
+        runs: Number of runs.
+        items: Number of items in these runs.
+        since_s: Start of the oldest run in seconds since the epoch by the node's clock.
+        named: Start of the run of each named item: the items of the oldest runs, at most 100.
     """
 
     node: str
@@ -60,7 +60,7 @@ class ActiveRuns:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """One run that is going on, and when it began, in seconds since the epoch."""
+    """An active run, with its start in seconds since the epoch."""
 
     job: str
     items: tuple[str, ...]
@@ -68,7 +68,7 @@ class LiveRun:
 
 
 def encode_activity(runs: Iterable[LiveRun]) -> bytes:
-    """The value of a node's key; with very many jobs those whose runs began last are left out."""
+    """Encode a node's active runs. If there are very many jobs, those with the newest runs are left out."""
     by_job: dict[str, StoredActivity] = {}
     for run in sorted(runs, key=lambda run: (run.since_s, run.job, run.items)):
         about = by_job.setdefault(run.job, StoredActivity(0, 0, run.since_s))
@@ -88,7 +88,7 @@ def encode_activity(runs: Iterable[LiveRun]) -> bytes:
 
 
 class StoredActivity(Struct):
-    """The runs of one job as they are stored; see ``ActiveRuns``."""
+    """The stored form of the active runs of one job; see ``ActiveRuns``."""
 
     runs: Positive
     items: Positive
@@ -97,7 +97,7 @@ class StoredActivity(Struct):
 
 
 class StoredActivities(Struct):
-    """The runs at one node as they are stored, by job."""
+    """The stored form of the active runs of a node, by job."""
 
     jobs: Mapping[str, StoredActivity]
 
@@ -106,7 +106,7 @@ _ACTIVITIES: Decoder[StoredActivities] = Decoder(StoredActivities, "the runs of 
 
 
 def decode_activity(node: str, value: bytes) -> list[ActiveRuns]:
-    """Return the runs in a value; none if it cannot be read."""
+    """Decode a node's active runs; empty if they are unreadable."""
     found = _ACTIVITIES.find(value)
     if found is None:
         return []
@@ -115,15 +115,15 @@ def decode_activity(node: str, value: bytes) -> list[ActiveRuns]:
 
 @dataclass(frozen=True, slots=True)
 class RunError:
-    """How a run failed.
+    """A failed run.
 
     Attributes:
-        text: the error: its type and its message, up to 500 characters.
-        item: the first item of the run.
-        items: how many items the run had.
-        node: where it ran.
-        at_s: when it ended, in seconds since the epoch by the node's clock.
-        consecutive_failures: how many runs of the item have failed there one after the other, this one included.
+        text: Type and message of the error, at most 500 characters.
+        item: First item of the run.
+        items: Number of items of the run.
+        node: ID of the node.
+        at_s: End of the run in seconds since the epoch by the node's clock.
+        consecutive_failures: Number of consecutive failed runs of the item on that node, including this one.
     """
 
     text: str
@@ -136,18 +136,18 @@ class RunError:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How the runs of one job went at one node. Times are in seconds since the epoch by the node's clock.
+    """The results of one job's runs on one node. Times are in seconds since the epoch by the node's clock.
 
     Attributes:
-        node: the node's id.
-        job: the job's id.
-        last_start_s: when a run last began; None if none did.
-        last_success_s: when a run last ended well; None if none did.
-        last_error: how a run last failed; None if none did.
-        failing_items: how many items there are whose last run failed.
-        consecutive_failures: how many runs of one item have failed one after the other: of the item with most of them.
-        failing: the last failures of those items, those with most in a row first; 10 at most.
-        next_start_s: when the next run begins; None while that is not known.
+        node: ID of the node.
+        job: ID of the job.
+        last_start_s: Time of the last start; None if there was none.
+        last_success_s: Time of the last success; None if there was none.
+        last_error: The last failure; None if there was none.
+        failing_items: Number of items whose last run failed.
+        consecutive_failures: Largest number of consecutive failed runs of one item.
+        failing: Last failures of these items, those with most consecutive failures first; at most 10.
+        next_start_s: Time of the next start; None if unknown.
     """
 
     node: str
@@ -162,12 +162,12 @@ class JobOutcome:
 
     @property
     def is_failing(self) -> bool:
-        """Whether an item's last run failed."""
+        """Whether the last run of any item failed."""
         return self.consecutive_failures > 0
 
 
 def encode_outcomes(outcomes: Iterable[JobOutcome]) -> bytes:
-    """The value of a node's key; with very many jobs those that fail are kept first, then those that ran last."""
+    """Encode a node's outcomes. If there are very many jobs, failing jobs are kept first, then the most recent ones."""
 
     def order(each: JobOutcome) -> tuple[bool, float, str]:
         return not each.is_failing, -(each.last_start_s or 0.0), each.job
@@ -193,7 +193,7 @@ _Time = Annotated[float, Meta(ge=0.0, le=_MAX_TIME_S)]
 
 
 class StoredError(Struct, frozen=True, array_like=True):
-    """An error as it is stored: a JSON array; see ``RunError``. Its text is an index of the texts of all errors."""
+    """The stored form of an error, a JSON array; see ``RunError``. Its text is an index into the list of all texts."""
 
     text: Count
     item: str
@@ -203,12 +203,12 @@ class StoredError(Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, error: RunError, texts: dict[str, int]) -> StoredError:
-        """Return an error as it is stored; its text is added to the texts."""
+        """Convert an error to its stored form and add its text to `texts`."""
         index = texts.setdefault(error.text, len(texts))
         return cls(index, error.item, error.items, round(error.at_s, 1), error.consecutive_failures)
 
     def error(self, node: str, texts: Sequence[str]) -> RunError | None:
-        """Return the error; None when there is no such text."""
+        """Convert to an error; None if the text is missing."""
         if self.text >= len(texts):
             return None
         return RunError(
@@ -217,7 +217,7 @@ class StoredError(Struct, frozen=True, array_like=True):
 
 
 class StoredOutcome(Struct, frozen=True, omit_defaults=True):
-    """How the runs of one job went, as it is stored; see ``JobOutcome``."""
+    """The stored form of the results of one job; see ``JobOutcome``."""
 
     start: _Time | None = None
     success: _Time | None = None
@@ -229,7 +229,7 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, outcome: JobOutcome, failing: Iterable[RunError], texts: dict[str, int]) -> StoredOutcome:
-        """Return an outcome as it is stored; the texts of its errors are added to the texts."""
+        """Convert an outcome to its stored form and add its error texts to `texts`."""
         last = outcome.last_error
         return cls(
             _rounded(outcome.last_start_s),
@@ -242,7 +242,7 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
         )
 
     def outcome(self, node: str, job: str, texts: Sequence[str]) -> JobOutcome:
-        """Return the outcome."""
+        """Convert to an outcome."""
         failing = (each.error(node, texts) for each in self.failing[:MAX_NAMED_ERRORS])
         return JobOutcome(
             node=node,
@@ -258,7 +258,7 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
 
 
 class StoredOutcomes(Struct, frozen=True):
-    """How the runs at one node went, by job, and the texts of their errors."""
+    """The stored form of the outcomes of a node, by job, with the texts of their errors."""
 
     jobs: Mapping[str, StoredOutcome]
     errors: Sequence[str]
@@ -268,7 +268,7 @@ _OUTCOMES: Decoder[StoredOutcomes] = Decoder(StoredOutcomes, "the outcomes of a 
 
 
 def decode_outcomes(node: str, value: bytes) -> list[JobOutcome]:
-    """Return the outcomes in a value, sorted by job; none if it cannot be read."""
+    """Decode a node's outcomes, sorted by job; empty if they are unreadable."""
     found = _OUTCOMES.find(value)
     return [] if found is None else [one.outcome(node, job, found.errors) for job, one in sorted(found.jobs.items())]
 
@@ -278,15 +278,15 @@ def _rounded(moment_s: float | None) -> float | None:
 
 
 def trim_outcomes(store: Store, living: Collection[str], keep_s: float, checks: list[Check]) -> int:
-    """Delete the records of nodes that have gone which are old, or many; the leader does it now and then.
+    """Delete records of removed nodes that are old or too large in total. Called by the leader from time to time.
 
     Args:
-        store: the cluster's store.
-        living: the ids of the living nodes, whose records stay.
-        keep_s: seconds for which the record of a node that has gone stays after its last run.
-        checks: what must hold for each transaction, the leadership's fence.
+        store: The cluster's store.
+        living: IDs of the running nodes, whose records are kept.
+        keep_s: Seconds for which the record of a removed node is kept after its last run.
+        checks: Checks for each transaction, such as the leader's fence.
     Returns:
-        How many were deleted.
+        The number of deleted records.
     """
     gone = [(_last_s(entry), entry) for entry in store.list(keys.OUTCOMES) if entry.key.partition("/")[2] not in living]
     oldest_s, left, old = time.time() - keep_s, _KEPT_BYTES, []
@@ -299,7 +299,7 @@ def trim_outcomes(store: Store, living: Collection[str], keep_s: float, checks: 
 
 
 def _last_s(entry: Entry) -> float:
-    """When the last run that a record knows began or ended; 0 when it knows none."""
+    """Return the latest time in a record; 0 if it has none."""
     moments = (
         (each.last_start_s or 0.0, each.last_success_s or 0.0, each.last_error.at_s if each.last_error else 0.0)
         for each in decode_outcomes("", entry.value)

@@ -1,6 +1,6 @@
-"""A node as a worker: it follows its shares, locks their items, and runs jobs on them.
+"""The worker part of a node: it follows its shares, locks their items, and runs jobs on them.
 
-A door for benches, which take locks as a node does; how runs are started and stopped stays inside.
+Benchmarks import it to take locks as a node does.
 """
 
 from latchwork.jobs.worker.item_locks import ItemLocks, LockRotation, LockWork

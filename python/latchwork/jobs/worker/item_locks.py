@@ -1,9 +1,9 @@
-"""The locks of a node's work items: taken many at a time, job by job in turn, and waited for without a thread each.
+"""The locks of a node's work items, acquired in batches, job by job in turn, and awaited without a thread each.
 
-Keys:   locks/<job>/<item>, owners/<uuid>; see the persistent locks
+Keys:   locks/<job>/<item>, owners/<uuid>; see the leased locks
 
-No job waits until another has all of its own. One call at a time, for some hundred locks; between two calls the caller
-may end the round and look at everything again.
+No job waits until another has all of its locks. Each call handles some hundred locks. Between two calls the caller may
+end the round and check everything again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from latchwork.store import Mirror, Session, Store
 from latchwork.types import Fence
 
 log = logging.getLogger(__name__)
-#: One call asks for, or gives back, at most so many locks.
+#: Maximum number of locks that one call acquires or releases.
 LOCK_BATCH = 450
 
 
 class RunLocks:
-    """The holds that a run was started with, and no later ones. Safe to share between threads.
+    """The locks that a run was started with, and no later ones. Thread-safe.
 
-    A lock that was lost and then taken anew is another hold: between the two somebody else may have worked on the item,
-    so the run gets no fence any more. The holds of a live run are never released, they end with their owner only.
+    A lock that was lost and acquired again is a different lock: in between another node may have worked on the item, so
+    the run no longer gets a fence. The locks of a live run are never released; they end only with their owner.
     """
 
     def __init__(self, job: str, holds: Mapping[str, HeldLock]) -> None:
@@ -39,22 +39,22 @@ class RunLocks:
         self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
 
     def holds(self, items: Iterable[str]) -> dict[str, HeldItem]:
-        """Item to its lock: who owns it, and since when."""
+        """Return the lock of each item: its owner and its fencing token."""
         return {item: HeldItem(self._holds[item].fence.token, self._holds[item].owner.id) for item in items}
 
     def remaining_s(self) -> float:
-        """Seconds all of them are ours for certain; 0 once one is lost."""
+        """Return the seconds for which all locks are certainly held; 0 once one is lost."""
         return min((owner.remaining_s() for owner in self._owners), default=0.0)
 
     def spare_s(self, margin_s: float) -> float:
-        """Return the seconds until the run must be told to stop, so long before a lock ends. 0 or less: now."""
+        """Return seconds until the run must be asked to stop, ``margin_s`` before its locks expire; 0 or less: now."""
         return min((owner.spare_s(margin_s) for owner in self._owners), default=0.0)
 
     def fence(self, item: str) -> Fence:
-        """Proof that the item is still held as it was when the run started.
+        """Return the fence that proves that the item is still held as it was when the run started.
 
         Raises:
-            LockLost: it is not, whoever holds it now.
+            LockLost: The lock was lost since, even if it is held again.
         """
         hold = self._holds.get(item)
         if hold is None or not hold.is_held:
@@ -64,14 +64,16 @@ class RunLocks:
 
 
 class ItemLocks:
-    """The locks of one node. Safe to share between threads, but for what writes: ``settle`` to ``release``, ``close``.
+    """The locks of one node.
+
+    Thread-safe, except that ``settle``, ``ask``, ``release`` and ``close`` need one caller at a time.
 
     Args:
-        store: the cluster's store.
-        node_id: what others see as the holder.
-        ttl_s: seconds that locks outlive the last renewal.
-        wake: called, and must not block, when something may have become possible or necessary.
-        session: gives the node's session, None while there is none; the locks share its renewals.
+        store: The cluster's store.
+        node_id: Name of the holder that others see.
+        ttl_s: Seconds that locks outlive the last renewal.
+        wake: Called when something may have become possible or necessary. It must not block.
+        session: Returns the node's session, whose renewals the locks share; None if there is none.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class ItemLocks:
         self._freed: set[tuple[str, str]] = set()
         self._closing = False
         self._audit: Mirror | None = None
-        self._pairs: dict[str, tuple[str, str]] = {}  # to decode each name once only
+        self._pairs: dict[str, tuple[str, str]] = {}  # cache of decoded names
         self._force_released: dict[tuple[str, str], int] = {}
 
     @property
@@ -99,14 +101,14 @@ class ItemLocks:
         return self._keeper.ttl_s
 
     def start(self) -> None:
-        """Follow the other owners from now on, so that a takeover needs no new TTL; the earlier the better."""
+        """Start to follow other owners, so that a takeover does not have to wait for another TTL. Best called early."""
         self._keeper.on_lost(lambda _names: self._wake())
         self._keeper.start()
         self._audit = audit = self._store.mirror(AUDIT)
         audit.on_change(lambda _batch: self._update_force_released(audit))
 
     def held(self) -> dict[str, dict[str, HeldLock]]:
-        """Job to item to lock: what this node holds for certain, but for what was freed by hand."""
+        """Return the locks that this node certainly holds, by job and item, without those released by an operator."""
         found: dict[str, dict[str, HeldLock]] = {}
         for name, lock in self._keeper.held().items():
             job, item = self._pairs.get(name) or keys.split_lock_name(name)
@@ -115,25 +117,28 @@ class ItemLocks:
         return found
 
     def release_forced(self, job: str, busy: Collection[str]) -> None:
-        """Forget the locks of a job that were freed by hand, but for busy items: their runs have to end first."""
+        """Release the locks of a job that an operator has released by force.
+
+        Locks of busy items are kept until their runs have ended.
+        """
         for (freed_job, item), token in self._force_released.items():
             lock = self._keeper.held().get(keys.lock_name(job, item)) if freed_job == job and item not in busy else None
             if lock is not None and lock.fence.token <= token:
                 self.release(job, [item])
 
     def remaining_s(self) -> float:
-        """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any."""
+        """Return the seconds for which the locks are certainly held without another renewal; 0 without locks."""
         return self._keeper.remaining_s()
 
     def renew_within(self, seconds: float | None) -> None:
-        """Renew so often that a store out of reach shows within this time; None for as often as the TTL needs."""
+        """Renew often enough to notice an unreachable store within this time; None renews as the TTL requires."""
         self._keeper.renew_within(seconds)
 
     def settle(self, job: str, items: Collection[str]) -> list[str]:
-        """Say which items of a job are wanted and not held: waits for any other are forgotten.
+        """Set which items of a job are wanted and not held; waits for all others are cancelled.
 
         Returns:
-            Those to ask for now: not waited for, or free by now; sorted. Asks nobody.
+            The sorted items to ask for now: not awaited ones, and ones that have become free. No I/O.
         """
         wanted = {(job, item) for item in items}
         with self._mutex:
@@ -148,25 +153,25 @@ class ItemLocks:
         return [item for _, item in ask]
 
     def ask(self, job: str, items: Collection[str]) -> bool:
-        """Take those of these items that are free, wait by watch for the others; best for a ``LOCK_BATCH`` at a time.
+        """Acquire the free locks of these items, and watch the others. Best called with a ``LOCK_BATCH`` at a time.
 
         Returns:
-            True when at least one was taken.
+            True if at least one was acquired.
         Raises:
-            LatchworkError: the server could not be used; these are not waited for, ``settle`` names them again.
+            LatchworkError: The server could not be used. These items are not awaited; ``settle`` returns them again.
         """
         names = {keys.lock_name(job, item): item for item in items}
         self._pairs.update({name: (job, item) for name, item in names.items()})
-        taken = self._keeper.try_acquire_many(names)  # when it raises nothing is waited for: what looks free is no news
+        taken = self._keeper.try_acquire_many(names)  # if it raises, no item is awaited
         for name, item in names.items():
             if name not in taken:
                 self._wait(job, item, name)
         if len(taken) < len(names):
-            log.debug("job %s: %d locks are held by others and waited for", job, len(names) - len(taken))
+            log.debug("job %s: %d locks are held by other nodes and awaited", job, len(names) - len(taken))
         return bool(taken)
 
     def release(self, job: str, items: Collection[str]) -> None:
-        """Give these items back; others can have them at once. A lock that ran out meanwhile is no error."""
+        """Release these items at once. A lock that has expired meanwhile is not an error."""
         names = [keys.lock_name(job, item) for item in items]
         try:
             self._keeper.release(names)
@@ -176,11 +181,11 @@ class ItemLocks:
             self._pairs.pop(name, None)
 
     def sweep(self) -> tuple[int, int]:
-        """Remove what dead owners left; best by one node now and then."""
+        """Remove what dead owners left behind. Best called by one node from time to time."""
         return self._keeper.sweep()
 
     def close(self, *, release: bool) -> None:
-        """End: with ``release`` others can have the locks at once, else when they have run out."""
+        """Close. With ``release`` others can have the locks at once, otherwise when they have expired."""
         with self._mutex:
             self._closing = True
         if self._audit is not None:
@@ -214,13 +219,13 @@ class ItemLocks:
 
 
 class LockWork:
-    """The calls to make for the locks of one job; waits for any other of its items are forgotten at once.
+    """The calls to make for the locks of one job. Waits for its other items are cancelled at once.
 
     Args:
-        locks: the node's.
-        job: the job's id.
-        release: items to give back, which comes first: others wait for them.
-        acquire: all items whose locks are missing; those that are waited for already are not asked for.
+        locks: Locks of the node.
+        job: ID of the job.
+        release: Items to release first, because others may wait for them.
+        acquire: All items whose locks are missing; already awaited ones are not asked for.
     """
 
     def __init__(self, locks: ItemLocks, job: str, release: Collection[str], acquire: Collection[str]) -> None:
@@ -236,14 +241,14 @@ class LockWork:
 
     @property
     def left(self) -> int:
-        """The number of calls that are left."""
+        """Number of calls that are left."""
         return len(self._release) + len(self._ask)
 
     def call(self) -> bool:
-        """Do one call's worth; True when locks were taken.
+        """Make one call. Return True if locks were acquired.
 
         Raises:
-            LatchworkError: the server could not be used.
+            LatchworkError: The server could not be used.
         """
         if self._release:
             self._locks.release(self.job, self._release.popleft())
@@ -252,10 +257,10 @@ class LockWork:
 
 
 class LockRotation:
-    """Decides which job's locks come next. One thread only.
+    """Decides which job's locks come next. Not thread-safe.
 
-    Every second call is for the job with the least left to do, which may start soonest; the others go round, so that
-    none waits for ever behind small ones.
+    Every second call is for the job with the least work left, which may start soonest. The other calls take the jobs in
+    turn, so that none starves behind small ones.
     """
 
     def __init__(self) -> None:
@@ -263,15 +268,15 @@ class LockRotation:
         self._round = False
 
     def take(self, works: Iterable[LockWork], go_on: Callable[[LockWork], bool]) -> bool:
-        """Do what is left, call by call; the next time it goes on with the job whose turn would be next.
+        """Make calls until none is left or ``go_on`` returns False. The next round continues with the following job.
 
         Args:
-            works: what is to be done, one for each job.
-            go_on: asked after each call with what it was for; there is one call at least.
+            works: Work of each job.
+            go_on: Called after each call with its work; at least one call is made.
         Returns:
-            True when locks were taken.
+            True if locks were acquired.
         Raises:
-            LatchworkError: the server could not be used; what is left is left, and this job's turn is over.
+            LatchworkError: The server could not be used; the rest is left, and the next job comes first.
         """
         queue = deque(
             sorted((work for work in works if work.left), key=lambda work: (work.job <= self._last, work.job))

@@ -1,8 +1,8 @@
-"""Manual runs on one node: once for each item in the cluster, on the node that has its lock.
+"""Manual runs on one node: each requested item runs once in the cluster, on the node that holds its lock.
 
-A request is a fire time that comes once: its progress is written down before a run starts and when it has ended, fenced
-by the items' locks, as for cron schedules. So an item that moves meanwhile is not run twice, and a run that was cut
-short is run again where its items are next.
+A request is like a fire time that comes once: its progress is stored before a run starts and when it has ended, fenced
+by the items' locks, as for cron schedules. An item that moves meanwhile is not run twice, and an interrupted run is
+repeated on the next holder of the items.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class ManualRun:
-    """A run that one request still needs, for the items of a live run. The run's thread only."""
+    """A run that a request still needs, for the items of a live run. Used by the run's thread only."""
 
     request: RunRequest
     items: tuple[str, ...]
@@ -35,18 +35,18 @@ class ManualRun:
     progress: CronProgress
 
     def begin(self) -> None:
-        """Write down that it starts; only then may it.
+        """Store that the run starts. It may start only afterwards.
 
         Raises:
-            LatchworkError: it is not written, or not known to be: nothing may start.
+            LatchworkError: It is not stored, or not known to be: the run must not start.
         """
         self._write({item: self.fired[item].begin(self.request.at_s) for item in self.items})
 
     def end(self) -> None:
-        """Write down that it has ended.
+        """Store that the run has ended.
 
         Raises:
-            LatchworkError: it is not written: the items are run again where their locks are next.
+            LatchworkError: It is not stored: the next holder of the locks runs the items again.
         """
         self._write({item: self.fired[item].end() for item in self.items})
 
@@ -56,7 +56,7 @@ class ManualRun:
 
 
 class ManualRuns:
-    """The requests of manual runs that a node knows of. Thread-safe."""
+    """The requests for manual runs that a node knows. Thread-safe."""
 
     def __init__(self, store: Store, node_id: str) -> None:
         self._store = store
@@ -67,12 +67,12 @@ class ManualRuns:
         self._mirror: Mirror | None = None
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Follow the requests from now on; ``wake`` is called when there are others, and must not block."""
+        """Start to follow the requests. ``wake`` is called when they change, and must not block."""
         self._mirror = mirror = self._store.mirror(REQUESTS)
         mirror.on_change(lambda _batch: self._note(mirror, wake))
 
     def close(self) -> None:
-        """Follow them no more. Twice is fine."""
+        """Stop following the requests. Idempotent."""
         if self._mirror is not None:
             self._mirror.close()
 
@@ -85,7 +85,7 @@ class ManualRuns:
         wake()
 
     def matching(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
-        """The requests for some of these items whose time is not over, the oldest first. Touches no store."""
+        """Return the unexpired requests for any of these items, oldest first. No I/O."""
         now = time.time()
         with self._mutex:
             found = [each for each in self._requests.values() if each.job == job and now < each.until_s]
@@ -94,10 +94,10 @@ class ManualRuns:
         return sorted(mine, key=lambda each: (each.at_s, each.id))
 
     def pending(self, request: RunRequest, holds: Mapping[str, HeldItem]) -> ManualRun | None:
-        """Return the run that a request still needs for these items, whose locks are given; None if it needs none.
+        """Return the run that a request still needs for items with these locks; None if it needs none.
 
         Raises:
-            LatchworkError: the store could not be used, or a lock is lost; ask again.
+            LatchworkError: The store could not be used, or a lock is lost: try again.
         """
         wanted = {item: hold for item, hold in holds.items() if request.items is None or item in request.items}
         with self._mutex:
@@ -109,24 +109,24 @@ class ManualRuns:
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 
     def report_end(self, run: ManualRun, owner_id: str, error: str | None) -> None:
-        """Write how a run ended, for the process that waits for it."""
+        """Store the result of a run for the process that waits for it."""
         end = RunResult(self._node_id, len(run.items), run.items[:MAX_NAMED], error)
         checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
         try:
             self._store.commit(checks, [Put(f"{run.request.ended}/{uuid.uuid4().hex}", end.encode())])
         except Conflict as late:
-            log.info("job %s: nobody waits any more for a run that was asked for: %s", run.request.job, late)
+            log.info("job %s: no client waits for a manual run anymore: %s", run.request.job, late)
         except LatchworkError as failed:
-            log.warning("job %s: how a run that was asked for ended is not written: %s", run.request.job, failed)
+            log.warning("job %s: the result of a manual run was not stored: %s", run.request.job, failed)
 
 
 class PendingManualRuns:
-    """The manual runs that one live run still has to do. The run's thread only.
+    """The manual runs that one live run still has to do. Used by the run's thread only.
 
     Args:
-        manual: the requests that the node knows of.
-        job: the job's id.
-        holds: the locks that the run was started with, by item.
+        manual: Requests that the node knows.
+        job: ID of the job.
+        holds: Locks of the run, by item.
     """
 
     def __init__(self, manual: ManualRuns, job: str, holds: Mapping[str, HeldItem]) -> None:
@@ -137,10 +137,10 @@ class PendingManualRuns:
         self._settled: set[str] = set()
 
     def next(self) -> ManualRun | None:
-        """Return the run for the oldest request that needs one, else None. Uses the store only for a new request.
+        """Return the run for the oldest request that needs one, or None. Only a new request causes I/O.
 
         Raises:
-            LatchworkError: the store could not be used, or a lock is lost; ask again.
+            LatchworkError: The store could not be used, or a lock is lost: try again.
         """
         for request in self._manual.matching(self._job, self._items):
             if request.id not in self._settled:
@@ -151,9 +151,12 @@ class PendingManualRuns:
         return None
 
     def ended(self, run: ManualRun, error: str | None) -> None:
-        """Write down that a run of it has ended, and how: that first, for who waits reads it when all have ended."""
+        """Store the result of a run, and then that it has ended.
+
+        The result comes first, because a waiting client reads it when all runs have ended.
+        """
         self._manual.report_end(run, self._holds[run.items[0]].owner_id, error)
         try:
             run.end()
         except LatchworkError as failed:
-            log.warning("job %s: the end of a run that was asked for is not written down yet: %s", self._job, failed)
+            log.warning("job %s: the end of a manual run was not stored yet: %s", self._job, failed)

@@ -1,4 +1,4 @@
-"""How the runs of one job go on this node: counted, and kept as far as others want to know it. Touches no store."""
+"""Statistics of one job's runs on this node. No I/O."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class EndedRun:
     """How a run ended.
 
     Attributes:
-        items: the items that it had.
-        at_s: seconds since the epoch.
-        error: what it raised, as ``summarize_error`` has it; None when it returned.
-        was_stopped: it was summarize_error to stop before: its end says nothing of the job.
+        items: Items of the run.
+        at_s: End in seconds since the epoch.
+        error: Summary of its error; None if it succeeded.
+        was_stopped: Whether it was asked to stop before; then its end says nothing about the job.
     """
 
     items: tuple[str, ...]
@@ -35,16 +35,16 @@ OnTurn = Callable[[str, Turn], None]
 
 
 class OutcomeTracker:
-    """The runs of one job. Safe to share between threads.
+    """The outcomes of one job's runs. Thread-safe.
 
-    A failure is kept for the first item of the run that failed, until a run with that item ends well or the item goes
-    elsewhere: so an item that always fails is seen among thousands that do not.
+    A failure is kept for the first item of the failed run, until a run with that item succeeds or the item moves to
+    another node. An item that always fails is therefore visible among thousands that do not.
 
     Args:
-        job: the job's id.
-        node: this node's id.
-        on_turn: called with the job and ``started``, ``failing`` or ``well`` when it first begins to run, begins to
-            fail and fails no more; it must not block.
+        job: ID of the job.
+        node: ID of this node.
+        on_turn: Called with the job and ``started``, ``failing`` or ``recovered`` when it first runs, begins to
+            fail, or recovers. It must not block.
     """
 
     def __init__(self, job: str, node: str, on_turn: OnTurn = lambda _job, _turn: None) -> None:
@@ -52,11 +52,11 @@ class OutcomeTracker:
         self._on_turn = on_turn
         self._mutex = mutex()
         self._failing: dict[str, RunError] = {}  # by the first item of the run
-        self._before: dict[str, int] = {}  # failures in a row before this start, by item
+        self._before: dict[str, int] = {}  # consecutive failures before this start, by item
         self._runs = self._failures = self._active = 0
 
     def begin(self, at_s: float) -> None:
-        """A run begins; in seconds since the epoch."""
+        """Record the start of a run, in seconds since the epoch."""
         with self._mutex:
             first = self._runs == 0
             self._runs += 1
@@ -66,7 +66,7 @@ class OutcomeTracker:
             self._on_turn(self._now.job, "started")
 
     def end(self, ended: EndedRun) -> None:
-        """A run has ended."""
+        """Record the end of a run."""
         with self._mutex:
             self._active -= 1
             self._failures += ended.error is not None
@@ -91,7 +91,7 @@ class OutcomeTracker:
         self._now = replace(self._now, last_error=found)
 
     def keep(self, share: Collection[str]) -> None:
-        """Forget the failures of items that are not in the share any more."""
+        """Forget the failures of items that are no longer in the share."""
         with self._mutex:
             gone = [item for item in self._failing if item not in share]
             for item in gone:
@@ -101,7 +101,7 @@ class OutcomeTracker:
             self._on_turn(self._now.job, "recovered")
 
     def resume(self, before: JobOutcome) -> None:
-        """Take over what this node wrote down before it was started anew."""
+        """Continue with the outcome that this node had stored before its restart."""
         with self._mutex:
             now = self._now
             self._now = replace(
@@ -120,7 +120,7 @@ class OutcomeTracker:
                     self._before[error.item] = error.consecutive_failures
 
     def outcome(self, next_start_s: float | None = None) -> JobOutcome:
-        """How it goes at this moment."""
+        """Return the current outcome."""
         with self._mutex:
             now, failing = self._now, list(self._failing.values())
         worst = nsmallest(
@@ -135,7 +135,7 @@ class OutcomeTracker:
         )
 
     def stats(self, items: int, threads: int, next_start_s: float | None = None) -> JobStats:
-        """The figures of this moment."""
+        """Return the current statistics."""
         now = self.outcome(next_start_s)
         with self._mutex:
             return JobStats(
@@ -155,7 +155,7 @@ class OutcomeTracker:
 
 
 def _among(items: Collection[str], known: Collection[str]) -> list[str]:
-    """The known ones of these items; costs no more than a set of the items."""
+    """Return which of the items are known, without building a set of both."""
     if len(items) <= len(known):
         return [item for item in items if item in known]
     among = frozenset(items)
@@ -163,8 +163,8 @@ def _among(items: Collection[str], known: Collection[str]) -> list[str]:
 
 
 def summarize_error(error: BaseException) -> str:
-    """An error in one line: its type and its message, cut to what is kept."""
+    """Format an error in one line: its type and message, limited in length."""
     about = " ".join(message(error).split())
     text = f"{type(error).__name__}: {about}" if about else type(error).__name__
-    text = text.encode("utf-8", "replace").decode()  # half of a character cannot be stored
+    text = text.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored
     return text if len(text) <= MAX_ERROR_TEXT else f"{text[: MAX_ERROR_TEXT - 6]} (cut)"

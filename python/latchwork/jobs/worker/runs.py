@@ -1,11 +1,11 @@
-"""The live runs of jobs at a worker: which start and stop, the thread of each, and the guard that stops them in time.
+"""The live runs of jobs on a node: which to start and stop, a thread for each, and a watchdog that stops them in time.
 
-``reconcile`` decides, and is pure. One rule above all: an item is in at most one live run of this node, and only while
-its lock is held when the run starts. A run that was asked to stop but has not ended keeps its items and their locks
-until it has ended. An item whose lock was lost under a run is not locked again before that run has ended.
+``reconcile`` decides, and is pure. One rule comes first: an item is in at most one live run of this node, and a run
+starts only while its locks are held. A run that was asked to stop but has not ended keeps its items and their locks. An
+item whose lock was lost during a run is not locked again before that run has ended.
 
-The guard asks runs to stop before their locks expire. It has a thread of its own, so that no call to the store, however
-long it hangs, delays it. No store is touched here, and no user code is called with a mutex held.
+The watchdog asks runs to stop before their locks expire. It has its own thread, so that no call to the store can delay
+it. Nothing here uses the store, and no user code is called while a mutex is held.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from latchwork.store import Observers
 from latchwork.store.driving.own_loop import OwnLoop
 
 log = logging.getLogger(__name__)
-#: A cron wait looks at the wall clock at least so often, in case it was set.
+#: Longest wait of a cron schedule in seconds, because the wall clock may be changed.
 _MAX_WAIT_S = 30.0
-#: A run whose locks are about to run out is not begun; soon it is told to stop, or they are renewed.
+#: Seconds to wait before a start while the locks are about to expire.
 _LOCK_WAIT_S = 0.1
-#: Progress that could not be written is written again after so long.
+#: Seconds before progress that could not be stored is stored again.
 _STORE_RETRY_S = 0.5
-#: The next start is told anew when it has changed by more: the clocks drift.
+#: Least change in seconds of a published next start, because clocks drift.
 _CHANGE_S = 1.0
-#: An async run gets the twin of its context. Twins stand on the floor above, and are imported when one is needed.
+#: The asyncio context of async runs. It belongs to a higher layer, so it is imported lazily.
 _twins = late("latchwork.aio", {"latchwork.aio.job_context": ("JobContext",)})
-#: After a schedule raised its items do not run for so long.
+#: Seconds without runs after a schedule has raised.
 SCHEDULE_PAUSE_S = 60.0
 
 _MIN_WAIT_S = 0.01
@@ -55,7 +55,7 @@ _RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One live run of a job on this node, and whether it was told to stop; its number is unique on this node."""
+    """A live run as ``reconcile`` sees it: its number, its items, and whether it was asked to stop."""
 
     number: int
     items: frozenset[str]
@@ -67,10 +67,10 @@ class Actions:
     """The steps for one job, in this order: stop, release, acquire, start.
 
     Attributes:
-        stop: the numbers of runs.
-        release: the items whose locks to give up: sorted.
-        acquire: items whose locks to ask for: sorted, in no live run; those that are not free now are waited for.
-        start: the shares of the runs to start: disjoint, not empty, locks held.
+        stop: Numbers of runs to stop.
+        release: Sorted items whose locks to release.
+        acquire: Sorted items whose locks to acquire, none in a live run; items that are not free are awaited.
+        start: Shares of the runs to start: disjoint, not empty, with their locks held.
     """
 
     stop: tuple[int, ...] = ()
@@ -80,15 +80,15 @@ class Actions:
 
 
 def reconcile(desired: Collection[str], held: Collection[str], running: Iterable[RunView], threads: Threads) -> Actions:
-    """The steps that bring one job on this node closer to its share.
+    """Return the steps that bring one job on this node closer to its share.
 
-    Applied again and again as runs end and locks come, it ends with exactly the desired items running.
+    Repeated as runs end and locks arrive, it ends with exactly the desired items running.
 
     Args:
-        desired: the items this node shall run; empty when it is closing.
-        held: the items whose locks this node holds for sure.
-        running: the live runs, those told to stop included.
-        threads: how the share is cut into runs.
+        desired: Items that this node should run; empty when it is closing.
+        held: Items whose locks this node certainly holds.
+        running: Live runs, including stopping ones.
+        threads: How the share is split into runs.
     """
     live = list(running)
     wanted, locked = set(desired), set(held)
@@ -102,27 +102,31 @@ def reconcile(desired: Collection[str], held: Collection[str], running: Iterable
     return Actions(
         stop=stop,
         release=tuple(sorted(locked - wanted - busy)),
-        acquire=tuple(sorted(wanted - locked - busy)),  # a stale run must not see its item locked anew
+        acquire=tuple(sorted(wanted - locked - busy)),  # a stale run must not find its item locked again
         start=tuple(fresh),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """The things that a run needs from its node.
+    """What a run needs from its node.
 
     Attributes:
-        options: gives the options of the job in force.
-        outcomes: is told how each run goes.
-        new_context: makes the context of a run from its share, and from its fire time on a cron schedule.
-        may_run: tells whether the locks last long enough to begin; asked right before each run, for a process that was
-            frozen wakes with its locks gone and its next run due.
-        on_end: called in the run's thread when it has ended for good; must not block.
-        wall_s: seconds since the epoch.
-        spare_s: seconds until the run must be told to stop, so that it ends before its locks. 0 or less: now.
-        fire_times: makes the fire times of a share, for cron schedules; without it they are not written down.
-        manual_runs: makes what a share owes to requests for runs by hand; without it there are none.
-        loop: runs ``async def`` functions; one for all jobs of the node.
+        job: The job.
+        options: Returns the job's effective options.
+        outcomes: Records how each run ends.
+        new_context: Creates the context of a run from its share, and, on a cron schedule, its fire time.
+        may_run: Returns whether the locks last long enough to start. Checked right before each run, because a process
+            that was frozen wakes with expired locks and a due run.
+        on_end: Called in the run's thread when it has ended. It must not block.
+        clock: Clock for waits.
+        wall_s: Returns seconds since the epoch.
+        spare_s: Returns the seconds until the run must be asked to stop so that it ends before its locks expire; 0 or
+            less means now.
+        fire_times: Creates the fire times of a share for cron schedules; None does not store them.
+        manual_runs: Creates the pending manual runs of a share; None if there are none.
+        observers: Observers of the runs.
+        loop: Event loop for ``async def`` functions, shared by all jobs of the node.
     """
 
     job: Job
@@ -141,13 +145,13 @@ class RunSetup:
 
 
 class JobRun:
-    """A thread that runs a share again and again, on schedule, until it is told to stop. Safe to share between threads.
+    """A thread that runs a share again and again on schedule until it is asked to stop. Thread-safe.
 
     Attributes:
-        number: unique on this node.
-        items: its share, sorted.
-        resume_due: when its items are due: what it waited for, or the past when it was interrupted; None if unknown.
-        next_start_s: when it runs next, in seconds since the epoch; None while it runs, and when it has ended.
+        number: Unique number on this node.
+        items: Sorted items of its share.
+        resume_due: When its items are due: the awaited time, or the past if it was interrupted; None if unknown.
+        next_start_s: Next start in seconds since the epoch; None while running and after the end.
     """
 
     def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: Due) -> None:
@@ -161,7 +165,7 @@ class JobRun:
         self._manual_runs = None if setup.manual_runs is None else setup.manual_runs(items)
         self._retry_manual_s = math.inf
         self._stop = threading.Event()
-        self._look = threading.Event()  # set when told to stop, and when the schedule may have changed
+        self._look = threading.Event()  # set on a stop, and when the schedule may have changed
         self._ended = threading.Event()
         self._mutex = mutex()
         self._context: JobContext | None = None
@@ -174,14 +178,14 @@ class JobRun:
 
     @property
     def job_id(self) -> str:
-        """The job it runs."""
+        """The ID of the job."""
         return self._setup.job.id
 
     def start(self) -> None:
         """Start the thread.
 
         Raises:
-            RuntimeError: the system gives no more threads; this run has ended then, and keeps its due.
+            RuntimeError: No thread could be started. The run has ended and keeps its due time.
         """
         try:
             self._thread.start()
@@ -191,9 +195,9 @@ class JobRun:
             raise
 
     def stop(self) -> None:
-        """Tell it to stop; returns at once, stop listeners are called on a thread of their own. Twice is fine.
+        """Ask the run to stop. Returns at once; stop listeners are called in a separate thread. Idempotent.
 
-        When no thread can be had for the listeners, the next call tries again.
+        If no thread can be started for the listeners, the next call tries again.
         """
         with self._mutex:
             if not self._stop.is_set():
@@ -208,7 +212,7 @@ class JobRun:
             self._notify(context)
 
     def reschedule(self) -> None:
-        """The options of the job may have changed: a wait under way is found anew."""
+        """Compute the current wait again, because the job's options may have changed."""
         self._look.set()
 
     @property
@@ -218,40 +222,40 @@ class JobRun:
 
     @property
     def stopping(self) -> bool:
-        """True once it was told to stop."""
+        """True once the run was asked to stop."""
         return self._stop.is_set()
 
     @property
     def has_pending_listeners(self) -> bool:
-        """True when its stop listeners could not be called yet: call ``stop`` again."""
+        """True if its stop listeners could not be called yet: call ``stop`` again."""
         return self._unnotified is not None
 
     def spare_s(self) -> float:
-        """Return the seconds until it must be told to stop, so that it ends before its locks. 0 or less: now."""
+        """Return seconds until it must be asked to stop so that it ends before its locks expire; 0 or less: now."""
         return self._setup.spare_s()
 
     @property
     def has_threads(self) -> bool:
-        """True while one of its threads lives, a stop listener that outlives the run included."""
+        """True while one of its threads is running, including stop listeners that outlive the run."""
         return any(thread is not None and thread.is_alive() for thread in (self._thread, self._notifier))
 
     @property
     def is_current_thread(self) -> bool:
-        """True when called from the run itself, or from one of its stop listeners."""
+        """True if called from the run itself or from one of its stop listeners."""
         return threading.current_thread() in {self._thread, self._notifier} or self._setup.loop.is_inside(self)
 
     @property
     def ended(self) -> bool:
-        """True once the thread does nothing more."""
+        """True once the run has ended."""
         return self._ended.is_set()
 
     @property
     def stopping_for_s(self) -> float:
-        """Seconds since it was told to stop; 0 when it was not."""
+        """Seconds since the run was asked to stop; 0 if it was not."""
         return 0.0 if self._stopped_at is None else self._setup.clock.now() - self._stopped_at
 
     def join(self, timeout_s: float) -> None:
-        """Wait so long for its threads; from one of them, for nothing."""
+        """Wait for its threads, at most this long. Called from one of them, it does not wait for that one."""
         until = self._setup.clock.now() + timeout_s
         for thread in (self._thread, self._notifier):
             if thread is not None and thread.is_alive() and thread is not threading.current_thread():
@@ -262,16 +266,16 @@ class JobRun:
         self._notifier = threading.Thread(target=context.stop_signal.call_listeners, name=name, daemon=True)
         try:
             self._notifier.start()
-        except Exception as error:  # the system gives no more threads; the run was told all the same
-            log.error("job %s: stop listeners of run %d are called later: %s", self.job_id, self.number, error)  # noqa: TRY400
+        except Exception as error:  # no thread could be started; the run itself was signaled
+            log.error("job %s: stop listeners of run %d will be called later: %s", self.job_id, self.number, error)  # noqa: TRY400
             self._notifier = None
             self._unnotified = context
 
     def _main(self) -> None:
         try:
             self._loop()
-        except BaseException:  # a schedule of the user's own may raise: it must not die unseen, nor start over at once
-            log.exception("job %s does not run here for %.3g s: its schedule raised", self.job_id, SCHEDULE_PAUSE_S)
+        except BaseException:  # a user's schedule may raise: log it, and do not restart at once
+            log.exception("job %s is paused here for %.3g s because its schedule raised", self.job_id, SCHEDULE_PAUSE_S)
             self._setup.clock.wait(self._stop, SCHEDULE_PAUSE_S)
         finally:
             self.next_start_s = None
@@ -280,7 +284,7 @@ class JobRun:
 
     def _loop(self) -> None:
         while not self._stop.is_set():
-            self._look.clear()  # before the options are read: no change is missed
+            self._look.clear()  # cleared before the options are read, so that no change is missed
             if self._manual_runs is not None and self._manual_step(self._manual_runs):
                 continue
             options = self._setup.options()
@@ -293,7 +297,7 @@ class JobRun:
         self.resume_due = self._due
 
     def _manual_step(self, manual_runs: PendingManualRuns) -> bool:
-        """Run what was asked for by hand; False when nothing is owed, or it cannot be run just now."""
+        """Do a manual run. Return False if none is pending, or if it cannot run now."""
         self._retry_manual_s = math.inf
         try:
             run = manual_runs.next()
@@ -302,20 +306,20 @@ class JobRun:
             if self._setup.may_run():
                 run.begin()
         except LatchworkError as error:
-            log.warning("job %s: a run that was asked for cannot start and is tried again: %s", self.job_id, error)
+            log.warning("job %s: a manual run cannot start, retrying: %s", self.job_id, error)
             self._retry_manual_s = _STORE_RETRY_S
             return False
         if not self._setup.may_run():
             self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
             return True
-        log.info("job %s: a run of %d items was asked for by %s", self.job_id, len(run.items), run.request.by)
+        log.info("job %s: manual run of %d items, requested by %s", self.job_id, len(run.items), run.request.by)
         ended = self._run_once(self._setup.new_context(run.items), 0.0)
-        if ended is not None and not self._stop.is_set():  # else it was interrupted, and stays begun
+        if ended is not None and not self._stop.is_set():  # otherwise it was interrupted, and stays marked as started
             manual_runs.ended(run, ended.error)
         return True
 
     def _timed_step(self, options: JobOptions) -> None:
-        """Wait until it is due, or run when it is."""
+        """Wait until the run is due, or run it if it is."""
         self._due = self._due.under(options.schedule, options.initial_delay_s)
         left = self._due.remaining_s(self._now(), options.jitter_s)
         if left > 0:
@@ -324,11 +328,11 @@ class JobRun:
             self._setup.clock.wait(self._stop, _LOCK_WAIT_S)
         else:
             self._run_once(self._setup.new_context(self.items), -left)
-            if not self._stop.is_set():  # else it was interrupted, and is due at once
+            if not self._stop.is_set():  # otherwise it was interrupted, and is due at once
                 self._due = self._due.after(self._now(), random.random())
 
     def _cron_step(self, times: FireTimes, cron: Cron, options: JobOptions) -> None:
-        """Wait for the next fire time, or run it: written down before it starts, and when it has ended."""
+        """Wait for the next fire time, or run it. It is stored before the run starts, and when it has ended."""
         try:
             since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
             jitter = Jitter.of(options.jitter_s, f"{self.job_id}/{self.items[0]}")
@@ -343,26 +347,26 @@ class JobRun:
                 return
             times.begin(step)
         except LatchworkError as error:
-            log.warning("job %s: run %d cannot start and tries again: %s", self.job_id, self.number, error)
+            log.warning("job %s: run %d cannot start, retrying: %s", self.job_id, self.number, error)
             self._setup.clock.wait(self._stop, _STORE_RETRY_S)
             return
-        while not self._setup.may_run():  # the writing took so long, or the process was frozen in it
+        while not self._setup.may_run():  # the write was slow, or the process was frozen during it
             if self._setup.clock.wait(self._stop, _LOCK_WAIT_S):
                 return
         if self._run_once(self._setup.new_context(step.items, step.at), -left) is not None:
             times.confirm_begin()
-            if not self._stop.is_set():  # else it was interrupted, and stays begun
+            if not self._stop.is_set():  # otherwise it was interrupted, and stays marked as started
                 times.end(step)
 
     def _pause(self, seconds: float) -> None:
         at_s = self._setup.wall_s() + seconds
         if self.next_start_s is None or abs(at_s - self.next_start_s) > _CHANGE_S:
             self.next_start_s = at_s
-        if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
+        if not self._stop.is_set():  # checked after the clear, so that no later event is missed
             self._setup.clock.wait(self._look, min(seconds, _MAX_WAIT_S, self._retry_manual_s))
 
     def _run_once(self, context: JobContext, lag_s: float) -> EndedRun | None:
-        """Call the job unless it was told to stop before; None then."""
+        """Call the job, unless the run was asked to stop before; then return None."""
         setup = self._setup
         with self._mutex:
             if self._stop.is_set():
@@ -375,9 +379,9 @@ class JobRun:
             info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
             with setup.observers.around("run", info):
                 self._call(context)
-        except BaseException as raised:  # SystemExit too: a run must not take the node down, nor end its own schedule
+        except BaseException as raised:  # also SystemExit: a run must not end the node or its own schedule
             error = summarize_error(raised)
-            log.debug("job %s runs again at its next time", setup.job.id)  # that it failed is told by the event log
+            log.debug("job %s runs again at its next time", setup.job.id)  # the event log reports the failure
         finally:
             ended = EndedRun(context.work_share, setup.wall_s(), error, context.should_stop)
             setup.outcomes.end(ended)
@@ -393,31 +397,31 @@ class JobRun:
             return
         returned = late_result(job.run(context))
         if returned is not None:
-            raise TypeError(f"run returned {returned}, which nobody runs; give an async def itself, or await it in one")
+            raise TypeError(f"run returned {returned}, which is never run; use an async def, or await it in one")
 
     def _now(self) -> Instant:
         return Instant(self._setup.clock.now(), self._setup.wall_s())
 
 
 def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
-    """Seconds that are left of their locks when runs are told to stop.
+    """Return the remaining lock time at which runs are asked to stop.
 
     Args:
-        lock_ttl_s: how long locks last after the last confirmed renewal.
-        grace_s: how long runs go on after that; None for as long as the locks allow, which is the most.
+        lock_ttl_s: Seconds that locks last after the last confirmed renewal.
+        grace_s: Seconds that runs continue after that; None as long as the locks allow, which is the maximum.
     """
     least_s = lock_ttl_s * STOP_MARGIN
     return least_s if grace_s is None else max(least_s, lock_ttl_s - max(MIN_GRACE_S, grace_s))
 
 
 class RunGuard:
-    """Watches over the live runs of one node. Safe to share between threads.
+    """The watchdog of the live runs of one node. Thread-safe.
 
     Args:
-        node_id: for its thread's name and its log lines.
-        runs: gives the live runs; called in the guard's thread.
-        on_stop: called after runs were told to stop; must not block.
-        clock: what it waits on.
+        node_id: ID of the node, for the thread's name and log lines.
+        runs: Returns the live runs; called in the watchdog's thread.
+        on_stop: Called after runs were asked to stop. It must not block.
+        clock: Clock for waits.
     """
 
     def __init__(
@@ -437,11 +441,11 @@ class RunGuard:
         self.thread = threading.Thread(target=self._loop, name=f"latchwork-guard-{node_id}", daemon=True)
 
     def look(self) -> None:
-        """Look again: a run was added, or the margin changed."""
+        """Check again, because a run was added or the margin has changed."""
         self._wake.set()
 
     def finish(self) -> None:
-        """End as soon as every run has ended or was told to stop; no run is added any more."""
+        """End as soon as every run has ended or was asked to stop. No more runs are added."""
         self._finishing.set()
         self._wake.set()
 
@@ -451,20 +455,20 @@ class RunGuard:
             finishing = self._finishing.is_set()
             try:
                 wait_s = self.check()
-            except Exception:  # a guard that dies unseen would let runs outlive their locks
-                log.exception("node %s: the guard of the runs failed and looks again", self._node_id)
+            except Exception:  # otherwise runs could outlive their locks
+                log.exception("node %s: the watchdog of the runs failed, retrying", self._node_id)
                 wait_s = _RETRY_S
             if finishing and wait_s is None:
                 return
             self._clock.wait(self._wake, wait_s)
 
     def check(self) -> float | None:
-        """Stop runs that would outlive their locks; return the seconds until the next look, None without runs."""
+        """Stop runs that would outlive their locks. Return the seconds until the next check; None without runs."""
         spare = [(run.spare_s(), run) for run in self._runs() if not run.ended and not run.stopping]
         doomed = [run for spare_s, run in spare if spare_s <= 0.0]
         if doomed:
             log.error(
-                "node %s: the locks of %d runs could not be renewed in time: the runs are told to stop",
+                "node %s: the locks of %d runs could not be renewed in time: the runs are asked to stop",
                 self._node_id,
                 len(doomed),
             )

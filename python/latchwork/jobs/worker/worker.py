@@ -1,8 +1,8 @@
-"""The worker: follows its share, and starts, stops, locks and unlocks what ``reconcile`` says.
+"""The worker part of a node: follows its share, and starts, stops, locks and unlocks what ``reconcile`` decides.
 
-Two threads. ``latchwork-worker-<node>`` looks at the state again whenever something changed; it touches the store.
-``latchwork-guard-<node>`` touches nothing but the clock: it asks runs to stop before their locks expire, however
-long the other one hangs in a call.
+It has two threads. ``latchwork-worker-<node>`` checks the state after every change and uses the store.
+``latchwork-guard-<node>`` uses only the clock: it asks runs to stop before their locks expire, even if the other thread
+hangs in a call.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from latchwork.store.driving.own_loop import OwnLoop
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-#: A call to the store that is under way when the time to close is over may take so much longer.
+#: Additional seconds for a call to the store that is in progress at the end of the close timeout.
 _GRACE_S = 2.0
-#: How often a close looks whether it was hurried.
+#: Seconds between checks whether the close timeout was shortened.
 _JOIN_POLL_S = 0.5
-#: The worker asks for locks for so long, less when something else happened, before it looks at everything again.
+#: Seconds for which the worker acquires locks before the next full check, without and with a pending event.
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
-#: ...but not less than so many times what the last look took: with very many items it takes its time itself.
+#: Least duration of that phase as a multiple of the last check, which is slow with very many items.
 _FILL_PER_LOOK = 3.0
 
 
 class LocalJob:
-    """One job on one node. Only the worker's thread writes it.
+    """One job on one node. Only the worker's thread changes it.
 
     Attributes:
-        options: its options as of the last look.
-        outcomes: how its runs go.
-        enabled: whether it may run, as of the last look.
-        runs: its live runs, those told to stop included, by number.
-        warned: numbers of the runs whose not stopping was reported.
-        filling: more of its locks are asked for right now.
+        options: Its options as of the last check.
+        outcomes: Statistics of its runs.
+        enabled: Whether it may run, as of the last check.
+        runs: Live runs by number, including stopping ones.
+        warned: Numbers of runs that were reported for not stopping.
+        filling: Whether more of its locks are being acquired.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LocalJob:
         self._paused_until = -math.inf
 
     def adopt(self, options: JobOptions, *, enabled: bool) -> None:
-        """Take over what holds now; live runs look at their schedule again."""
+        """Apply the current options. Live runs compute their schedule again."""
         self.enabled = enabled
         if options != self.options:
             log.info("job %s: options changed to %s", self.job.id, options)
@@ -81,14 +81,17 @@ class LocalJob:
                 run.reschedule()
 
     def first_due(self, items: Iterable[str], now: Instant) -> Due:
-        """The earliest due of these items: kept ones have theirs already, new ones come after the initial delay."""
+        """Return the earliest due time of these items.
+
+        Known items keep theirs, and new ones start after the initial delay.
+        """
         options = self.options
         fresh = Due.first(options.schedule, now, options.initial_delay_s, random.random())
         dues = (self._dues.get(item, fresh).under(options.schedule, options.initial_delay_s) for item in items)
         return min(dues, key=lambda due: due.at + due.luck * options.jitter_s)
 
     def reap(self, now: Instant) -> list[JobRun]:
-        """Forget the runs that have ended, remember when their items are due, and return those runs."""
+        """Remove the ended runs, remember when their items are due, and return these runs."""
         ended = [run for run in self.runs.values() if run.ended]
         for run in ended:
             del self.runs[run.number]
@@ -97,20 +100,20 @@ class LocalJob:
         return ended
 
     def forget_dues(self, wanted: frozenset[str]) -> None:
-        """Forget the dues of all other items."""
+        """Forget the due times of all other items."""
         for item in [item for item in self._dues if item not in wanted]:
             del self._dues[item]
 
     def pause(self, now: Instant, seconds: float) -> None:
-        """Start nothing for so long."""
+        """Start no runs for this long."""
         self._paused_until = now.mono_s + seconds
 
     def paused_s(self, now: Instant) -> float:
-        """Seconds until runs may be started again; 0 when they may."""
+        """Return the seconds until runs may start again; 0 if they may."""
         return max(0.0, self._paused_until - now.mono_s)
 
     def may_start(self, now: Instant) -> bool:
-        """True unless it is paused, or a run started now would be cut short by the next locks, which come at once."""
+        """Return whether runs may start: not while paused, nor while locks that would cut them short are arriving."""
         return self.paused_s(now) <= 0 and not (self.filling and self.options.threads.limit)
 
     def _remember(self, run: JobRun, now: Instant) -> None:
@@ -118,8 +121,8 @@ class LocalJob:
         try:
             if due is None:
                 due = Due(self.options.schedule.first_due(now, 0.0), self.options.schedule, now)
-        except BaseException:  # the user's own schedule: it must not stop the other jobs
-            log.exception("job %s does not run here for %.3g s: its schedule raised", self.job.id, SCHEDULE_PAUSE_S)
+        except BaseException:  # an error of a user's schedule must not stop the other jobs
+            log.exception("job %s is paused here for %.3g s because its schedule raised", self.job.id, SCHEDULE_PAUSE_S)
             self.pause(now, SCHEDULE_PAUSE_S)
             for item in run.items:
                 self._dues.pop(item, None)
@@ -160,7 +163,7 @@ class JobWorker:
         self._numbers = count(1)
         self._mutex = mutex()
         self._live: dict[int, JobRun] = {}
-        self._ending: tuple[JobRun, ...] = ()  # reaped, but a thread of theirs is still there
+        self._ending: tuple[JobRun, ...] = ()  # removed, but with a thread that is still running
         self._shares: WorkerShares | None = None
         self._closing = threading.Event()
         self._close_by = math.inf
@@ -170,7 +173,7 @@ class JobWorker:
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
     def start(self) -> None:
-        """Follow the share from now on."""
+        """Start to follow the share."""
         self._shares = WorkerShares(self._store, self._node_id, self._wake.set)
         self._settings.on_change(self._settings_changed)
         self._settings_changed()
@@ -179,7 +182,7 @@ class JobWorker:
         self._thread.start()
 
     def stats(self) -> dict[str, JobStats]:
-        """The figures of each job on this node, by job id."""
+        """Return the statistics of each job on this node, by job ID."""
         runs = self._runs_by_job()
         return {
             job_id: state.outcomes.stats(
@@ -189,12 +192,12 @@ class JobWorker:
         }
 
     def outcomes(self) -> list[JobOutcome]:
-        """How the runs of each job go on this node."""
+        """Return the outcomes of each job on this node."""
         runs = self._runs_by_job()
         return [state.outcomes.outcome(_next_start_s(runs[job_id])) for job_id, state in self._states.items()]
 
     def resume(self, before: Iterable[JobOutcome]) -> None:
-        """Take over what was written down of this node's runs before it was started anew."""
+        """Continue with the outcomes that this node had stored before its restart."""
         for each in before:
             if each.job in self._states:
                 self._states[each.job].outcomes.resume(each)
@@ -207,16 +210,16 @@ class JobWorker:
 
     @property
     def is_alive(self) -> bool:
-        """True while its threads live."""
+        """True while its threads are running."""
         return self._thread.is_alive() and self._guard.thread.is_alive()
 
     def stuck(self) -> list[str]:
-        """The jobs with runs that were told to stop and did not within the time set for it."""
+        """Return the jobs with runs that did not stop within the timeout."""
         late_s = self._settings.node.stop_timeout_s
         return sorted({run.job_id for run in self._runs() if run.stopping and run.stopping_for_s >= late_s})
 
     def lock_margin_s(self) -> float | None:
-        """Seconds for which the locks of this node surely last; None when it holds none."""
+        """Return the seconds for which this node's locks certainly last; None without locks."""
         return self.locks.remaining_s() if any(self.locks.held().values()) else None
 
     def _settings_changed(self) -> None:
@@ -230,7 +233,7 @@ class JobWorker:
             run.reschedule()
 
     def _notify_runs(self) -> None:
-        """Tell live runs of the settings, in this thread: the worker's own may be waiting for the store."""
+        """Apply changed settings to live runs, in this thread: the worker's own thread may be waiting for the store."""
         for run in self._runs():
             if not self._settings.is_enabled(run.job_id):
                 run.stop()
@@ -241,16 +244,17 @@ class JobWorker:
         return stop_margin_s(self.locks.ttl_s, self._settings.node.disconnect_grace_s)
 
     def close(self, timeout_s: float) -> list[str]:
-        """Tell all runs to stop, wait so long for them, give their locks back. From any thread; twice is fine.
+        """Ask all runs to stop, wait for them, and release their locks. Idempotent; callable from any thread.
 
-        Called from a run it does not wait for that one; its locks are left to run out. ``hurry`` shortens the wait.
+        Called from a run, it does not wait for that run, whose locks then expire by themselves. ``hurry`` shortens the
+        wait.
 
         Returns:
-            The jobs that have runs which did not stop; their locks are left to run out.
+            The jobs with runs that did not stop; their locks expire by themselves.
         """
         self.hurry(timeout_s)
         self._closing.set()
-        runs = self._runs()  # the last ones: none is added after closing was set
+        runs = self._runs()  # complete, because none is added while closing
         self._closer = next((run for run in runs if run.is_current_thread), self._closer)
         for run in runs:
             run.stop()
@@ -270,7 +274,7 @@ class JobWorker:
         return stuck
 
     def hurry(self, timeout_s: float) -> None:
-        """Let a close wait so long from now on; a close that waits less does not wait longer."""
+        """Shorten the wait of a close to this timeout."""
         self._close_by = min(self._close_by, self._clock.now() + timeout_s)
         self._wake.set()
 
@@ -282,13 +286,11 @@ class JobWorker:
         left = sum(map(len, self.locks.held().values()))
         late = left > LOCK_BATCH and self._clock.now() >= self._close_by
         if late and not stuck:
-            log.warning(
-                "node %s: no time is left to give %d locks back, they run out by themselves", self._node_id, left
-            )
+            log.warning("node %s: no time is left to release %d locks, which will expire", self._node_id, left)
         try:
             self.locks.close(release=not stuck and not late)
         except LatchworkError as error:
-            log.warning("node %s: locks could not be given back, they run out by themselves: %s", self._node_id, error)
+            log.warning("node %s: locks could not be released and will expire: %s", self._node_id, error)
 
     def _loop(self) -> None:
         while True:
@@ -297,7 +299,7 @@ class JobWorker:
             delay_s, failed = self._try_reconcile(closing)
             if closing and self._is_over():
                 return
-            # After a failure nothing but the end cuts the pause short: an outage makes many events.
+            # After a failure only closing shortens the pause, because an outage causes many events.
             self._clock.wait(self._closing if failed and not closing else self._wake, delay_s)
 
     def _is_over(self) -> bool:
@@ -309,20 +311,20 @@ class JobWorker:
         try:
             return self._reconcile_all(closing), False
         except LatchworkError as error:
-            log.warning("node %s: trying again in %.1f s: %s", self._node_id, _RETRY_S, error)
+            log.warning("node %s: retrying in %.1f s: %s", self._node_id, _RETRY_S, error)
         except Exception:
-            log.exception("node %s: the worker failed and tries again", self._node_id)
+            log.exception("node %s: the worker failed, retrying", self._node_id)
         return _RETRY_S, True
 
     def _reconcile_all(self, closing: bool) -> float | None:
-        """Bring every job closer to its share; return the seconds until the next look without an event."""
+        """Bring every job closer to its share. Return the seconds until the next check without an event."""
         began = self._clock.now()
         desired = {} if closing or self._shares is None else self._shares.of(self._states)
         held = self.locks.held()
         planned = []
         for job_id, state in self._states.items():
             state.adopt(self._settings.options(job_id), enabled=self._settings.is_enabled(job_id))
-        for job_id, state in self._states.items():  # first all that needs no store: nothing may delay a stop
+        for job_id, state in self._states.items():  # without I/O first, so that nothing delays a stop
             planned.append((state, self._apply(state, frozenset(desired.get(job_id, ())), held.get(job_id, {}))))
         again = self._lock(planned, self._clock.now() - began, closing=closing)
         self._has_locks_left = closing and again
@@ -341,7 +343,7 @@ class JobWorker:
         return min(waits if stuck_s is None else [*waits, stuck_s], default=None)
 
     def _apply(self, state: LocalJob, share: frozenset[str], held: Mapping[str, HeldLock]) -> Actions:
-        """Stop and start what needs to be; what is left to do is the locks."""
+        """Stop and start runs as necessary. The locks are left to the caller."""
         self._reap(state)
         wanted = share if state.enabled else frozenset[str]()
         actions = reconcile(wanted, held, [run.view for run in state.runs.values()], state.options.threads)
@@ -350,7 +352,7 @@ class JobWorker:
         for run in state.runs.values():
             if run.has_pending_listeners:
                 run.stop()
-        state.forget_dues(share)  # those of a disabled job are kept: it goes on where it was
+        state.forget_dues(share)  # kept for a disabled job, which continues where it was
         if not self._closing.is_set():
             state.outcomes.keep(share)
         if state.may_start(self._now()) and not self._at_risk():
@@ -367,7 +369,7 @@ class JobWorker:
         self._ending = tuple(run for run in (*self._ending, *ended) if run.has_threads)
 
     def _lock(self, planned: list[tuple[LocalJob, Actions]], look_s: float, *, closing: bool) -> bool:
-        """Release and acquire, for a while; True when another look is worth while at once."""
+        """Release and acquire locks for a while. Return True if another check is useful at once."""
         works = []
         for state, actions in planned:
             state.filling = False
@@ -388,7 +390,7 @@ class JobWorker:
         return taken or any(work.left for work in works)
 
     def _go_on(self, began: float, look_s: float, *, closing: bool) -> bool:
-        """False when all should be looked at before more locks are taken or given back, which began then."""
+        """Return False if everything should be checked again before more locks are handled."""
         now = self._clock.now()
         if closing:
             return now < self._close_by and now - began < _FILL_S
@@ -398,25 +400,27 @@ class JobWorker:
         return now - began < (busy_s if self._wake.is_set() else _FILL_S)
 
     def _start(self, state: LocalJob, items: tuple[str, ...], held: Mapping[str, HeldLock]) -> bool:
-        """Start a run; False when it, and the others of this job, have to be tried later."""
+        """Start a run. Return False if it, and the other runs of this job, must be tried later."""
         locks = RunLocks(state.job.id, {item: held[item] for item in items})
         try:
             due = state.first_due(items, self._now())
-        except BaseException:  # the user's own schedule: it must not stop the other jobs
-            log.exception("job %s does not run here for %.3g s: its schedule raised", state.job.id, SCHEDULE_PAUSE_S)
+        except BaseException:  # an error of a user's schedule must not stop the other jobs
+            log.exception(
+                "job %s is paused here for %.3g s because its schedule raised", state.job.id, SCHEDULE_PAUSE_S
+            )
             state.pause(self._now(), SCHEDULE_PAUSE_S)
             return False
         run = JobRun(next(self._numbers), items, self._setup(state, locks), due)
         with self._mutex:
-            # Asked with the mutex held: who closes, or disables, tells every run that is in _live.
+            # Checked with the mutex held: closing and disabling stop every run in _live.
             if self._closing.is_set() or not self._settings.is_enabled(state.job.id):
                 return False
             self._live[run.number] = run
         state.runs[run.number] = run
         try:
             run.start()
-        except Exception as error:  # the system gives no more threads
-            log.error("job %s: a run cannot start and is tried again in %.1f s: %s", run.job_id, _RETRY_S, error)  # noqa: TRY400
+        except Exception as error:  # no thread could be started
+            log.error("job %s: a run cannot start, retrying in %.1f s: %s", run.job_id, _RETRY_S, error)  # noqa: TRY400
             state.pause(self._now(), _RETRY_S)
             return False
         self._guard.look()
@@ -424,7 +428,7 @@ class JobWorker:
         return True
 
     def _runs(self) -> list[JobRun]:
-        """The live runs, those told to stop included."""
+        """Return the live runs, including stopping ones."""
         with self._mutex:
             return list(self._live.values())
 
@@ -432,7 +436,7 @@ class JobWorker:
         return Instant(self._clock.now(), time.time())
 
     def _at_risk(self) -> bool:
-        """True while locks are held that may run out before a run could stop."""
+        """Return True while locks are held that may expire before a run could stop."""
         return 0 < self.locks.remaining_s() <= self._margin_s()
 
     def _warn_of_stuck(self) -> float | None:
@@ -442,7 +446,7 @@ class JobWorker:
             if run.stopping_for_s >= timeout_s and run.number not in state.warned:
                 state.warned.add(run.number)
                 log.warning(
-                    "job %s: run %d has not stopped %.0f s after it was told to; it keeps its %d locks until it does",
+                    "job %s: run %d has not stopped %.0f s after it was asked to; it keeps its %d locks until then",
                     run.job_id,
                     run.number,
                     run.stopping_for_s,
