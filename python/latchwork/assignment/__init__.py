@@ -1,4 +1,4 @@
-"""Strategies that decide which worker runs which work item. No I/O at all."""
+"""Strategies that assign work items to workers. No I/O."""
 
 from latchwork._core import Assignment, Board, Delta, ItemSet, Moves, RendezvousHasher
 from latchwork.assignment.explain import Explanation, Reason, explain, explain_replicas

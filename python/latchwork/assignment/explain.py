@@ -1,6 +1,6 @@
-"""Why an item is where it is: the strategy's reason as a record, with the figures behind it, and as a sentence.
+"""Explains why a strategy places an item where it does: as a record with figures, and as a sentence.
 
-It explains what a strategy makes of a problem, nothing else: it does not look at what was planned before.
+It explains the strategy's answer to a problem, and does not consider earlier plans.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _RANKED = 3
 
 
 class Reason(StrEnum):
-    """Why an item is with its worker."""
+    """Why an item is assigned to its worker."""
 
     UNPLACEABLE = "unplaceable"
-    """No worker can run the job: the item is with nobody."""
+    """No worker can run the job, so the item is not assigned."""
     SCORE = "score"
     """The worker scores highest for the item."""
     SCORE_WITH_ROOM = "score-with-room"
-    """The worker scores highest of those that had room."""
+    """The worker has the highest score of the workers that were not full."""
     KEPT = "kept"
-    """The worker had the item, and its share has room for it."""
+    """The worker had the item, and its share is not too large."""
     NEW = "new"
-    """Nobody had the item; the worker had room."""
+    """The item had no worker, and this one was not full."""
     OWNER_GONE = "owner-gone"
-    """The worker that had it is gone or cannot run the job any more; this one had room."""
+    """The previous worker was removed or cannot run the job anymore, and this one was not full."""
     OVER_SHARE = "over-share"
-    """The worker that had it had more than its share; this one had less."""
+    """The previous worker had more than its share, and this one had less."""
     DEFERRED = "deferred"
     """It should move, but the budget holds it back."""
     CUSTOM = "custom"
@@ -48,14 +48,14 @@ class Explanation:
     """Why an item is where it is.
 
     Args:
-        job: the item's job.
-        item: the item.
-        worker: who has it; None if nobody can run it.
-        previous: who had it; None if nobody.
-        strategy: the name of the strategy.
-        reason: the reason in one word.
-        facts: the figures behind it, by name: which there are depends on the reason.
-        text: all of it as a sentence or two.
+        job: The item's job.
+        item: The item.
+        worker: Its worker; None if no worker can run it.
+        previous: Its previous worker; None if there was none.
+        strategy: Name of the strategy.
+        reason: The reason in one word.
+        facts: Figures behind the reason, by name; they depend on the reason.
+        text: All of it in one or two sentences.
     """
 
     job: str
@@ -69,19 +69,19 @@ class Explanation:
 
 
 def explain(strategy: Strategy, problem: Problem, job: str, item: str) -> Explanation:
-    """Say why a strategy places an item where it does.
+    """Explain why a strategy places an item where it does.
 
     It places the whole problem, so it takes as long as that.
 
     Args:
-        strategy: one of the four, perhaps `Budgeted`, or a custom one.
-        problem: with the previous owners as they were when the item was placed.
-        job: the item's job.
-        item: the item.
+        strategy: One of the four strategies, possibly `Budgeted`, or a custom one.
+        problem: The problem, with the previous owners at the time when the item was placed.
+        job: The item's job.
+        item: The item.
     Returns:
-        The explanation; of a custom strategy just where the item is.
+        The explanation; for a custom strategy only the item's worker.
     Raises:
-        ValueError: the problem has no such job or item.
+        ValueError: The problem has no such job or item.
     """
     found = next((each for each in problem.jobs if each.job == job), None)
     if found is None:
@@ -96,10 +96,10 @@ def explain(strategy: Strategy, problem: Problem, job: str, item: str) -> Explan
 
 
 def explain_replicas(problem: ReplicaProblem, item: str) -> tuple[Explanation, ...]:
-    """Say why the replicas of an item are where they are: one explanation each, in the name order of their workers.
+    """Explain why the replicas of an item are where they are. Returns one explanation per worker, sorted by worker.
 
     Raises:
-        ValueError: the problem has no such item.
+        ValueError: The problem has no such item.
     """
     if item not in problem.items:
         raise ValueError(f"job {problem.job!r} has no work item {item!r}; name one of its items")
@@ -112,7 +112,7 @@ def explain_replicas(problem: ReplicaProblem, item: str) -> tuple[Explanation, .
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One item that has a worker."""
+    """An item that has a worker."""
 
     strategy: Strategy
     problem: Problem

@@ -1,7 +1,8 @@
-"""Problems and plans: frozen records, what moves between two plans, and whether a plan is allowed.
+"""Problems and plans: immutable records, the moves between two plans, and the validity of a plan.
 
-A `Problem` is jobs with their items, the workers able to run each, and who had the items before. A `Plan` is who gets
-them now, and how that differs. Nothing here decides anything; plans are made from owners, for strategies of any origin.
+A `Problem` contains jobs with their items, the workers that can run each job, and the previous owners. A `Plan`
+contains the new owners and the differences. This module makes no decisions. `plan_from_owners` builds plans for any
+strategy.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ Mode = Literal["fast", "compat"]
 
 @dataclass(frozen=True, slots=True)
 class JobProblem:
-    """One job to place. The mappings are not copied: leave them alone afterwards.
+    """A job to place. The mappings are not copied: do not change them afterwards.
 
     Args:
-        job: the job's id.
-        items: its work items, unique, in any order.
-        workers: the workers able to run it, with their weights: finite, greater than 0, on one scale for all jobs of a
-            problem. May be empty: then nobody can run the job.
-        previous: item to the worker that had it; may name items and workers that are gone.
-        labels: worker to what it says about itself, name to value; a worker that says nothing may be absent. For
-            strategies of one's own: the four that come with latchwork do not look at it.
+        job: ID of the job.
+        items: Its work items, unique, in any order.
+        workers: Workers that can run it, with their weights: finite, greater than 0, on one scale for all jobs of a
+            problem. If empty, no worker can run the job.
+        previous: Previous worker of each item; may contain removed items and workers.
+        labels: Labels of each worker by name; workers without labels may be absent. For custom strategies: the four
+            built-in ones ignore them.
     Raises:
-        ValueError: an item given twice, or a bad weight.
-        TypeError: an id that is no str, or a weight that is no number.
+        ValueError: An item occurs twice, or a weight is invalid.
+        TypeError: An ID is not a str, or a weight is not a number.
     """
 
     job: str
@@ -60,14 +61,14 @@ class JobProblem:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """All jobs that share the workers, in any order, each id once; may be empty.
+    """All jobs that share the workers, in any order, each ID once; may be empty.
 
     Args:
-        jobs: what is to be placed.
-        placed: job to item to worker: other jobs, placed already in the same round by their own strategies. For
-            strategies that care how loaded the workers are; the four that come with latchwork do not look at it.
+        jobs: Jobs to place.
+        placed: Workers by job and item of other jobs that were already placed in the same round by their own
+            strategies. For strategies that consider the load of the workers; the four built-in ones ignore it.
     Raises:
-        ValueError: a job given twice, or to be placed and placed already.
+        ValueError: A job occurs twice, or is both to be placed and already placed.
     """
 
     jobs: tuple[JobProblem, ...]
@@ -82,15 +83,16 @@ class Problem:
             raise ValueError(f"job {both[0]!r} is to be placed, and placed already; give it once")
 
     def loads(self) -> dict[str, int]:
-        """Count the items that each worker has of the jobs placed already; workers without any are absent."""
+        """Count each worker's items of the jobs that were already placed. Workers without items are absent."""
         return dict(Counter(worker for owners in self.placed.values() for worker in owners.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One difference from the previous owners.
+    """A difference from the previous owners.
 
-    `source` is None for an item nobody had; `target` is None for an item that is gone, or that nobody can run any more.
+    `source` is None for an item without a previous worker. `target` is None for an item that was removed or that no
+    worker can run anymore.
     """
 
     job: str
@@ -104,11 +106,11 @@ class Plan:
     """The owners of all items.
 
     Args:
-        owners: job to item to worker, jobs and items in name order, every job of the problem; items that nobody can run
-            are absent.
-        moves: the difference from `previous`, sorted by job, then item.
-        unplaced: job to the items that nobody can run, in name order; only jobs that have such.
-        deferred: moves that the strategy wants too, but a budget holds back, sorted like `moves`.
+        owners: Workers by job and item, sorted by name, for every job of the problem. Items that no worker can run are
+            absent.
+        moves: Differences from `previous`, sorted by job, then item.
+        unplaced: Sorted items that no worker can run, by job; only jobs with such items.
+        deferred: Moves that a budget postpones, sorted like `moves`.
     """
 
     owners: Mapping[str, Mapping[str, str]]
@@ -117,10 +119,10 @@ class Plan:
     deferred: tuple[Move, ...] = ()
 
     def by_worker(self, job: str) -> dict[str, list[str]]:
-        """Return the items of a job by worker: workers with at least one item, workers and items in name order.
+        """Return the items of a job by worker, both sorted by name; only workers with at least one item.
 
         Raises:
-            KeyError: the problem had no such job.
+            KeyError: The problem has no such job.
         """
         shares: dict[str, list[str]] = {}
         for item, worker in sorted(self.owners[job].items()):
@@ -129,10 +131,10 @@ class Plan:
 
 
 class Strategy(Protocol):
-    """A way to place items; pure, deterministic and independent of the order of its input.
+    """A method to place items. It is pure, deterministic and independent of the order of its input.
 
-    A custom one needs to find only the owners: `plan_from_owners` adds the moves, and `check_plan` tells whether every
-    item that can be run has an owner that can run it.
+    A custom strategy only needs to find the owners: `plan_from_owners` adds the moves, and `check_plan` checks that
+    every item that can be run has an owner that can run it.
     """
 
     @property
@@ -141,20 +143,20 @@ class Strategy(Protocol):
         ...
 
     def assign(self, problem: Problem) -> Plan:
-        """Place every item that some worker can run on a worker that can run it."""
+        """Assign every item that some worker can run to a worker that can run it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The properties of a strategy that a planner may rely on. The defaults hold for every strategy.
+    """Properties of a strategy that a planner may rely on. The defaults hold for every strategy.
 
     Args:
-        by_job: it places each job by itself, whoever had its items.
-        looks_at_placed: its plan may depend on `Problem.placed`.
-        board: the name of the `Board` that places as it does; None for none.
-        max_moves: the budget of that board; None for none.
-        hashing: the mode of the `RendezvousHasher` that gives each item of a job the owner that it does; None for none.
+        by_job: It places each job on its own, regardless of previous owners.
+        looks_at_placed: Its plan may depend on `Problem.placed`.
+        board: Name of the `Board` that gives the same result; None for none.
+        max_moves: Budget of that board; None for none.
+        hashing: Mode of the `RendezvousHasher` that gives the same owners; None for none.
     """
 
     by_job: bool = False
@@ -168,13 +170,20 @@ _NOTHING = Traits()
 
 
 def traits_of(strategy: Strategy) -> Traits:
-    """The `traits` of a strategy whose own class has them. A subclass inherits none: it may place otherwise."""
+    """Return the `traits` defined by a strategy's own class.
+
+    Subclasses do not inherit them, because they may place otherwise.
+    """
     found = getattr(strategy, "traits", _NOTHING) if "traits" in vars(type(strategy)) else _NOTHING
     return found if isinstance(found, Traits) else _NOTHING
 
 
 def check_ids(what: str, ids: Iterable[object]) -> None:
-    """``TypeError`` for ids that are no str: a number and its text would be one id to some, and two to others."""
+    """Check that all IDs are of type str, because a number and its text would be equal for some code only.
+
+    Raises:
+        TypeError: An ID is not a str.
+    """
     if isinstance(ids, str):
         raise TypeError(f"one str was given where several ids are wanted, {short(ids)} as {what}; give a tuple")
     for each in ids if not set(map(type, ids)) <= {str} else ():
@@ -183,7 +192,12 @@ def check_ids(what: str, ids: Iterable[object]) -> None:
 
 
 def check_count(what: str, count: object, least: int) -> None:
-    """``TypeError`` for a count that is no whole number, ``ValueError`` for one that is too small."""
+    """Check that a count is a whole number of at least ``least``.
+
+    Raises:
+        TypeError: It is not a whole number.
+        ValueError: It is too small.
+    """
     if isinstance(count, bool) or not isinstance(count, Integral):
         raise TypeError(f"{what} is {short(count)}; give a whole number of at least {least}")
     if int(count) < least:
@@ -203,20 +217,20 @@ def _bad_weight(job: str, worker: str, weight: object) -> str:
 
 
 def _repeated(values: Iterable[str]) -> str:
-    """Return the first value that is there more than once."""
+    """Return the first value that occurs more than once."""
     return next(value for value, count in Counter(values).items() if count > 1)
 
 
 def plan_from_owners(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> Plan:
-    """Make a plan of owners: put them in name order, and find what differs from the previous ones.
+    """Build a plan from owners: sort them by name, and find the differences from the previous ones.
 
-    It does not check them: `check_plan` does.
+    It does not check them; see `check_plan`.
 
     Args:
-        problem: what was asked.
-        owners: job to item to worker, in any order; a job without owners may be absent.
+        problem: The problem.
+        owners: Workers by job and item, in any order; a job without owners may be absent.
     Returns:
-        The plan, complete with moves and with the items that got no owner.
+        The plan, including moves and items without an owner.
     """
     ordered = {job: _in_name_order(owners.get(job, {})) for job in sorted(_ids(problem) | owners.keys())}
     moves = _all_moves(problem, ordered)
@@ -226,11 +240,11 @@ def plan_from_owners(problem: Problem, owners: Mapping[str, Mapping[str, str]]) 
 
 
 def check_plan(problem: Problem, plan: Plan) -> None:
-    """Check that a plan answers a problem. Balance is not checked: it is the strategy's own matter.
+    """Check that a plan is a valid answer to a problem. Its balance is not checked, because that is up to the strategy.
 
     Raises:
-        ValueError: the plan names a job or an item that the problem has not, gives an item to a worker that cannot run
-            its job, leaves an item without owner that some worker can run, or its moves are not the difference.
+        ValueError: The plan contains a job or an item that the problem does not have, assigns an item to a worker that
+            cannot run its job, leaves an item without an owner although a worker can run it, or has wrong moves.
     """
     unknown = sorted(plan.owners.keys() - _ids(problem))
     if unknown:
@@ -246,7 +260,7 @@ def _ids(problem: Problem) -> set[str]:
 
 
 def _in_name_order(owners: Mapping[str, str]) -> dict[str, str]:
-    """A copy. Names alone are put in order, which costs little where they are: pairs of a million take a second."""
+    """Return a copy sorted by name. Only names are sorted, which is fast if they are sorted already."""
     names = list(owners)
     ordered = sorted(names)
     return dict(owners) if names == ordered else {name: owners[name] for name in ordered}
@@ -258,7 +272,7 @@ def _all_moves(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> tup
 
 
 def _moves(job: JobProblem, owners: Mapping[str, str]) -> list[Move]:
-    """In item order. Owners mostly are in that order, which sorting then only confirms."""
+    """Return the moves in item order. Owners are mostly in that order, which sorting then only confirms."""
     name, source = job.job, job.previous.get
     if not job.previous:
         moves = [Move(name, item, None, target) for item, target in owners.items()]

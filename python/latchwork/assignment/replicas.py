@@ -1,9 +1,9 @@
-"""Replicas over zones: several workers per item, no two in one rack if that can be.
+"""Placement of replicas over zones: several workers per item, preferably no two in one rack.
 
-In this order, each exactly: every item gets as many different workers as it asks for, or all there are; its replicas
-are spread over the zones within one of each other, except that a zone with fewer workers than that has it on all of
-them; the sum of squared worker loads is least, each counting inversely to the worker's weight; the fewest replicas are
-new.
+The goals, in this order, each exactly: every item gets as many different workers as it requests, or all of them. Its
+replicas are spread over the zones with a difference of at most one, except that a zone with too few workers has a
+replica on all of them. The sum of squared worker loads is minimal, each weighted inversely to the worker's weight. The
+number of new replicas is minimal.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _MOST = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class ReplicaProblem:
-    """One job whose items run on several workers each. The mappings are not copied: leave them alone afterwards.
+    """A job whose items run on several workers each. The mappings are not copied: do not change them afterwards.
 
     Args:
-        job: the job's id.
-        items: its work items, unique, in any order.
-        replicas: how many workers each item asks for, at least 1.
-        workers: the workers able to run it, with their weights: finite, greater than 0. May be empty.
-        zones: the zone (rack, host, data centre) of each worker; empty if every worker is a zone of its own. May name
-            other workers too.
-        previous: item to the workers that had it; may name items and workers that are gone.
+        job: ID of the job.
+        items: Its work items, unique, in any order.
+        replicas: Requested number of workers per item, at least 1.
+        workers: Workers that can run it, with their weights: finite, greater than 0. May be empty.
+        zones: Zone (rack, host, datacenter) of each worker; if empty, every worker is its own zone. May contain other
+            workers too.
+        previous: Previous workers of each item; may contain removed items and workers.
     Raises:
-        ValueError: an item given twice, a bad weight, fewer than one replica or far too many, or a worker without a
-            zone where others have one.
-        TypeError: an id that is no str, or a number that is none.
+        ValueError: An item occurs twice, a weight is invalid, the number of replicas is less than one or far too large,
+            or a worker has no zone although others do.
+        TypeError: An ID is not a str, or a number is not a number.
     """
 
     job: str
@@ -53,19 +53,19 @@ class ReplicaProblem:
             raise ValueError(f"job {self.job!r}: worker {lost[0]!r} has no zone; give every worker one, or none at all")
 
     def zone_of(self, worker: str) -> str:
-        """Return a worker's zone: itself if there are no zones."""
+        """Return a worker's zone: the worker itself if there are no zones."""
         return self.zones[worker] if self.zones else worker
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """The workers that run the replicas of each item.
+    """The workers of each item's replicas.
 
     Args:
-        owners: item to workers, both in name order; every item of the problem.
-        moves: replicas that are new, gone or with another worker than before, sorted by item, then by the names of
-            their workers. A replica that is new has source None, one that is gone target None.
-        missing: how many replicas every item lacks for want of workers.
+        owners: Workers of each item, both sorted by name, for every item of the problem.
+        moves: Replicas that are new, removed or on another worker than before, sorted by item, then by worker. A new
+            replica has the source None, a removed one the target None.
+        missing: Number of replicas that every item lacks because there are too few workers.
     """
 
     owners: Mapping[str, tuple[str, ...]]
@@ -76,12 +76,12 @@ class ReplicaPlan:
 def place_replicas(problem: ReplicaProblem) -> ReplicaPlan:
     """Place the replicas of a job's items. Pure, deterministic, independent of the order of its input.
 
-    It takes memory for each pair of an item and a worker, about 100 bytes: up to some ten million pairs.
+    It takes about 100 bytes of memory for each pair of an item and a worker, which allows some ten million pairs.
 
     Args:
-        problem: items, workers, zones, and who had the items.
+        problem: Items, workers, zones and previous owners.
     Returns:
-        The plan; of several equally good ones always the same, but perhaps not in another version.
+        The plan. Of several equally good plans it is always the same one, except in other versions.
     Source:
         docs/design/assignment.md.
     """

@@ -6,16 +6,15 @@
     EvenlySpread        per job within 1 of the quota              kept: the fewest moves
     Balanced            the same, then least sum of squared loads  kept: the fewest moves of those
 
-A worker's quota is items * weight / sum of weights. All four are pure and thread-safe, and their results do not depend
-on the order of jobs, items or workers.
+A worker's quota is items * weight / sum of weights. All four strategies are pure and thread-safe, and their results do
+not depend on the order of jobs, items or workers.
 
-A movement budget makes a few moves of a strategy's plan at a time. A move costs only if the item leaves a worker that
-could keep it, and may be at work on it. Items that are new, or whose worker is gone, are always placed.
+A budget limits the moves of a strategy's plan that are made at once. A move counts only if the item leaves a worker
+that could keep it and may be working on it. New items, and items of removed workers, are always placed.
 
-The best n moves are those of the strategy's plan after which the least is left to do: the sum, over all jobs and
-workers, of the squares of the items that a worker has still to give and of those it has still to get is least; of such
-choices, the one after which the squares of what each worker has to give and to get over all jobs together are least.
-Both exactly.
+The best n moves minimize the remaining work: the sum, over all jobs and workers, of the squares of the items that a
+worker still has to give and of those that it still has to get. Ties are broken by the squares of what each worker has
+to give and to get over all jobs together. Both are exact.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ MODES: tuple[Mode, ...] = ("fast", "compat")
 
 
 class Budgeted:
-    """A strategy that moves at most so many items per plan.
+    """A strategy that moves at most a given number of items per plan.
 
-    Plans that are followed one after the other come to where one plan without a budget would be, provided that the
-    strategy moves no more than it must, as `EvenlySpread` and `Balanced` do.
+    Repeated plans reach the result of one plan without a budget, provided that the strategy makes no unnecessary moves,
+    like `EvenlySpread` and `Balanced`.
 
     Args:
-        strategy: decides where the items shall be in the end.
-        max_moves: how many items at most leave a worker that could keep them.
+        strategy: Decides where the items are in the end.
+        max_moves: Maximum number of items that leave a worker that could keep them.
     Raises:
         ValueError: max_moves is negative.
-        TypeError: max_moves is no whole number, or strategy is none.
+        TypeError: max_moves is not a whole number, or strategy is not a strategy.
     """
 
     def __init__(self, strategy: Strategy, max_moves: int) -> None:
@@ -62,12 +61,15 @@ class Budgeted:
 
     @property
     def name(self) -> str:
-        """The name of the strategy below."""
+        """The name of the underlying strategy."""
         return self.strategy.name
 
     @property
     def traits(self) -> Traits:
-        """A board of the strategy below can hold back the same moves; a board of another budget cannot."""
+        """The traits of the underlying strategy.
+
+        Its board can postpone the same moves, unless it has a budget already.
+        """
         below = traits_of(self.strategy)
         board = below.board if below.max_moves is None else None
         return Traits(looks_at_placed=below.looks_at_placed, board=board, max_moves=self.max_moves)
@@ -76,20 +78,20 @@ class Budgeted:
         return f"Budgeted({self.strategy!r}, {self.max_moves})"
 
     def assign(self, problem: Problem) -> Plan:
-        """Place the items as the strategy does, and hold back what is beyond the budget."""
+        """Place the items like the strategy, and postpone the moves beyond the budget."""
         return limit_moves(problem, self.strategy.assign(problem), self.max_moves)
 
 
 def limit_moves(problem: Problem, plan: Plan, max_moves: int) -> Plan:
-    """Make at most so many moves of a plan, the best ones.
+    """Limit the moves of a plan to the best ones.
 
     Args:
-        problem: what the plan answers.
-        plan: from any strategy; not checked.
-        max_moves: how many items at most leave a worker that could keep them; at least 0.
+        problem: The problem that the plan answers.
+        plan: A plan of any strategy; not checked.
+        max_moves: Maximum number of items that leave a worker that could keep them; at least 0.
     Returns:
-        The plan, if it has no more such moves. Else one with the best of them and all others in `deferred`: it is total
-        and allowed, but not as even as the strategy wants.
+        The plan, if it has no more such moves. Otherwise a plan with the best ones and all others in `deferred`: it is
+        complete and valid, but less even than the strategy's.
     """
     check_count("max_moves", max_moves, 0)
     able = {job.job: job.workers for job in problem.jobs}
@@ -106,7 +108,7 @@ def limit_moves(problem: Problem, plan: Plan, max_moves: int) -> Plan:
 
 
 def _numbered(moves: list[Move]) -> list[tuple[int, int, int]]:
-    """Jobs and workers by number, in name order, so that the choice does not depend on the order of the input."""
+    """Number jobs and workers in name order, so that the choice does not depend on the order of the input."""
     jobs = {job: n for n, job in enumerate(sorted({move.job for move in moves}))}
     names = {move.source or "" for move in moves} | {move.target or "" for move in moves}
     workers = {worker: n for n, worker in enumerate(sorted(names))}
@@ -114,7 +116,7 @@ def _numbered(moves: list[Move]) -> list[tuple[int, int, int]]:
 
 
 class _Placing:
-    """The base of the four: Rust places the items, by the name of the strategy."""
+    """Base class of the four strategies: Rust places the items, given the name of the strategy."""
 
     name: str
     _mode: Mode = "fast"
@@ -123,14 +125,14 @@ class _Placing:
         return f"{type(self).__name__}()"
 
     def assign(self, problem: Problem) -> Plan:
-        """Place every item that some worker can run, as the class says."""
+        """Place every item that some worker can run, as described in the class."""
         jobs = [(job.job, job.items, dict(job.workers), dict(job.previous)) for job in problem.jobs]
         placed = _core.place(self.name, jobs, self._mode)
         return plan_from_owners(problem, {job.job: owners for job, owners in zip(problem.jobs, placed, strict=True)})
 
 
 class _Hashing(_Placing):
-    """The base of the two that place items by hashed scores."""
+    """Base class of the two strategies that place items by hash scores."""
 
     def __init__(self, mode: Mode = "fast") -> None:
         if mode not in MODES:
@@ -142,35 +144,35 @@ class _Hashing(_Placing):
 
 
 class Rendezvous(_Hashing):
-    """Every item to the worker that scores highest for the key `job:item`.
+    """Assigns every item to the worker with the highest score for the key `job:item`.
 
-    Loads are even only statistically. A worker that joins takes only what it wins, one that leaves gives up only what
-    it had. O(items * workers).
+    Loads are balanced only statistically. A new worker takes only the items that it wins, and a removed one gives up
+    only its own. O(items * workers).
 
     Args:
         mode: "fast", or "compat" for the scores of `mmh3.hash64`; see `RendezvousHasher`.
     Raises:
-        ValueError: unknown mode.
+        ValueError: The mode is unknown.
     """
 
     name = "rendezvous"
 
     @property
     def traits(self) -> Traits:
-        """A `RendezvousHasher` of the same mode has the same owners."""
+        """The traits: a `RendezvousHasher` of the same mode has the same owners."""
         return Traits(by_job=True, looks_at_placed=False, hashing=self.mode)
 
 
 class EvenlyRendezvous(_Hashing):
-    """Items in name order take the highest-scoring worker that is not full.
+    """Assigns items in name order to the worker with the highest score that is not full.
 
-    Even per job, and computable without the previous owners; but one worker more or less moves more items than it must.
-    O(items * workers).
+    Balanced per job, and computable without the previous owners, but a change of the workers moves more items than
+    necessary. O(items * workers).
 
     Args:
         mode: "fast" or "compat"; see `RendezvousHasher`.
     Raises:
-        ValueError: unknown mode.
+        ValueError: The mode is unknown.
     """
 
     name = "evenly-rendezvous"
@@ -178,9 +180,9 @@ class EvenlyRendezvous(_Hashing):
 
 
 class EvenlySpread(_Placing):
-    """Even per job, with the fewest moves that allows. O(items + jobs * workers).
+    """Balanced per job with the fewest possible moves. O(items + jobs * workers).
 
-    Workers are even in each job; over several jobs one worker may have more than another: `Balanced` mends that.
+    Workers are balanced in each job. Over several jobs one worker may have more than another, which `Balanced` avoids.
     """
 
     name = "evenly-spread"
@@ -188,9 +190,9 @@ class EvenlySpread(_Placing):
 
 
 class Balanced(_Placing):
-    """Even per job, then the least sum of squared worker loads over all jobs, then the fewest moves: exactly.
+    """Balanced per job, then the least sum of squared worker loads over all jobs, then the fewest moves: exactly.
 
-    With weights, a worker's squared load counts inversely to its weight, which is the largest it has in any job.
+    With weights, a worker's squared load counts inversely to its greatest weight in any job.
 
     Source:
         docs/design/assignment.md.
@@ -211,7 +213,7 @@ def strategy_by_name(name: str) -> Strategy:
     Args:
         name: "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
     Raises:
-        ValueError: no such strategy; the message lists the known ones.
+        ValueError: There is no such strategy; the message lists the known ones.
     """
     try:
         return _BY_NAME[name]()
@@ -221,7 +223,7 @@ def strategy_by_name(name: str) -> Strategy:
 
 
 def describe_strategy(strategy: Strategy) -> str:
-    """A strategy in one word, from which `described_strategy` makes it again: `rendezvous:compat`, `custom:mine`."""
+    """Describe a strategy in one word that `described_strategy` can parse: `rendezvous:compat`, `custom:mine`."""
     kind = _BY_NAME.get(strategy.name)
     if kind is None or type(strategy) is not kind:
         return f"custom:{strategy.name}"
@@ -230,7 +232,7 @@ def describe_strategy(strategy: Strategy) -> str:
 
 
 def described_strategy(word: str) -> Strategy | None:
-    """The strategy that a word describes; None when it is a custom one, or none that this version knows."""
+    """Return the strategy that a word describes; None for a custom strategy or one that this version does not know."""
     name, _, mode = word.partition(":")
     kind = _BY_NAME.get(name)
     if kind in {Rendezvous, EvenlyRendezvous} and mode in MODES:

@@ -88,8 +88,11 @@ def answer(node: JobManager, path: str, unready_after: int | None = None) -> tup
     if path in {"/healthz", "/readyz"}:
         body = _health(node)
         if path == "/readyz" and unready_after is not None:
-            failing = [f"job {job} fails, {each.consecutive_failures} runs in a row: {each.last_error}"
-                       for job, each in node.stats().jobs.items() if each.consecutive_failures >= unready_after]  # fmt: skip
+            failing = [
+                f"job {job} fails, {each.consecutive_failures} runs in a row: {each.last_error}"
+                for job, each in node.stats().jobs.items()
+                if each.consecutive_failures >= unready_after
+            ]
             body = {**body, "ok": body["ok"] and not failing, "reasons": [*body["reasons"], *failing]}
         status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "application/json", json.dumps(body).encode()

@@ -1,6 +1,6 @@
-"""Drawings of graphs without cycles: laid out in layers, as SVG, and as text for Mermaid and Graphviz.
+"""Drawings of acyclic graphs: a layered layout, SVG, and text for Mermaid and Graphviz.
 
-Pure: it knows nothing of a store, and the same graph gives the same drawing. It keeps to itself how a layout is found.
+Pure: it does not know about stores, and the same graph gives the same drawing.
 """
 
 from latchwork.drawing.formats import to_dot, to_mermaid, to_svg

@@ -1,9 +1,8 @@
-"""A graph as SVG, and as text for Mermaid and Graphviz, which lay it out themselves.
+"""Graphs as SVG, and as text for Mermaid and Graphviz, which compute their own layout.
 
-The SVG is one document that stands alone, or inside a page, in light and in dark. Colours are CSS variables of the
-classes ``kind-...``, so that a page may set its own. Text from outside is escaped; there are no scripts and no
-references to anything outside. In texts nodes get names of ours (``n0``, ``n1``): what stands in a label can neither
-end it nor be taken for their syntax.
+The SVG is a complete document that also works inside a page, in light and dark mode. Colors are CSS variables of the
+classes ``kind-...``, so that a page may set them. External text is escaped; there are no scripts and no external
+references. In text formats, nodes get generated names (``n0``, ``n1``), so that labels cannot break the syntax.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _MERMAID = str.maketrans(
 
 
 def to_svg(graph: Graph, layout: Layout | None = None) -> str:
-    """The drawing as one ``<svg>`` element.
+    """Draw a graph as one ``<svg>`` element.
 
     Args:
-        graph: what is drawn.
-        layout: of this graph; None finds one.
+        graph: Graph to draw.
+        layout: Layout of this graph; None computes one.
     """
     layout = layout if layout is not None else lay_out(graph)
     name = f"g{crc32(repr((graph.title, graph.order)).encode('utf-8', 'replace')):08x}"  # ids are the page's: one each
@@ -99,13 +98,13 @@ def _variables(kind: str, colours: tuple[str, ...]) -> str:
 
 
 def _text(text: str) -> str:
-    """Escaped, and without what XML cannot have."""
+    """Escape text, and remove characters that XML does not allow."""
     kept = (each if each.isprintable() or each in "\n\t" else "�" for each in text)
     return escape("".join(kept).encode("utf-8", "replace").decode(), quote=True)
 
 
 def to_mermaid(graph: Graph) -> str:
-    """A Mermaid flowchart: for a fenced code block of Markdown."""
+    """Return a Mermaid flowchart, for a fenced code block in Markdown."""
     names = _names(graph)
     lines = ["flowchart TD"]
     lines += [f'    {names[node.id]}["{_plain(node.text).translate(_MERMAID)}"]' for node in graph.nodes]
@@ -119,7 +118,7 @@ def to_mermaid(graph: Graph) -> str:
 
 
 def to_dot(graph: Graph) -> str:
-    """A digraph for Graphviz: ``dot -Tsvg``."""
+    """Return a digraph for Graphviz: ``dot -Tsvg``."""
     names = _names(graph)
     lines = [f"digraph {_quoted(graph.title)} {{", '    node [shape=box, style="rounded,filled", fontname=monospace];']
     for node in graph.nodes:
@@ -141,7 +140,7 @@ def _kinds(graph: Graph) -> list[str]:
 
 
 def _class(kind: str) -> str:
-    """`end` and the like are words of Mermaid."""
+    """Return a class name that is not a keyword of Mermaid, such as `end`."""
     return f"kind_{kind.replace('-', '_')}"
 
 

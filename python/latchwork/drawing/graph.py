@@ -1,4 +1,4 @@
-"""What is drawn: nodes with a label and a kind, and edges between them, without cycles."""
+"""Acyclic graphs to draw: nodes with a label and a kind, and edges between them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Node:
     """A node.
 
     Attributes:
-        id: unique in its graph.
-        label: what stands in its box; the id if empty. Any text.
-        kind: its CSS class, ``kind-...``, and the class in Mermaid: lower-case letters, digits and ``-``.
-        title: what is shown when one points at it, and read to those who do not see it; the label if empty.
+        id: Unique ID in its graph.
+        label: Text in its box; the ID if empty.
+        kind: CSS class (``kind-...``) and Mermaid class: lower-case letters, digits and ``-``.
+        title: Tooltip and text for screen readers; the label if empty.
     """
 
     id: str
@@ -34,7 +34,7 @@ class Node:
 
     @property
     def text(self) -> str:
-        """What stands in its box."""
+        """The text in its box."""
         return self.label or self.id
 
 
@@ -49,15 +49,15 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes and edges; their order is that of a drawing where nothing else decides.
+    """Nodes and edges. Their order determines the drawing where nothing else does.
 
     Attributes:
-        nodes: any number, also none.
-        edges: between two of the nodes; an edge that comes twice is drawn once.
-        title: of the whole drawing.
+        nodes: Any number of nodes.
+        edges: Edges between two of the nodes; a repeated edge is drawn once.
+        title: Title of the drawing.
     Raises:
-        CyclicGraph: edges go in a circle.
-        ValueError: an id comes twice, an edge ends at no node, or a kind cannot be a CSS class.
+        CyclicGraph: The edges contain a cycle.
+        ValueError: An ID occurs twice, an edge ends at an unknown node, or a kind is not a valid CSS class.
     """
 
     nodes: tuple[Node, ...]
@@ -87,7 +87,7 @@ class Graph:
                 raise ValueError(f"{kind!r} is no kind: use lower-case letters, digits and -, beginning with a letter")
 
     def _sorted(self) -> tuple[str, ...]:
-        """Ids so that each comes after those it depends on, otherwise in the order of the nodes."""
+        """Return the IDs so that each comes after its dependencies, otherwise in the order of the nodes."""
         sorter: TopologicalSorter[str] = TopologicalSorter({node.id: () for node in self.nodes})
         for edge in self.edges:
             sorter.add(edge.target, edge.source)

@@ -1,13 +1,13 @@
-"""Where everything is: boxes of nodes, and lines of edges, in pixels from the top left.
+"""The layout of a graph: boxes of nodes and lines of edges, in pixels from the top left.
 
-Layers: a node is below all it depends on, and as near to what depends on it as that allows. An edge over several layers
-bends in each of them; edges of one source share their bends, so that a source costs one bend in a layer however many
-targets it has. Past a bound edges are drawn straight: a picture of that many crossing lines says nothing anyway.
+Layers: a node is below all of its dependencies, and as near to its successors as that allows. An edge over several
+layers bends in each of them. Edges of one source share their bends, so that a source costs one bend per layer, however
+many targets it has. Beyond a limit edges are drawn straight, because so many crossing lines are unreadable anyway.
 
-Order: places go to the mean of their neighbours, row after row, down and up; the best of these pictures is kept, by its
-crossings. Position: each row is moved as near to its neighbours as its order and the least distances allow, which is a
-regression with a known exact answer (pool adjacent violators). Ties keep the order of the graph, so that a picture of
-a graph that grows at its end changes little.
+Order: places move to the mean of their neighbors, row by row, down and up, and the arrangement with the fewest
+crossings is kept. Position: each row is moved as near to its neighbors as its order and the least distances allow,
+which is a regression with a known exact solution (pool adjacent violators). Ties keep the order of the graph, so that a
+graph that grows at its end changes its drawing little.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Layered:
     """A graph in layers.
 
     Attributes:
-        rows: what is in each layer, nodes and bends, from the top.
-        above: of each place those in the row before that it hangs on.
-        below: the same the other way round.
-        routes: of each edge the bends it goes through, from its source.
+        rows: Nodes and bends of each layer, from the top.
+        above: For each place, the connected places in the row above.
+        below: For each place, the connected places in the row below.
+        routes: For each edge, its bends from the source on.
     """
 
     rows: list[list[Place]]
@@ -59,7 +59,7 @@ class Layered:
 
 
 def layered(graph: Graph) -> Layered:
-    """Nodes in rows, with bends. Linear in nodes, edges and bends."""
+    """Arrange the nodes in rows and add bends. Linear in nodes, edges and bends."""
     depth = depths(graph)
     found = Layered([[] for _ in range(max(depth.values(), default=-1) + 1)])
     for node in graph.nodes:
@@ -91,7 +91,7 @@ def _link(found: Layered, chain: Sequence[Place], new: Sequence[Place]) -> None:
 
 
 def depths(graph: Graph) -> dict[str, int]:
-    """The layer of each node, 0 at the top."""
+    """Return the layer of each node, 0 at the top."""
     depth = dict.fromkeys(graph.order, 0)
     below: dict[str, list[str]] = {each: [] for each in graph.order}
     above: dict[str, list[str]] = {each: [] for each in graph.order}
@@ -141,12 +141,12 @@ def _sort_row(found: Layered, row: int, *, downwards: bool) -> None:
 
 
 def crossings(found: Layered) -> int:
-    """How many pairs of lines cross."""
+    """Return the number of pairs of lines that cross."""
     return sum(_crossings(found, row) for row in range(1, len(found.rows)))
 
 
 def _crossings(found: Layered, row: int) -> int:
-    """Pairs in a wrong order: counted in a binary indexed tree."""
+    """Count the pairs in a wrong order with a binary indexed tree."""
     at = {place: index for index, place in enumerate(found.rows[row - 1])}
     ends = [sorted(at[each] for each in found.above[place] if each in at) for place in found.rows[row]]
     tree = [0] * (len(at) + 1)
@@ -175,7 +175,7 @@ def _add(tree: list[int], index: int) -> None:
 
 
 def centres(found: Layered, width_of: Callable[[Place], float], gap: float) -> dict[Place, float]:
-    """Where the middle of each place is, from left to right; the leftmost box begins at 0."""
+    """Return the horizontal center of each place; the leftmost box begins at 0."""
     x: dict[Place, float] = {}
     for row in found.rows:
         left = 0.0
@@ -200,7 +200,7 @@ def _place_row(
     width_of: Callable[[Place], float],
     gap: float,
 ) -> None:
-    """As near to the means of their neighbours as order and distances allow, in the sense of least squares."""
+    """Place a row as near to the means of its neighbors as order and distances allow, by least squares."""
     offsets = [0.0]
     for left, right in pairwise(row):
         offsets.append(offsets[-1] + (width_of(left) + width_of(right)) / 2 + gap)
@@ -215,14 +215,14 @@ def _place_row(
 def _draw_near(
     row: Sequence[Place], found: Layered, x: dict[Place, float], width_of: Callable[[Place], float], gap: float
 ) -> None:
-    """What is alone stands beside its left neighbour: nothing drew it along when the others moved."""
+    """Move places without neighbors next to their left neighbor in the row."""
     for left, place in pairwise(row):
         if not found.above[place] and not found.below[place]:
             x[place] = x[left] + (width_of(left) + width_of(place)) / 2 + gap
 
 
 def not_falling(wanted: Sequence[float]) -> list[float]:
-    """The sequence that never falls and is nearest to the wanted one."""
+    """Return the non-decreasing sequence that is nearest to the wanted one."""
     blocks: list[tuple[float, int]] = []
     for value in wanted:
         mean, size = value, 1
@@ -236,7 +236,7 @@ def not_falling(wanted: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node's box: its left upper corner and its size, and the text that fits into it."""
+    """The box of a node: its upper left corner, its size, and the text that fits into it."""
 
     x: float
     y: float
@@ -247,14 +247,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """An edge's line: from the lower side of its source to the upper side of its target, each point below the last."""
+    """The line of an edge, from the lower side of its source to the upper side of its target."""
 
     edge: Edge
     points: tuple[tuple[float, float], ...]
 
     @property
     def path(self) -> str:
-        """The data of an SVG path: curves that leave and reach each row vertically, straight through the rows."""
+        """Return the data of an SVG path whose curves leave and reach each row vertically."""
         (x, y), *rest = self.points
         path = [f"M{pixels(x)} {pixels(y)}"]
         for count, (right, below) in enumerate(rest):
@@ -274,12 +274,12 @@ def pixels(value: float) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """A graph with places.
+    """A graph with positions.
 
     Attributes:
-        boxes: by the ids of nodes, in the order of the graph; they do not overlap.
-        lines: one for each edge, in the order of the graph.
-        width, height: of all, margins included.
+        boxes: Boxes by node ID, in the order of the graph, without overlaps.
+        lines: One line per edge, in the order of the graph.
+        width, height: Size of the drawing, including margins.
     """
 
     boxes: dict[str, Box] = field(default_factory=dict)
@@ -289,7 +289,7 @@ class Layout:
 
 
 def lay_out(graph: Graph) -> Layout:
-    """Place the nodes in layers, each below all that lead to it. The same graph has the same layout.
+    """Place the nodes in layers, each below all of its dependencies. The same graph has the same layout.
 
     Takes some seconds for ten thousand nodes.
     """
@@ -323,7 +323,10 @@ def lay_out(graph: Graph) -> Layout:
 def _points(
     edge: Edge, route: list[Place], boxes: dict[str, Box], x: dict[Place, float], y: dict[Place, float]
 ) -> tuple[tuple[float, float], ...]:
-    """A bend goes straight through its row, from where boxes begin to where they end."""
+    """Return the points of an edge.
+
+    A bend passes straight through its row, from the top of the boxes to their bottom.
+    """
     source, target = boxes[edge.source], boxes[edge.target]
     points = [(source.x + source.width / 2, source.y + source.height)]
     for bend in route:
@@ -333,12 +336,12 @@ def _points(
 
 
 def letters(text: str) -> int:
-    """How many letters wide a text is."""
+    """Return the width of a text in letters."""
     return sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
 
 
 def fitted(text: str) -> str:
-    """A text as one line that is not too wide: its middle is left out, since names often differ at their ends."""
+    """Shorten a text to one line by leaving out its middle, because names often differ at their ends."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     if letters(line) <= MOST_LETTERS:
         return line

@@ -120,5 +120,6 @@ def next_fire(cron: Cron, fired: Fired, now_s: float, jitter: Jitter = NO_JITTER
 def rule_of(cron: Cron) -> str:
     """Return the settings that determine which fire times count, as text.
 
-    Progress that was counted with other settings is not comparable."""
+    Progress that was counted with other settings is not comparable.
+    """
     return f"{cron.expression}|{cron.tz}|{cron.misfire}|{cron.on_time_s!r}|{cron.max_lateness_s!r}"
