@@ -9,9 +9,9 @@ from latchwork.doors import late
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
     from latchwork._base.decoding import (
-        MOST_DEPTH,
-        MOST_MOMENT_S,
-        MOST_WHOLE,
+        MAX_DEPTH,
+        MAX_TIME_S,
+        MAX_WHOLE,
         Count,
         Decoder,
         Positive,
@@ -39,9 +39,9 @@ else:
         __name__,
         {
             "latchwork._base.decoding": (
-                "MOST_DEPTH",
-                "MOST_MOMENT_S",
-                "MOST_WHOLE",
+                "MAX_DEPTH",
+                "MAX_TIME_S",
+                "MAX_WHOLE",
                 "Count",
                 "Decoder",
                 "Positive",
@@ -111,9 +111,9 @@ else:
 __all__ = [
     "FAILURE",
     "LOG_FORMAT",
-    "MOST_DEPTH",
-    "MOST_MOMENT_S",
-    "MOST_WHOLE",
+    "MAX_DEPTH",
+    "MAX_TIME_S",
+    "MAX_WHOLE",
     "USAGE",
     "CommandSpec",
     "Count",

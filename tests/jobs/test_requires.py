@@ -49,7 +49,9 @@ def test_a_job_whose_items_are_known_and_whose_labels_nobody_has_any_more_says_w
     able = cluster.node(memory, "n2", job(), labels={"gpu": "yes"})
     eventually(lambda: set(cluster.log.owners()) == {"a"})
     able.close()
-    eventually(lambda: "no ready worker can run its 1 items; node n1 has it but lacks the required labels" in caplog.text)
+    eventually(
+        lambda: "no ready worker can run its 1 items; node n1 has it but lacks the required labels" in caplog.text
+    )
 
 
 def test_the_inspector_knows_a_job_whose_labels_nobody_has_and_says_why_it_does_not_run(memory, cluster):

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from latchwork import BadRecord, LatchworkError, OnceFailed
-from latchwork._base.decoding import MOST_DEPTH, read_json
+from latchwork._base.decoding import MAX_DEPTH, read_json
 from latchwork.jobs.cron import BadCronCell, decode_cell
 from latchwork.jobs.settings import ClusterSettings
 from latchwork.jobs.stored.nodes import Member
@@ -122,7 +122,7 @@ def test_progress_that_names_a_thousand_million_states_takes_no_memory():
     ("value", "why"),
     [
         (b"[" * 100_000, "nested too deep"),
-        (b"[" * (MOST_DEPTH + 1) + b"]" * (MOST_DEPTH + 1), "nested more than 32 deep"),
+        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nested more than 32 deep"),
         (b'{"a":NaN}', "malformed"),
         (b'{"a":1e999}', "out of range"),
         (b'{"a":"\\ud800"}', "truncated"),
@@ -135,7 +135,7 @@ def test_json_that_no_record_of_ours_has_is_refused(value, why):
 
 
 def test_what_a_record_may_have_is_read():
-    deep = b"[" * MOST_DEPTH + b"]" * MOST_DEPTH
+    deep = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
     assert read_json(deep)
     assert read_json(b'{"a":"\\ud83e\\udd80 \xc3\xa9","b":1e5}') == {"a": "🦀 é", "b": 1e5}
 

@@ -25,7 +25,7 @@ from latchwork.tasks import (
     TaskContext,
     perform,
 )
-from latchwork.tasks.payloads.values import MOST_DEPTH, pack, unpack
+from latchwork.tasks.payloads.values import MAX_DEPTH, pack, unpack
 
 from . import examples
 from .examples import Base, anything, square, wants_base
@@ -64,7 +64,7 @@ HOSTILE = {
     "lists nested deep": b"\x91" * 1_000_000 + b"\xc0",
     "maps nested deep": b"\x81\xa1a" * 300_000 + b"\xc0",
     "an unknown mark": encode(EXT(99, b"x")),
-    "marks nested deep": nested(1, MOST_DEPTH + 10),
+    "marks nested deep": nested(1, MAX_DEPTH + 10),
     "a tuple that is none": encode(EXT(1, encode(5))),
     "a set of what has no hash": encode(EXT(2, encode([[1]]))),
     "a date that is none": encode(EXT(6, b"2020-13-45")),
@@ -162,7 +162,7 @@ def test_a_payload_at_its_limit_is_refused_before_it_is_decoded():
 def test_a_value_of_many_tuples_costs_no_more_than_its_bytes():
     """Each level of marks is packed once: the deepest that may be stored is small and quick."""
     value: tuple = ()
-    for _ in range(MOST_DEPTH - 1):
+    for _ in range(MAX_DEPTH - 1):
         value = (value,)
     assert len(pack(value, "it")) < 1000
     with pytest.raises(NotSerializable):

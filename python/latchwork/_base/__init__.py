@@ -1,1 +1,1 @@
-"""Helpers that every layer uses. They know nothing of stores and do no I/O."""
+"""Helpers for every layer. They do not know about stores and do no I/O."""

@@ -1,7 +1,7 @@
-"""Stored records: from bytes that any client may have written to a `msgspec.Struct`, and back.
+"""Decoding of stored records, which any client may have written, to a `msgspec.Struct`, and encoding.
 
-A record is JSON. Its type says what each field may be, with bounds for every number (`Count`, `Seconds`, ...), so a
-decoded record holds only text that can be encoded and finite numbers within bounds. All other values are `BadRecord`.
+A record is JSON. Its type defines the fields, with bounds for every number (`Count`, `Seconds`, ...). A decoded record
+therefore contains only text that can be encoded, and finite numbers within bounds. All other values raise `BadRecord`.
 Fields that a type does not name are skipped, so that a newer version can add some.
 """
 
@@ -17,23 +17,23 @@ from latchwork.errors import BadRecord
 from latchwork.types import Entry
 from latchwork.words import short
 
-#: No record of ours is nested so deep.
-MOST_DEPTH = 32
-#: The greatest whole number, unless a field allows more.
-MOST_WHOLE = 2**63 - 1
-#: Moments are at most so many seconds from the epoch: a thousand years.
-MOST_MOMENT_S = 1000 * 366 * 86_400.0
-#: Durations are at most so many seconds: more than 300 years.
-MOST_DURATION_S = 1e10
+#: Maximum nesting depth of a record.
+MAX_DEPTH = 32
+#: Greatest whole number, unless a field sets another bound.
+MAX_WHOLE = 2**63 - 1
+#: Greatest time in seconds since the epoch: a thousand years.
+MAX_TIME_S = 1000 * 366 * 86_400.0
+#: Greatest duration in seconds: more than 300 years.
+MAX_DURATION_S = 1e10
 
 #: Whole numbers: any, from 0, from 1.
-Whole = Annotated[int, Meta(ge=-MOST_WHOLE, le=MOST_WHOLE)]
-Count = Annotated[int, Meta(ge=0, le=MOST_WHOLE)]
-Positive = Annotated[int, Meta(ge=1, le=MOST_WHOLE)]
+Whole = Annotated[int, Meta(ge=-MAX_WHOLE, le=MAX_WHOLE)]
+Count = Annotated[int, Meta(ge=0, le=MAX_WHOLE)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_WHOLE)]
 #: A duration: up to 300 years.
-Seconds = Annotated[float, Meta(ge=0.0, le=MOST_DURATION_S)]
+Seconds = Annotated[float, Meta(ge=0.0, le=MAX_DURATION_S)]
 #: Seconds since the epoch: up to 1,000 years from it.
-Timestamp = Annotated[float, Meta(ge=-MOST_MOMENT_S, le=MOST_MOMENT_S)]
+Timestamp = Annotated[float, Meta(ge=-MAX_TIME_S, le=MAX_TIME_S)]
 
 T = TypeVar("T")
 
@@ -42,9 +42,9 @@ class Decoder(Generic[T]):
     """Decodes records of one type. Thread-safe.
 
     Args:
-        kind: the type: a Struct, or anything else that msgspec decodes.
-        what: the record in error messages, with an article: ``"a lock"``.
-        hint: what to do about an entry that holds something else.
+        kind: The type: a Struct, or anything else that msgspec decodes.
+        what: The record in error messages, with an article: ``"a lock"``.
+        hint: What to do about an entry that holds something else.
     """
 
     def __init__(self, kind: Any, what: str = "a record", hint: str = "") -> None:
@@ -86,8 +86,8 @@ class Decoder(Generic[T]):
         try:
             found = self._decoder.decode(text)
             # only so many brackets can be JSON that is nested so deep
-            if text.count("[") + text.count("{") > MOST_DEPTH and not _is_flat(msgspec.json.decode(text)):
-                raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+            if text.count("[") + text.count("{") > MAX_DEPTH and not _is_flat(msgspec.json.decode(text)):
+                raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         except RecursionError:
             raise ValueError("it is nested too deep") from None
         return found
@@ -102,7 +102,7 @@ _OBJECT: Decoder[dict[str, Any]] = Decoder(dict[str, Any])
 
 
 def read_json(value: bytes) -> Any:
-    """Return the JSON in a value: valid text, finite numbers, nested at most ``MOST_DEPTH`` deep.
+    """Return the JSON in a value: valid text, finite numbers, nested at most ``MAX_DEPTH`` deep.
 
     Raises:
         BadRecord: The value is something else.
@@ -116,9 +116,9 @@ def read_object(value: bytes) -> dict[str, Any]:
 
 
 def _is_flat(found: object) -> bool:
-    """Return whether decoded JSON is nested at most ``MOST_DEPTH`` deep."""
+    """Return whether decoded JSON is nested at most ``MAX_DEPTH`` deep."""
     level = [found]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         boxes = [each for each in level if isinstance(each, (dict, list))]
         level = [part for box in boxes for part in (box.values() if isinstance(box, dict) else box)]
         if not level:

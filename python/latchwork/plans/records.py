@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from latchwork._base.decoding import MOST_DURATION_S, Count, Decoder, Positive, Seconds, encode
+from latchwork._base.decoding import MAX_DURATION_S, Count, Decoder, Positive, Seconds, encode
 from latchwork.errors import BadRecord
 from latchwork.tasks import ONCE, BlobRef, StoredRetry
 from latchwork.types import Entry
@@ -194,7 +194,7 @@ class ItemHints(Struct, frozen=True, omit_defaults=True):
         args_from: Tasks whose results are arguments.
     """
 
-    timeout_s: Annotated[float, Meta(gt=0.0, le=MOST_DURATION_S)] | None = None
+    timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_DURATION_S)] | None = None
     args_from: tuple[str, ...] = field(default=(), name="from")
 
 

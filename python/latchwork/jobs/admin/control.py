@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from latchwork._base.decoding import MOST_DURATION_S, encode
+from latchwork._base.decoding import MAX_DURATION_S, encode
 from latchwork.checks import check_store, is_number
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import settings as stored
@@ -247,8 +247,8 @@ class Control:
             UnknownNode: No such node is running; the message lists the running ones.
             InvalidSetting: ``timeout_s`` is invalid.
         """
-        if not is_number(timeout_s, 0.0) or timeout_s > MOST_DURATION_S:
-            raise InvalidSetting(f"timeout_s is {timeout_s!r}; give a number of seconds from 0 to {MOST_DURATION_S:g}")
+        if not is_number(timeout_s, 0.0) or timeout_s > MAX_DURATION_S:
+            raise InvalidSetting(f"timeout_s is {timeout_s!r}; give a number of seconds from 0 to {MAX_DURATION_S:g}")
         entry = self._store.get(keys.alive(check_id("node", node)))
         if entry is None:
             living = ", ".join(self._store.children(keys.ALIVE)) or "none"

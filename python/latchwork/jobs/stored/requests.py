@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from latchwork._base.decoding import MOST_MOMENT_S, Count, Decoder, Whole, encode
+from latchwork._base.decoding import MAX_TIME_S, Count, Decoder, Whole, encode
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all
 from latchwork.store import Store
@@ -30,7 +30,7 @@ MAX_REQUEST_ITEMS = 100
 MAX_NAMED = 20
 #: Seconds for which results are kept after a request has expired.
 _KEPT_S = 86_400.0
-_Time = Annotated[float, Meta(ge=0.0, le=MOST_MOMENT_S)]
+_Time = Annotated[float, Meta(ge=0.0, le=MAX_TIME_S)]
 AUDIT = "audit"
 MAX_AUDIT_RECORDS = 1000
 

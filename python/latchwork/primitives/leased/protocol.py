@@ -19,7 +19,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from latchwork._base.decoding import MOST_DURATION_S, Decoder, Timestamp, Whole, encode
+from latchwork._base.decoding import MAX_DURATION_S, Decoder, Timestamp, Whole, encode
 from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class OwnerRecord(Struct, frozen=True, omit_defaults=True):
     ``session`` is the id of the session that the sign of O is bound to; "" when there is none, or none any more.
     """
 
-    ttl_s: Annotated[float, Meta(gt=0.0, le=MOST_DURATION_S)]
+    ttl_s: Annotated[float, Meta(gt=0.0, le=MAX_DURATION_S)]
     label: str = ""
     host: str = ""
     pid: Whole = 0
@@ -91,8 +91,8 @@ def sign_key(owner_key: str) -> str:
 
 def raised_ttl_s(ttl_s: float, what: str) -> float:
     """The TTL, raised to the least that is allowed, with a warning; ``ValueError`` if it is no positive number."""
-    if not 0.0 < ttl_s <= MOST_DURATION_S:
-        raise ValueError(f"ttl_s of {what} must be more than 0 seconds, and at most {MOST_DURATION_S:g}, not {ttl_s!r}")
+    if not 0.0 < ttl_s <= MAX_DURATION_S:
+        raise ValueError(f"ttl_s of {what} must be more than 0 seconds, and at most {MAX_DURATION_S:g}, not {ttl_s!r}")
     if ttl_s < LEAST_TTL_S:
         _log.warning("%s: a ttl of %.3g s is raised to the least, %.3g s", what, ttl_s, LEAST_TTL_S)
     return max(float(ttl_s), LEAST_TTL_S)

@@ -24,7 +24,7 @@ from weakref import WeakMethod
 from msgspec import Struct
 from msgspec.structs import replace
 
-from latchwork._base.decoding import MOST_DURATION_S, Count, Decoder, Positive, Seconds, encode
+from latchwork._base.decoding import MAX_DURATION_S, Count, Decoder, Positive, Seconds, encode
 from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
 from latchwork.interrupts import call_after_finalizer, mutex
@@ -171,11 +171,11 @@ class RateLimiter(Closes):
         self.name = check_name(name, "rate limiter")
         if not check_whole(permits, "permits") >= 1:
             raise ValueError(f"permits must be at least 1, not {permits!r}")
-        if not 0.0 < interval_s <= MOST_DURATION_S:
-            raise ValueError(f"interval_s must be more than 0, and at most {MOST_DURATION_S:g} s, not {interval_s!r}")
+        if not 0.0 < interval_s <= MAX_DURATION_S:
+            raise ValueError(f"interval_s must be more than 0, and at most {MAX_DURATION_S:g} s, not {interval_s!r}")
         slack_s = max(_LEAST_SLACK_S, interval_s * _SLACK_PART) if slack_s is None else slack_s
-        if not 0.0 < slack_s <= MOST_DURATION_S:
-            raise ValueError(f"slack_s must be more than 0, and at most {MOST_DURATION_S:g} s, not {slack_s!r}")
+        if not 0.0 < slack_s <= MAX_DURATION_S:
+            raise ValueError(f"slack_s must be more than 0, and at most {MAX_DURATION_S:g} s, not {slack_s!r}")
         self._fresh = Permits(permits, float(interval_s), float(slack_s))
         self._what = f"rate limiter {name!r}"
         self._store = store

@@ -28,7 +28,7 @@ from latchwork.tasks.errors import BadPayload, NotSerializable
 from latchwork.words import short
 
 #: Nothing is nested deeper.
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 _TUPLE, _SET, _FROZENSET, _BIG, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 9)
 _DECIMAL, _UUID, _BYTEARRAY, _COMPLEX, _OBJECT, _ENUM, _PAIRS, _RAISED = range(9, 17)
 _LEAVES = frozenset({type(None), bool, float, str, bytes})
@@ -109,8 +109,8 @@ class _Packer:
             return value
         if kind is int:
             return value if _LEAST_INT <= value <= _MOST_INT else self._marked(_BIG, _int_bytes(value))
-        if depth >= MOST_DEPTH:
-            raise NotSerializable(f"{self._what} is nested more than {MOST_DEPTH} deep, or holds itself")
+        if depth >= MAX_DEPTH:
+            raise NotSerializable(f"{self._what} is nested more than {MAX_DEPTH} deep, or holds itself")
         if kind is list:
             return [self.ready(each, depth + 1) for each in value]
         if kind is dict:
@@ -225,7 +225,7 @@ class _Unpacker:
         make = _UNPACKERS.get(mark)
         if make is None:
             raise BadPayload(f"mark {mark} is unknown")
-        if self._depth > MOST_DEPTH:
+        if self._depth > MAX_DEPTH:
             raise BadPayload("it is nested too deep")
         self._depth += 1
         try:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from latchwork.errors import InvalidKey
-from latchwork.spi import MOST_WHOLE, short
+from latchwork.spi import MAX_WHOLE, short
 from latchwork.store import Store, system_namespace
 from latchwork_workflows.schemas.pools import project_of
 
@@ -168,7 +168,7 @@ def attempt_of(x: str) -> tuple[int, int]:
         InvalidKey: nobody of ours made this name.
     """
     found = _X.fullmatch(x)
-    if found is None or int(found[1]) > MOST_WHOLE:
+    if found is None or int(found[1]) > MAX_WHOLE:
         raise InvalidKey(f"{short(x)} is no name of an attempt")
     return int(found[1]), int(found[2])
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from latchwork.spi import MOST_MOMENT_S
+from latchwork.spi import MAX_TIME_S
 from latchwork_workflows.api import models as m
 from latchwork_workflows.db.commands import Asked
 from latchwork_workflows.model.model import Priority
@@ -115,7 +115,7 @@ def list_runs(
     backfill_id: m.Id,
     state: m.RunState = "",
     after: Annotated[
-        float | None, Query(ge=-MOST_MOMENT_S, le=MOST_MOMENT_S, description="of later moments than this")
+        float | None, Query(ge=-MAX_TIME_S, le=MAX_TIME_S, description="of later moments than this")
     ] = None,
     limit: m.Limit = 100,
 ) -> list[BackfillRun]:

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from fastapi import Header, Path, Query
 from pydantic import Field, StringConstraints
 
-from latchwork.spi import MOST_WHOLE
+from latchwork.spi import MAX_WHOLE
 from latchwork_workflows.model.model import Name
 from latchwork_workflows.schemas.base import Document as Document  # noqa: PLC0414 - of the schemas in this package
 from latchwork_workflows.schemas.values import Plain as Plain  # noqa: PLC0414
 from latchwork_workflows.schemas.values import RoleWord, Text
 
-MOST_ID = MOST_WHOLE
+MOST_ID = MAX_WHOLE
 Id = Annotated[int, Path(ge=1, le=MOST_ID)]
 Before = Annotated[int | None, Query(ge=1, le=MOST_ID, description="only what is older than this id")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many at most")]

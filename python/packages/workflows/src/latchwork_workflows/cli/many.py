@@ -10,7 +10,7 @@ import typer
 
 from latchwork.spi import (
     FAILURE,
-    MOST_WHOLE,
+    MAX_WHOLE,
     Json,
     Line,
     UsageError,
@@ -135,7 +135,7 @@ def stop_backfill(
     number: Annotated[
         int,
         typer.Argument(
-            metavar="BACKFILL", min=1, max=MOST_WHOLE, help="The number of a backfill, as backfills prints it."
+            metavar="BACKFILL", min=1, max=MAX_WHOLE, help="The number of a backfill, as backfills prints it."
         ),
     ],
     *,

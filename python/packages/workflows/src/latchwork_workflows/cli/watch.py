@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latchwork.spi import (
-    MOST_WHOLE,
+    MAX_WHOLE,
     Grid,
     Json,
     Line,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from latchwork_workflows.schemas.tasks import Attempt, Task
 
 RunId = Annotated[
-    int, typer.Argument(metavar="RUN", min=1, max=MOST_WHOLE, help="The number of a run, as start and runs print it.")
+    int, typer.Argument(metavar="RUN", min=1, max=MAX_WHOLE, help="The number of a run, as start and runs print it.")
 ]
 #: So many tasks of a worker are named.
 _MOST_NAMED = 5
@@ -200,7 +200,7 @@ def check_task(run: int, task: str, there: Iterable[str]) -> None:
 
 
 def _number(text: str) -> int:
-    if len(text) > len(str(MOST_WHOLE)) or int(text) > MOST_WHOLE:
+    if len(text) > len(str(MAX_WHOLE)) or int(text) > MAX_WHOLE:
         raise UsageError(f"there is no run {text[:40]}; `latchwork workflows runs` has them")
     return int(text)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork.spi import MOST_MOMENT_S, is_number, reason
+from latchwork.spi import MAX_TIME_S, is_number, reason
 from latchwork_workflows.db.commands import CommandRow
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 from latchwork_workflows.model.model import PRIORITIES, Priority
@@ -168,7 +168,7 @@ _PLAIN: dict[str, Callable[[], Event]] = {
 
 
 def _is_time(value: object) -> bool:
-    return is_number(value, 0) and value <= MOST_MOMENT_S
+    return is_number(value, 0) and value <= MAX_TIME_S
 
 
 def _names(row: CommandRow, field: str) -> tuple[str, ...]:

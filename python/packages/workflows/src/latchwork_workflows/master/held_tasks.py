@@ -48,7 +48,7 @@ from latchwork_workflows.state import (
     index_of,
 )
 from latchwork_workflows.state.conditions import Condition, Other, verdict
-from latchwork_workflows.state.families import MOST_DEPTH, asked, of_run, of_spans, spans, told
+from latchwork_workflows.state.families import MAX_DEPTH, asked, of_run, of_spans, spans, told
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.types.logical import DependentParams, SubProcessParams
 
@@ -216,8 +216,8 @@ class HeldTasks:
         )
         if not is_online:
             raise ValueError(f"{given.workflow} is offline; set it online, then recover this run")
-        if stored.depth >= MOST_DEPTH:
-            raise ValueError(f"{MOST_DEPTH} runs are inside of each other here; does a workflow start itself?")
+        if stored.depth >= MAX_DEPTH:
+            raise ValueError(f"{MAX_DEPTH} runs are inside of each other here; does a workflow start itself?")
         takes = self._plans.get(self._connection, code, number).definition.params
         unknown = sorted(params.keys() - takes.keys())
         if unknown:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 #: So deep are expressions, and values that are compared, nested at most.
-MOST_DEPTH = 40
+MAX_DEPTH = 40
 #: An expression has at most so many characters.
 MOST_SOURCE = 1000
 #: Text has at most so many characters.
@@ -154,7 +154,7 @@ def _parsed(source: str) -> ast.expr:
 
 
 def _too_deep() -> str:
-    return f"it is nested more than {MOST_DEPTH} deep"
+    return f"it is nested more than {MAX_DEPTH} deep"
 
 
 _LANGUAGE = "there are names, fields, numbers, text, lists, comparisons, in, and, or, not, + - * / // % and functions"
@@ -168,7 +168,7 @@ class _Check:
 
     def expression(self, node: ast.expr, depth: int) -> None:
         """Check a node and all below it."""
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise ExpressionError(_too_deep())
         for part in self._operands(node):
             self.expression(part, depth + 1)
@@ -261,8 +261,8 @@ def _number_in(value: Any, form: re.Pattern[str], read: Callable[[str], float]) 
 def _is_equal(left: Any, right: Any, budget: Budget, depth: int = 0) -> bool:
     """Whether two values are the same JSON; those of different kinds are not."""
     budget.take()
-    if depth > MOST_DEPTH:
-        raise ExpressionError(f"values that are compared are nested more than {MOST_DEPTH} deep")
+    if depth > MAX_DEPTH:
+        raise ExpressionError(f"values that are compared are nested more than {MAX_DEPTH} deep")
     kind = _kind(left)
     if kind != _kind(right):
         return False

@@ -11,7 +11,7 @@ from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model.model import Definition
 
 MOST_TEXT = 4_000_000
-MOST_DEPTH = 50
+MAX_DEPTH = 50
 #: Values, counted as often as they are referred to: a few aliases can stand for billions.
 MOST_VALUES = 500_000
 
@@ -41,8 +41,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_depth(depth: int, mark: yaml.Mark) -> None:
-    if depth > MOST_DEPTH:
-        raise yaml.scanner.ScannerError(None, None, f"there are more than {MOST_DEPTH} levels", mark)
+    if depth > MAX_DEPTH:
+        raise yaml.scanner.ScannerError(None, None, f"there are more than {MAX_DEPTH} levels", mark)
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:

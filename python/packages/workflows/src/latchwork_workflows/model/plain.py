@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from latchwork.spi import MOST_DEPTH, is_number
+from latchwork.spi import MAX_DEPTH, is_number
 
 #: Parameters of a start take so many bytes at most: each of its tasks gets them.
 MOST_PARAMS_BYTES = 900_000
@@ -12,8 +12,8 @@ MOST_PARAMS_BYTES = 900_000
 
 def plain_problems(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """What is wrong with a value, each with its path."""
-    if depth > MOST_DEPTH:
-        yield path, f"it is nested more than {MOST_DEPTH} deep"
+    if depth > MAX_DEPTH:
+        yield path, f"it is nested more than {MAX_DEPTH} deep"
     elif isinstance(value, Mapping):
         for key, each in value.items():
             name = str(key).encode("ascii", "replace").decode()[:100]

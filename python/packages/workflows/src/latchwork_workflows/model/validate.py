@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from latchwork.schedules import Cron
-from latchwork.spi import MOST_MOMENT_S
+from latchwork.spi import MAX_TIME_S
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model import logical
 from latchwork_workflows.model.caching import names_secret
@@ -254,7 +254,7 @@ def _schedule(definition: Definition) -> Iterator[Problem]:
         return
     for field in ("start", "end"):
         given = getattr(spec, field)
-        if given is not None and not 0 <= _moment(given) <= MOST_MOMENT_S:
+        if given is not None and not 0 <= _moment(given) <= MAX_TIME_S:
             yield Problem(f"schedule.{field}", f"{given} is too far away; give a time between 1970 and 2970")
             return
     start = spec.start or datetime.now(UTC)

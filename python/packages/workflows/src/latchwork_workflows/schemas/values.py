@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from latchwork.spi import MOST_MOMENT_S
+from latchwork.spi import MAX_TIME_S
 from latchwork_workflows.model.model import Name
 from latchwork_workflows.model.plain import plain_problems
 
@@ -27,5 +27,5 @@ def plain_json(value: Any) -> Any:
 Plain = Annotated[dict[str, Any], AfterValidator(plain_json)]
 Text = Annotated[str, StringConstraints(max_length=200), AfterValidator(plain_json)]
 TaskNames = Annotated[list[Name], Field(max_length=5000)]
-Time = Annotated[float, Field(ge=0, le=MOST_MOMENT_S, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, le=MAX_TIME_S, allow_inf_nan=False)]
 NoCache = Annotated[bool, Field(description="run every task, and ignore cached outputs")]

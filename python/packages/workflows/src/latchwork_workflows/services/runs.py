@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.spi import MOST_MOMENT_S, is_number
+from latchwork.spi import MAX_TIME_S, is_number
 from latchwork_workflows.db import families, runs
 from latchwork_workflows.db.commands import INTERNAL, Asked, CommandType, ask, draw, is_restarting, was_asked
 from latchwork_workflows.db.definitions import load as load_definition
@@ -209,8 +209,8 @@ def check_start(
     problems += wrong
     if not wrong and len(json.dumps(params).encode()) > MOST_PARAMS_BYTES:
         problems.append(("params", f"they take more than {MOST_PARAMS_BYTES:,} bytes; hand large things over in files"))
-    if schedule_time is not None and not (is_number(schedule_time, 0) and schedule_time <= MOST_MOMENT_S):
-        what = f"{schedule_time!r:.40} is no time of a run; give seconds since 1970, at most {MOST_MOMENT_S:.0f}"
+    if schedule_time is not None and not (is_number(schedule_time, 0) and schedule_time <= MAX_TIME_S):
+        what = f"{schedule_time!r:.40} is no time of a run; give seconds since 1970, at most {MAX_TIME_S:.0f}"
         problems.append(("schedule_time", what))
     known = {each.name for each in body.tasks}
     problems += [

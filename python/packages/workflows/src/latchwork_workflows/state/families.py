@@ -20,7 +20,7 @@ from latchwork_workflows.state.events import (
 from latchwork_workflows.state.records import DONE, FAILED, OVER, InstanceState, TaskState
 
 #: So many runs are inside of each other at most.
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 _OF_CALL: dict[tuple[str, InstanceState], type[Pause | Resume | Stop | Rerun]] = {
     ("open", InstanceState.PAUSED): Resume,
     ("open", InstanceState.READY_PAUSE): Resume,

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from latchwork.spi import MOST_MOMENT_S
+from latchwork.spi import MAX_TIME_S
 from latchwork_workflows.api.models import MOST_ID, Id, NamePath
 from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import WrongState
@@ -32,7 +32,7 @@ _MOST_DATES = 100
 _STATES = [each.value for each in InstanceState]
 #: From left to right in a bar: what is done, what needs somebody, what is at work; the rest was never started.
 _ORDER = ("success", "failure", "stopped", "paused", "ready_pause", "ready_stop", "running", "serial_wait", "submitted")
-_Moment = Annotated[float | None, Query(ge=-MOST_MOMENT_S, le=MOST_MOMENT_S)]
+_Moment = Annotated[float | None, Query(ge=-MAX_TIME_S, le=MAX_TIME_S)]
 _Word = Annotated[str, Query(max_length=100)]
 
 

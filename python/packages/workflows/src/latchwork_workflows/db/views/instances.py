@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.spi import MOST_WHOLE
+from latchwork.spi import MAX_WHOLE
 from latchwork_workflows.db.tables import attempt, command, definition, event, instance, task
 
 #: A row, by the names of its columns.
@@ -15,7 +15,7 @@ Row: TypeAlias = Any
 #: So many workflows are asked for one by one.
 _MOST_CODES = 200
 #: The largest id that there can be.
-MOST_ID = MOST_WHOLE
+MOST_ID = MAX_WHOLE
 
 _INSTANCE = sa.select(
     *instance.c,
