@@ -18,11 +18,12 @@ from functools import partial, wraps
 from inspect import CORO_CLOSED, getcoroutinelocals, getcoroutinestate, signature
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
+from latchwork import interrupts
 from latchwork.backends.futures import Outcome, resolve
 from latchwork.callers import in_loop, warn_in_loop
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, after_unknown
-from latchwork.interrupts import call_outside, here, refuse_inside
+from latchwork.interrupts import call_outside, here
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -156,7 +157,7 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
     def call(*args: P.args, **options: P.kwargs) -> T:
         before = here.is_inside  # as ``entrance``
         if before:
-            refuse_inside()
+            interrupts.refuse_inside()
         here.is_inside = True
         try:
             return run(begun(*args, **options))
