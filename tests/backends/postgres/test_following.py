@@ -161,3 +161,40 @@ def test_a_put_is_told_to_another_store_in_milliseconds(postgresql, root, opened
             watch.next(5.0)
             took.append(time.monotonic() - began)
     assert sorted(took)[10] < 0.25, took
+
+
+def test_the_end_of_a_session_is_told_to_other_stores_at_once(postgresql, root, opened):
+    """Sooner than they look by themselves, which is every two seconds."""
+    other = opened(postgresql.url(root))
+    took = []
+    for _ in range(4):
+        store = opened(postgresql.url(root))
+        store.create("bound", b"", session=store.session)
+        with other.watch("bound", leaf=True) as watch:
+            watch.next(5.0)
+            began = time.monotonic()
+            store.close()
+            assert [change.entry for change in watch.next(5.0)] == [None]
+            took.append(time.monotonic() - began)
+    assert sorted(took)[1] < 0.7, took
+
+
+def test_a_store_does_not_look_for_writes_that_concern_none_of_its_watches(opened):
+    with PostgresServer(settings={"log_statement": "all"}) as server:
+        store, other = opened(server.url("app")), opened(server.url("app"))
+        with other.watch("mine", leaf=True) as watch:
+            watch.next(5.0)
+            before = looks(server)
+            for number in range(100):
+                store.put("yours", b"%d" % number)
+                time.sleep(0.006)
+            beside = looks(server) - before
+            store.put("mine", b"")
+            assert [change.key for change in watch.next(5.0)] == ["mine"]
+        assert beside <= 5, "a look every two seconds, whatever others write"
+
+
+def looks(server):
+    return server.log_path.read_text(errors="replace").count(
+        "begin transaction isolation level repeatable read read only"
+    )

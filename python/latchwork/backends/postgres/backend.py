@@ -20,10 +20,11 @@ from latchwork.backends.outcomes import read_of
 from latchwork.backends.postgres.commits import Commit, TreeDeletion, ordered, sequential
 from latchwork.backends.postgres.connection import Row, Statement
 from latchwork.backends.postgres.link import Call, Lane, Link
+from latchwork.backends.postgres.notices import Notices
 from latchwork.backends.postgres.reads import Read, Reading, ReadLane, entry, text
 from latchwork.backends.postgres.sessions import Sessions
 from latchwork.backends.postgres.watches import Hub
-from latchwork.backends.postgres.writes import Settle, WriteLane
+from latchwork.backends.postgres.writes import Notify, Settle, WriteLane
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
@@ -35,8 +36,6 @@ _log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
 
 _CLOSE_S = 2.0
-#: A store notifies others this often at most: notifying takes a lock of the whole server.
-_NOTIFY_EVERY_S = 0.004
 _CAPABILITIES = Capability(name="postgresql")
 
 
@@ -49,20 +48,17 @@ class PostgresBackend(Backend):
     def __init__(self, url: StoreURL, clock: Clock) -> None:
         """Connect; see ``open_backend`` for what it raises."""
         number = next(_numbers)
-        who = secrets.token_hex(8).encode()
         self._clock = clock
         self._link = Link(url, clock)
         greeted = self._link.greet()
         self._reading = Reading(self._link.schema, self._link.root)
         self._reads = ReadLane(self._link, f"latchwork-postgres-reads-{number}", greeted)
-        self._writes = WriteLane(self._link, f"latchwork-postgres-writes-{number}", self._wrote, self._may_notify, who)
         self._timer = Timer(clock, f"latchwork-postgres-timer-{number}")
-        self._hub = Hub(self._link, self._reading, f"latchwork-postgres-watch-{number}", who)
-        self._hub.tell_others = self._owe_notification  # type: ignore[method-assign]
+        notices = self._notices = Notices(secrets.token_hex(8), clock, self._timer, self._notify)
+        self._hub = Hub(self._link, self._reading, f"latchwork-postgres-watch-{number}", notices)
+        self._writes = WriteLane(self._link, f"latchwork-postgres-writes-{number}", self._hub.wrote, notices)
         self._sessions = Sessions(self._link, self._writes, self._timer, self._hub.expect)
         self._lock = mutex()
-        self._notified_at = float("-inf")
-        self._owes = False
         self._closed = False
         self._hub.start()
 
@@ -155,6 +151,7 @@ class PostgresBackend(Backend):
             return
         deadline = self._clock.now() + min(_CLOSE_S, self._link.call_timeout_s)
         if self._writes.is_used:
+            self._notices.hurry()
             leaving = self._writes.leaving(deadline, [*self._sessions.ids, *self._sessions.ended])
             try:
                 self._writes.begin(leaving).result(min(_CLOSE_S, self._link.call_timeout_s))
@@ -193,29 +190,5 @@ class PostgresBackend(Backend):
         except (LatchworkError, ValueError) as error:
             return failed(error)
 
-    def _wrote(self, notified: bool) -> None:
-        self._hub.wrote()
-        if not notified:
-            self._owe_notification()
-
-    def _may_notify(self) -> bool:
-        """Whether a notification may be sent with the write that is sent now."""
-        now = self._clock.now()
-        if self._link.pooled or now < self._notified_at + _NOTIFY_EVERY_S:
-            return False
-        self._notified_at = now
-        return True
-
-    def _owe_notification(self) -> None:
-        """Notify others a moment later of everything that was written until then."""
-        with self._lock:
-            if self._owes or self._link.pooled:
-                return
-            self._owes = True
-        self._timer.call_later(_NOTIFY_EVERY_S, self._notify)
-
     def _notify(self) -> None:
-        with self._lock:
-            self._owes = False
-        self._notified_at = self._clock.now()
-        self._writes.begin(self._writes.notification(self._deadline()))
+        self._writes.begin(Notify(self._deadline()))

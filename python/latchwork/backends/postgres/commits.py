@@ -185,6 +185,7 @@ class Ask(Call):
 
     Args:
         once: it is not sent again when its answer is lost.
+        writes: keys may vanish by it.
         sent: called right before it is sent.
     """
 
@@ -196,10 +197,11 @@ class Ask(Call):
         decode: Callable[[list[Row]], Any],
         *,
         once: bool = False,
+        writes: bool = False,
         sent: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(what, deadline)
-        self.statement, self.once, self.sent = statement, once, sent
+        self.statement, self.once, self.writes, self.sent = statement, once, writes, sent
         self._decode = decode
 
     def end(self, rows: list[Row]) -> None:

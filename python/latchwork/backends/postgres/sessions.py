@@ -128,8 +128,8 @@ class Sessions:
         deadline = self._link.clock.now() + self._link.call_timeout_s
         params = (b"%d" % self._link.root, text_array([session.id]))
         what = f"close session {session.id}"
-        closing = self._lane.begin(Ask(what, deadline, Statement(self._close_query, params), lambda _: None))
-        return then(closing, ended)
+        closing = Ask(what, deadline, Statement(self._close_query, params), lambda _: None, writes=True)
+        return then(self._lane.begin(closing), ended)
 
     def _send(self) -> None:
         with self._lock:

@@ -26,6 +26,7 @@ from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.connection import Connection, Row, Statement, number
 from latchwork.backends.postgres.errors import Broken, ServerError
 from latchwork.backends.postgres.link import Link
+from latchwork.backends.postgres.notices import Notices
 from latchwork.backends.postgres.reads import Reading, entry, text
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
 from latchwork.interrupts import mutex
@@ -58,11 +59,11 @@ class PostgresWatch(DeliveringWatch):
 class Hub:
     """The thread and its connection. Safe to share between threads."""
 
-    def __init__(self, link: Link, reading: Reading, name: str, who: bytes) -> None:
+    def __init__(self, link: Link, reading: Reading, name: str, notices: Notices) -> None:
         self._link = link
         self._reading = reading
         self._clock = link.clock
-        self._who = who
+        self._notices = notices
         self._lock = mutex()
         self._watches: dict[str, list[PostgresWatch]] = {}  # by prefix
         self._connection: Connection | None = None
@@ -202,10 +203,7 @@ class Hub:
         if ended:
             _log.info("%d sessions of others were over and have been ended", ended)
             self._look_at = 0.0
-            self.tell_others()
-
-    def tell_others(self) -> None:
-        """Set by the backend: notify other stores."""
+            self._notices.add(None)
 
     def _look_now(self, connection: Connection, deadline: float) -> None:
         with self._lock:
@@ -227,7 +225,10 @@ class Hub:
             *(each for read in reads for each in read),
             Statement(self._commit),
         ]
-        answers = iter(_ask(connection, statements if wanted else statements[1:], deadline))
+        if wanted or new:
+            answers = iter(_ask(connection, statements if wanted else statements[1:], deadline))
+        else:  # nobody waits for the end of the transaction
+            answers = iter(_ask(connection, statements[-1:], deadline, owe=1))
         found = {each.key: each for each in map(entry, next(answers))} if wanted else {}
         events = self._deltas(changed, told, found, as_of)
         for watch, read in zip(new, reads, strict=True):
@@ -272,6 +273,11 @@ class Hub:
             watch.told_at = as_of
             watch.deliver(event)
 
+    def _concerns(self, notification: bytes) -> bool:
+        """Whether another store has written what is watched here, as it says."""
+        keys = self._notices.keys_of(notification)
+        return keys is None or bool(self._concerned(keys))
+
     def _pause_s(self) -> float:
         """Seconds to the next look if nothing is heard."""
         if self._link.pooled:
@@ -301,6 +307,8 @@ class Hub:
         """Until something is due or heard; a look comes no sooner than a moment after the one before."""
         connection = self._connection
         while not self._closing:
+            if connection is not None and any(map(self._concerns, connection.notified())):
+                self._look_at = 0.0  # it may have come with an answer: the socket shows nothing then
             now = self._clock.now()
             due = self._sweep_at
             if self._watches:
@@ -313,14 +321,10 @@ class Hub:
             if self._wakes in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakes, 4096)
-            if connection is not None and connection.fileno in ready:
-                heard = connection.notified()
-                if any(who != self._who for who in heard):
-                    self._look_at = 0.0
 
 
 def _ask(
-    connection: Connection, statements: list[Statement], deadline: float, count: int | None = None
+    connection: Connection, statements: list[Statement], deadline: float, count: int | None = None, *, owe: int = 0
 ) -> list[list[Row]]:
     """The rows of the statements; of so many, if a count is given: those that were not made have none.
 
@@ -329,7 +333,7 @@ def _ask(
         LatchworkError: it refuses.
     """
     rows: list[list[Row]] = []
-    for answer in connection.run(statements, deadline):
+    for answer in connection.run(statements, deadline, owe=owe):
         if isinstance(answer, ServerError):
             if answer.is_passing:
                 raise Broken(str(answer)) from answer

@@ -30,6 +30,7 @@ from latchwork.backends.postgres.connection import (
 )
 from latchwork.backends.postgres.errors import Broken, ServerError
 from latchwork.backends.postgres.link import RETRY_S, Call, Lane, Link
+from latchwork.backends.postgres.notices import Notices
 from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
 from latchwork.errors import LatchworkError
 
@@ -45,21 +46,25 @@ class Settle(Call):
     """Ends once nothing is in doubt that was asked before."""
 
 
+class Notify(Call):
+    """Has the other stores notified of what this one owes them; ends when that is sent."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__("notify other stores", deadline)
+
+
 class WriteLane(Lane):
     """Writes of one store, in the order in which they were asked.
 
     Args:
-        committed: called after something may have been written, with whether other processes are notified of it.
-        may_notify: whether other processes shall be notified of what is written now.
+        committed: called after something may have been written.
+        notices: what other stores are notified of.
     """
 
-    def __init__(
-        self, link: Link, name: str, committed: Callable[[bool], None], may_notify: Callable[[], bool], who: bytes
-    ) -> None:
+    def __init__(self, link: Link, name: str, committed: Callable[[], None], notices: Notices) -> None:
         super().__init__(link, name)
         self._committed = committed
-        self._may_notify = may_notify
-        self._who = who
+        self._notices = notices
         self._writer = 0
         self._in_doubt: dict[int, Write] = {}
         self._seen = 0  # a token of this store; its later writes have greater ones
@@ -79,14 +84,10 @@ class WriteLane(Lane):
         """Whether the outcome of a write is unknown: a read would not be final."""
         return bool(self._in_doubt)
 
-    def notification(self, deadline: float) -> Ask:
-        """Tell the other processes that something was written."""
-        return Ask("notify", deadline, self._notifying(), lambda _: None, once=True)
-
     def leaving(self, deadline: float, sessions: Sequence[str]) -> Ask:
         """End the sessions and the writer."""
         params = (b"%d" % self._link.root, b"%d" % self._writer, text_array(sessions))
-        return Ask("close the store", deadline, Statement(self._leave, params), lambda _: None)
+        return Ask("close the store", deadline, Statement(self._leave, params), lambda _: None, writes=True)
 
     # Private: in the thread whose turn it is.
 
@@ -122,6 +123,7 @@ class WriteLane(Lane):
     def _lose(self, pending: Collection[Call], error: Broken) -> None:
         """The connection is of no more use, and what was sent on it is in doubt."""
         self._disconnect()
+        self._notices.add(None)  # one that was on its way may be lost
         for call in pending:
             if isinstance(call, Ask) and call.once:
                 reject(call.future, call.late(error))
@@ -149,7 +151,7 @@ class WriteLane(Lane):
         for request, write in doubts.items():
             self._settle(write, rows.get(request, ()))
         if rows:
-            self._committed(False)
+            self._committed()
         return connection
 
     def _settle(self, write: Write, rows: Sequence[Row]) -> None:
@@ -163,16 +165,15 @@ class WriteLane(Lane):
     def _send(self, connection: Connection, pending: Sequence[Call], deadline: float) -> ServerError | None:
         """Send what is pending, and end what was answered; why something was not."""
         batches = self._batches(pending)
-        if not batches:
+        writes = self._owe_notices(pending)
+        extra = self._extra()
+        if not batches and not extra:
             return None
-        notifies = bool(self._in_doubt) and self._may_notify()
-        extra = self._extra(notifies=notifies)
         answers = connection.run([*(statement for statement, _ in batches), *extra], deadline, owe=len(extra))
-        wrote = bool(self._in_doubt)
         self._in_doubt.clear()
         refused = [self._answered(calls, answer) for (_, calls), answer in zip(batches, answers, strict=True)]
-        if wrote:
-            self._committed(notifies)
+        if writes:
+            self._committed()
         reason = next((error for error in refused if error is not None), None)
         if reason is not None:
             if reason.ends_connection:
@@ -199,19 +200,33 @@ class WriteLane(Lane):
             elif isinstance(call, Ask):
                 call.sent()
                 batches.append((call.statement, [call]))
-            elif isinstance(call, Settle):
+            elif isinstance(call, Settle | Notify):
                 resolve(call.future, None)
         return batches
 
-    def _extra(self, *, notifies: bool) -> list[Statement]:
+    def _owe_notices(self, pending: Sequence[Call]) -> bool:
+        """Note which keys are written now, for the other stores; whether any are."""
+        writes = False
+        for call in pending:
+            if isinstance(call, Commit) and call.changes:
+                self._notices.add(None if call.kind == "n" else [op.key for op in call.ops])
+            elif isinstance(call, TreeDeletion) or (isinstance(call, Ask) and call.writes):
+                self._notices.add(None)
+            else:
+                continue
+            writes = True
+        return writes
+
+    def _extra(self) -> list[Statement]:
         """What is sent behind the writes, and nobody waits for."""
         extra = []
         if self._untrimmed >= _TRIM_EVERY:
             self._untrimmed = 0
             params = (b"%d" % self._link.root, b"%d" % KEPT_CHANGES, b"%d" % KEPT_S)
             extra.append(Statement(self._trim, params))
-        if notifies:
-            extra.append(self._notifying())
+        notification = None if self._link.pooled else self._notices.take()
+        if notification is not None:
+            extra.append(Statement(self._notify, (as_text(self._link.channel), notification)))
         return extra
 
     def _answered(self, calls: Sequence[Call], answer: Answer) -> ServerError | None:
@@ -252,6 +267,3 @@ class WriteLane(Lane):
             for call, its in zip(calls, own, strict=True):
                 assert isinstance(call, Commit)
                 call.end(its)
-
-    def _notifying(self) -> Statement:
-        return Statement(self._notify, (as_text(self._link.channel), self._who))

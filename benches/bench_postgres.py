@@ -1,0 +1,334 @@
+"""What the store costs on PostgreSQL beside raw psycopg, in one run on one server.
+
+    python benches/bench_postgres.py             every row, each with synchronous_commit on and off
+    python benches/bench_postgres.py --seconds 5 --only puts,locks
+
+Sides take turns in short rounds, and a row is the median of the ratios of neighbors, which hides most of the load.
+"cpu" is the processor time of this process for one call, which a busy machine spoils least. Idle sessions are measured
+by the processor time of the server's processes. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import statistics
+import threading
+import time
+from contextlib import ExitStack
+from importlib.util import find_spec
+
+import psutil
+import psycopg
+
+import latchwork
+from latchwork.primitives import Lock
+from latchwork_testkit.servers import PostgresServer
+
+VALUE = bytes(100)
+KEYS = 500
+PROCESSES = 8
+WAITERS = 10
+SESSIONS = 1_000
+TTL_S = 10.0
+FORK = mp.get_context("spawn")
+
+
+def address(server):
+    return f"postgresql://latchwork@{server.endpoint}/postgres"
+
+
+def raw(server, sync):
+    return psycopg.connect(address(server), autocommit=True, options=f"-c synchronous_commit={sync}")
+
+
+class RawCalls:
+    """The statements of the store's own get and put, by a cursor of psycopg."""
+
+    def __init__(self, connection, store):
+        backend = store._core.backend
+        self.cursor = connection.cursor(binary=True)
+        self.root = backend._link.root
+        self.reads = backend._reading._get.sql.decode()
+        self.writes = backend._writes._write.sql.decode()
+        for at in range(14, 0, -1):
+            self.writes = self.writes.replace(f"${at}", "%s")
+        self.reads = self.reads.replace("$1", "%(root)s").replace("$2", "%(key)s")
+        connection.execute("select latchwork.supersede(%s, 0, 7, 0, '{}')", (self.root,))
+
+    def get(self, key):
+        return self.cursor.execute(self.reads, {"root": self.root, "key": key}, prepare=True).fetchone()
+
+    def put(self, key):
+        params = (
+            self.root,
+            7,
+            "{1}",
+            "{0}",
+            "",
+            "{}",
+            "{}",
+            "{1}",
+            "p",
+            f'{{"{key}"}}',
+            "{NULL}",
+            "{NULL}",
+            "{100}",
+            VALUE,
+        )
+        return self.cursor.execute(self.writes, params, prepare=True).fetchall()
+
+
+def cpu_us(call, count=500):
+    """Processor time of this process for a call, in microseconds."""
+    began = time.process_time()
+    for number in range(count):
+        call(f"k{number % KEYS}")
+    return (time.process_time() - began) / count * 1e6
+
+
+def rate(call, seconds):
+    count, until = 0, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        call(f"k{count % KEYS}")
+        count += 1
+    return count / seconds
+
+
+def calls(server, sync, seconds):
+    """Get and put beside the same statement."""
+    with latchwork.connect(server.url("calls", synchronous_commit=sync)) as store, raw(server, sync) as connection:
+        theirs = RawCalls(connection, store)
+        for key in range(KEYS):
+            store.put(f"k{key}", VALUE)
+        for name, ours, other in (
+            ("get", store.get, theirs.get),
+            ("put", lambda key: store.put(key, VALUE), theirs.put),
+        ):
+            pairs = [(rate(ours, 0.2), rate(other, 0.2)) for _ in range(max(5, int(seconds / 0.4)))]
+            best = max(one for one, _ in pairs), max(two for _, two in pairs)
+            ratio = statistics.median(one / two for one, two in pairs)
+            print(
+                f"{name}, sync {sync}: {ratio:.2f} of raw (best rounds {best[0]:,.0f}/s and {best[1]:,.0f}/s)",
+                flush=True,
+            )
+
+
+def put_many(url, number, seconds, barrier, counts):
+    with latchwork.connect(url) as store, store.pipeline(max_in_flight=64) as pipeline:
+        store.put(f"p{number}/warm", VALUE)
+        barrier.wait()
+        count, until = 0, time.perf_counter() + seconds
+        if seconds < 0:
+            return
+        while time.perf_counter() < until:
+            pipeline.put(f"p{number}/k{count % KEYS}", VALUE)
+            count += 1
+        pipeline.flush()
+        counts.put(count)
+
+
+def put_one_by_one(url, number, seconds, barrier, counts):
+    with latchwork.connect(url) as store:
+        store.put(f"p{number}/warm", VALUE)
+        barrier.wait()
+        counts.put(rate(lambda key: store.put(f"p{number}/{key}", VALUE), seconds) * seconds)
+
+
+def insert(url, _number, seconds, barrier, counts):
+    dsn, sync = url
+    with psycopg.connect(dsn, autocommit=True, options=f"-c synchronous_commit={sync}") as connection:
+        cursor = connection.cursor(binary=True)
+        barrier.wait()
+        sql = "insert into bench values (%s, %s)"
+        counts.put(rate(lambda key: cursor.execute(sql, (key, VALUE), prepare=True), seconds) * seconds)
+
+
+def in_processes(work, url, seconds):
+    barrier, counts = FORK.Barrier(PROCESSES), FORK.Queue()
+    workers = [FORK.Process(target=work, args=(url, n, seconds, barrier, counts)) for n in range(PROCESSES)]
+    for worker in workers:
+        worker.start()
+    total = sum(counts.get(timeout=120) for _ in workers)
+    for worker in workers:
+        worker.join()
+    return total / seconds
+
+
+def puts(server, sync, seconds):
+    """Puts of eight processes on one root beside eight that insert into one table."""
+    with raw(server, sync) as connection:
+        connection.execute("create table if not exists bench (k text, v bytea)")
+    url, base = server.url("puts", synchronous_commit=sync), (address(server), sync)
+    for _ in range(2):
+        theirs = in_processes(insert, base, seconds)
+        one = in_processes(put_one_by_one, url, seconds)
+        many = in_processes(put_many, url, seconds)
+        print(
+            f"puts of {PROCESSES} processes, sync {sync}: one by one {one:,.0f}/s ({one / theirs:.2f} of raw inserts), "
+            f"64 in flight {many:,.0f}/s ({many / theirs:.2f}); raw {theirs:,.0f}/s",
+            flush=True,
+        )
+
+
+def callbacks(server, sync, seconds):
+    """Put to the callback of another store."""
+    url, took, told = server.url("told", synchronous_commit=sync), [], threading.Event()
+    with latchwork.connect(url) as store, latchwork.connect(url) as other, other.watch("k") as watch:
+        watch.subscribe(lambda _: (took.append(time.perf_counter()), told.set()))
+        store.put("k", VALUE)
+        told.wait(5)
+        delays, until = [], time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            time.sleep(0.02)
+            told.clear()
+            began = time.perf_counter()
+            store.put("k", VALUE)
+            told.wait(5)
+            delays.append((took[-1] - began) * 1000)
+    print(f"put to callback, sync {sync}: p50 {spread(delays)}", flush=True)
+
+
+def spread(times):
+    ordered = sorted(times)
+    return f"{ordered[len(ordered) // 2]:.1f} ms, p99 {ordered[int(len(ordered) * 0.99)]:.1f} ms ({len(ordered)} times)"
+
+
+def hand_over(make, seconds):
+    """Ten threads take turns; seconds from a release to the next hold."""
+    delays, released, ends = [], [0.0], time.perf_counter() + seconds
+
+    def turns(number):
+        with make(number) as (take, give):
+            while time.perf_counter() < ends:
+                take()
+                if released[0]:
+                    delays.append((time.perf_counter() - released[0]) * 1000)
+                time.sleep(0.002)
+                released[0] = time.perf_counter()
+                give()
+
+    threads = [threading.Thread(target=turns, args=(number,)) for number in range(WAITERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return delays[WAITERS:]
+
+
+class OurLock:
+    def __init__(self, url):
+        self.store = latchwork.connect(url)
+
+    def __enter__(self):
+        lock = Lock(self.store, "turns")
+        return lock.acquire, lock.release
+
+    def __exit__(self, *_):
+        self.store.close()
+
+
+class AdvisoryLock:
+    def __init__(self, server):
+        self.connection = psycopg.connect(address(server), autocommit=True)
+
+    def __enter__(self):
+        run = self.connection.execute
+        return lambda: run("select pg_advisory_lock(5)"), lambda: run("select pg_advisory_unlock(5)")
+
+    def __exit__(self, *_):
+        self.connection.close()
+
+
+class ToozLock:
+    def __init__(self, server, number):
+        from tooz import coordination
+
+        url = f"postgresql://latchwork@{server.endpoint}/postgres"
+        self.coordinator = coordination.get_coordinator(url, b"n%d" % number)
+        self.coordinator.start()
+
+    def __enter__(self):
+        lock = self.coordinator.get_lock(b"turns")
+        return lock.acquire, lock.release
+
+    def __exit__(self, *_):
+        self.coordinator.stop()
+
+
+def locks(server, sync, seconds):
+    """Hand-over of a lock with ten waiters, each a store of its own."""
+    url = server.url("locks", synchronous_commit=sync)
+    print(
+        f"lock hand-over, {WAITERS} waiters, sync {sync}: p50 {spread(hand_over(lambda _: OurLock(url), seconds))}",
+        flush=True,
+    )
+    if sync == "on":
+        print(f"  raw pg_advisory_lock: p50 {spread(hand_over(lambda _: AdvisoryLock(server), seconds))}", flush=True)
+        if find_spec("tooz") and find_spec("psycopg2"):
+            print(f"  tooz: p50 {spread(hand_over(lambda number: ToozLock(server, number), seconds))}", flush=True)
+
+
+def hold_sessions(url, count, ready, stop):
+    with ExitStack() as stack:
+        stores = [stack.enter_context(latchwork.connect(url)) for _ in range(1 if count > 0 else -count)]
+        for number in range(abs(count)):
+            stores[number % len(stores)].open_session(TTL_S)
+        ready.put(1)
+        stop.wait()
+
+
+def cpu_share(server, seconds):
+    """Processor time of the server's processes, in parts of one core."""
+
+    def used():
+        total = 0.0
+        for process in [psutil.Process(server.pid), *psutil.Process(server.pid).children()]:
+            times = process.cpu_times()
+            total += times.user + times.system
+        return total
+
+    before = used()
+    time.sleep(seconds)
+    return (used() - before) / seconds
+
+
+def idle(server, sync, seconds):
+    """A thousand idle sessions in ten processes; then a hundred stores with a session each."""
+    if sync == "off":
+        return
+    url = server.url("idle")
+    for per_process, what in (
+        (SESSIONS // 10, f"{SESSIONS} sessions of 10 stores"),
+        (-10, "100 sessions of 100 stores"),
+    ):
+        ready, stop = FORK.Queue(), FORK.Event()
+        holders = [FORK.Process(target=hold_sessions, args=(url, per_process, ready, stop)) for _ in range(10)]
+        for holder in holders:
+            holder.start()
+        for _ in holders:
+            ready.get(timeout=120)
+        time.sleep(TTL_S / 2)
+        share = cpu_share(server, max(seconds, 2 * TTL_S))
+        stop.set()
+        for holder in holders:
+            holder.join()
+        print(f"idle, TTL {TTL_S:g} s, {what}: {100 * share:.1f} % of one core of the server", flush=True)
+
+
+ROWS = {row.__name__: row for row in (calls, puts, callbacks, locks, idle)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--only", help=f"some of {', '.join(ROWS)}, joined by commas")
+    options = parser.parse_args()
+    with PostgresServer(settings={"max_connections": "500"}) as server:
+        for name in options.only.split(",") if options.only else ROWS:
+            for sync in ("on", "off"):
+                ROWS[name](server, sync, options.seconds)
+
+
+if __name__ == "__main__":
+    main()
