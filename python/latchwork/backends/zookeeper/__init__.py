@@ -25,12 +25,12 @@ SPEC = SchemeSpec(
 
 
 def open_backend(url: StoreURL, clock: Clock) -> Backend:
-    """Connect to one of the servers. Digest accepts any password: a wrong one shows as ``PermissionDenied`` later.
+    """Connect to one of the servers. Digest accepts any password: a wrong one is a ``PermissionDenied`` later.
 
     Raises:
         BackendNotInstalled: kazoo is missing.
-        ConnectFailed: no server answered within ``connect_timeout_s``.
-        AuthenticationFailed: the servers refused the account; with ``sasl`` only.
+        ConnectFailed: No server answered within ``connect_timeout_s``.
+        AuthenticationFailed: The servers refused the account; with ``sasl`` only.
         InvalidURL: ``sasl`` without a user and a password.
     """
     from latchwork.backends.zookeeper.backend import ZooKeeperBackend

@@ -1,4 +1,4 @@
-"""The ZooKeeper backend: one connection for everything that no session owns, and one for each session."""
+"""The ZooKeeper backend: one connection for everything without a session, and one per session."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _FAREWELL_S = 1.0
 
 
 class ZooKeeperBackend(Backend):
-    """As ``Backend``, over ZooKeeper 3.6 or newer. Safe to share.
+    """A ``Backend`` over ZooKeeper 3.6 or newer. Thread-safe.
 
     Raises:
-        ConnectFailed: no server answered within ``connect_timeout_s``.
+        ConnectFailed: No server answered within ``connect_timeout_s``.
     """
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
@@ -85,13 +85,13 @@ class ZooKeeperBackend(Backend):
 
     @property
     def capabilities(self) -> Capability:
-        """Digest authentication accepts any password, and the ACL refuses later; SASL does not."""
+        """Digest authentication accepts any password, and the ACL refuses later. SASL verifies it."""
         return Capability("zk", verifies_password=self._sasl)
 
     # Reading.
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """As ``Backend.get``; one round trip, two for a key with others below it."""
+        """See ``Backend.get``. One round trip, two for a key with others below it."""
         return self._read(f"get {key!r}", lambda deadline: self._get(key, deadline, stale_ok=stale_ok))
 
     def _get(self, key: str, deadline: float, *, stale_ok: bool) -> Steps[Entry | None]:
@@ -100,7 +100,7 @@ class ZooKeeperBackend(Backend):
         return entry
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """As ``Backend.get_many``."""
+        """See ``Backend.get_many``."""
         return self._read(
             f"get {len(keys)} keys",
             lambda deadline: self._reader.get_many(self._main, list(keys), deadline, stale_ok=stale_ok),
@@ -109,13 +109,13 @@ class ZooKeeperBackend(Backend):
     def list(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[list[Entry]]:
-        """As ``Backend.list``; a whole subtree is never stale."""
+        """See ``Backend.list``. A whole subtree is never stale."""
         level = partial(self._lister.level, stale_ok=stale_ok)
         steps = self._lister.subtree_part if recursive else level
         return self._read(f"list {prefix!r}", lambda deadline: steps(self._main, prefix, limit, start_after, deadline))
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[list[str]]:  # type: ignore[valid-type]  # the method above hides list
-        """As ``Backend.children``; childless implied parents are hidden unless stale, and swept soon."""
+        """See ``Backend.children``. Implied parents without children are hidden unless stale, and swept soon."""
         steps = partial(self._lister.children, self._main, prefix, stale_ok=stale_ok)
         return then(self._read(f"list {prefix!r}", steps), self._names_only)
 
@@ -127,7 +127,7 @@ class ZooKeeperBackend(Backend):
     # Writing.
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """As ``Backend.commit``; one round trip as long as what is remembered of the keys is true."""
+        """See ``Backend.commit``. One round trip as long as the remembered state of the keys is true."""
         owner = next((op.session for op in ops if not isinstance(op, Delete) and op.session is not None), None)
         return self._commit_by(owner, checks, ops)
 
@@ -135,7 +135,7 @@ class ZooKeeperBackend(Backend):
         return self._write(owner, describe(checks, ops), lambda task: self._writer.commit(task, checks, ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """As ``Backend.create_sequential``."""
+        """See ``Backend.create_sequential``."""
         return self._write(
             session,
             f"create {key!r} with a suffix",
@@ -143,7 +143,7 @@ class ZooKeeperBackend(Backend):
         )
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """As ``Backend.create_ordered``; one round trip where the parent is there."""
+        """See ``Backend.create_ordered``. One round trip if the parent exists."""
         op = Create(stem + unique, value, session)
         return self._write(
             session,
@@ -152,13 +152,13 @@ class ZooKeeperBackend(Backend):
         )
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """As ``Backend.delete_tree``; parents of sequential keys stay, implied."""
+        """See ``Backend.delete_tree``. Parents of sequential keys stay as implied parents."""
         return self._write(None, f"delete tree {prefix!r}", lambda task: self._writer.delete_tree(task, prefix))
 
     # Sessions and watches.
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """As ``Backend.open_session``: a ZooKeeper session of its own."""
+        """See ``Backend.open_session``. Each session is a separate ZooKeeper session."""
         with self._lock:
             if self._closed:
                 return failed(Closed("open a session: the store was closed; open a new one"))
@@ -175,13 +175,13 @@ class ZooKeeperBackend(Backend):
     def watch(
         self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False, beats: bool = True
     ) -> BackendWatch:
-        """As ``Backend.watch``."""
+        """See ``Backend.watch``."""
         if leaf:
             return self._hub.watch_leaf(prefix, sink, beside=beside)
         return self._hub.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
-        """As ``Backend.close``; unreachable servers delay it by a second at most."""
+        """See ``Backend.close``. Unreachable servers delay it by at most a second."""
         with self._lock:
             if self._closed:
                 return
@@ -216,20 +216,20 @@ class ZooKeeperBackend(Backend):
     # Told by the main connection.
 
     def on_up(self) -> None:
-        """Connected, maybe again."""
+        """Handle a new connection."""
         _log.debug("connected to ZooKeeper, root %s", self._layout.root)
         self._hub.on_up()
 
     def on_event(self, kind: int, path: str) -> None:
-        """A watch fired."""
+        """Handle an event of a watch."""
         self._hub.on_event(kind, path)
 
     def on_events_over(self) -> None:
-        """All events that have arrived together were told."""
+        """Handle the end of the events that arrived together."""
         self._hub.on_events_over()
 
     def on_expired(self) -> bool:
-        """Nothing is bound to it: the next one serves as well."""
+        """Continue with a new session, because nothing is bound to this one."""
         with self._lock:
             self._readying = None
         return self._closed
@@ -258,7 +258,7 @@ class ZooKeeperBackend(Backend):
             ) from error
 
     def _warn_of_losses(self, url: StoreURL) -> None:
-        """Ask the server that was reached which version it is; it may say nothing, and nobody waits for it."""
+        """Ask the connected server for its version, without waiting for the answer."""
         version, has_leader = told_by(self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s)))
         if has_leader and zookeeper_may_lose_data(version):
             warn_once(_log, _MAY_LOSE_DATA, version, join_hosts(url.hosts))
@@ -267,7 +267,7 @@ class ZooKeeperBackend(Backend):
         return drive(self._read_steps(what, steps))
 
     def _read_steps(self, what: str, steps: Callable[[float], Steps[T]]) -> Steps[T]:
-        """Once more after each lost connection, until the deadline; another ZooKeeper session might see older data."""
+        """Retry a read after each lost connection until the deadline. Another ZooKeeper session may see older data."""
         main = self._main
         deadline = main.deadline()
         while True:
@@ -306,7 +306,7 @@ class ZooKeeperBackend(Backend):
                     self._readying = None
 
     def _ready(self, task: WriteTask) -> Future[int]:
-        """The main connection gets its evidence; concurrent first writes share the work."""
+        """Create the evidence of the main connection. Concurrent first writes share the work."""
         readying: Future[int] = Outcome()
         try:
             with self._lock:
@@ -320,7 +320,7 @@ class ZooKeeperBackend(Backend):
         return readying
 
     def _sweep_later(self, keys: Iterable[str]) -> None:
-        """Remove parents that have been empty for a while, many at once: one that is used again is there still."""
+        """Remove parents that have been empty for a while, many at once. A parent that is used again remains."""
         due = self._clock.now() + _SWEEP_S
         with self._lock:
             begin = not self._emptied

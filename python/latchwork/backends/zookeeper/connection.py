@@ -1,12 +1,12 @@
-"""A ZooKeeper session that answers with futures: deadlines, the outbox, and writes whose outcome gets known.
+"""A ZooKeeper session that answers with futures: deadlines, the outbox, and writes with known outcomes.
 
-Every request ends by its deadline. What was not sent when a connection broke waits for the next one. Reads that must be
-linearizable follow a check-only multi on the same connection. Each write sets a znode of this session, the *evidence*,
-to its own number. When a reply is lost, the session's next connection begins with a check-only multi (what the old
-connection sent is now either applied or refused) and a read of the evidence:
+Every request ends by its deadline. Requests that were not sent when a connection broke wait for the next one. A
+linearizable read follows a check-only multi on the same connection. Each write sets a znode of this session, the
+*evidence*, to its own number. After a lost reply, the next connection of the session starts with a check-only multi
+(everything that the old connection sent is now applied or refused) and a read of the evidence:
 
     evidence == number   it was applied, at the evidence's mzxid
-    evidence <  number   it was not, and cannot be any more: it is sent again, in its old order
+    evidence <  number   it was not and cannot be any more: it is sent again, in its old order
     evidence >  number   a later one was applied; this one is left unknown
 
 docs/design/zookeeper.md has the whole protocol.
@@ -45,26 +45,26 @@ _SWEEP_S = 0.1
 
 
 class Listener(Protocol):
-    """Told on the connection's thread; must not block."""
+    """Called in the connection's thread; must not block."""
 
     def on_up(self) -> None:
-        """Connected; nothing has been sent on this connection yet."""
+        """Handle a new connection on which nothing has been sent."""
         ...
 
     def on_event(self, kind: int, path: str) -> None:
-        """A watch fired; ``on_events_over`` follows all that have arrived together."""
+        """Handle an event of a watch. ``on_events_over`` follows the events that arrived together."""
         ...
 
     def on_events_over(self) -> None: ...  # noqa: D102 - see above
 
     def on_expired(self) -> bool:
-        """The server ended the session. True: that was all; False: go on with a new one."""
+        """Handle the end of the session. True ends the connection; False continues with a new session."""
         ...
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all connections of a store share."""
+    """The settings that all connections of a store share."""
 
     hosts: tuple[tuple[str, int], ...]
     options: dict[str, Any] = field(repr=False)
@@ -75,12 +75,12 @@ class Settings:
 
 
 class Connection:
-    """One ZooKeeper session, or one after the other, with its thread. Safe to share.
+    """A ZooKeeper session, or several one after the other, with its thread. Thread-safe.
 
     Attributes:
-        up: connected, as far as is known here.
-        over: closed, or ended by the server: nothing will be sent any more.
-        first_up: ends when there is a session, or with ``Cut`` when never.
+        up: Whether it is connected, as far as is known.
+        over: Whether it was closed or ended by the server: nothing will be sent any more.
+        first_up: Ends when there is a session, or with ``Cut`` if there never is one.
     """
 
     def __init__(self, settings: Settings, ttl_s: float, listener: Listener, name: str) -> None:
@@ -118,16 +118,16 @@ class Connection:
 
     @property
     def trouble(self) -> str:
-        """Why the last attempt to connect failed; empty if none did."""
+        """Why the last attempt to connect failed; empty if none failed."""
         return self._link.loop.trouble
 
     @property
     def was_refused(self) -> bool:
-        """The last attempt to connect ended at the account."""
+        """Whether the last attempt to connect failed at authentication."""
         return self._link.loop.was_refused
 
     def deadline(self) -> float:
-        """For a call that starts now."""
+        """Return the deadline of a call that starts now."""
         return self._clock.now() + self._settings.call_timeout_s
 
     def call(self, kind: int, payload: bytes, deadline: float | None = None) -> Request:
@@ -137,20 +137,20 @@ class Connection:
         return call
 
     def read(self, kind: int, payload: bytes, deadline: float | None = None) -> Request:
-        """Send a read behind a barrier; believe the reply only if ``linearizable``."""
+        """Send a read behind a barrier. Use the reply only if it is ``linearizable``."""
         call = Request(kind, payload, deadline or self.deadline())
         self._submit(call, barrier=True)
         return call
 
     def confirm(self, deadline: float | None = None) -> Request:
-        """A barrier alone: answered only by a quorum, after every event committed before it was sent."""
+        """Send a barrier alone. A quorum answers it, after all events committed before it was sent."""
         return self.call(MULTI, _BARRIER, deadline)
 
     def write(self, parts: list[bytes], deadline: float, then: Request | None = None) -> Request:
-        """Send a multi with evidence added as its last part, and another request right behind it.
+        """Send a multi with the evidence as its last part, and another request directly behind it.
 
         Raises:
-            EvidenceGone: there is none; see ``Writer.prepare``.
+            EvidenceGone: There is none; see ``Writer.prepare``.
         """
         evidence = self.evidence
         if evidence is None:
@@ -161,7 +161,7 @@ class Connection:
         return call
 
     def is_late(self, deadline: float) -> bool:
-        """The deadline has passed."""
+        """Return whether the deadline has passed."""
         return self._clock.now() >= deadline
 
     def _submit(
@@ -202,7 +202,7 @@ class Connection:
         call.payload = wire.multi([head, wire.set_data(evidence, _NUMBER.pack(self._number))])
 
     def _share_barrier(self, deadline: float) -> Request:
-        """One barrier serves all reads that are asked for before it is sent."""
+        """Return the barrier that serves all reads before it is sent."""
         barrier = self._barrier
         if barrier is None or barrier.epoch or barrier.done():
             barrier = Request(MULTI, _BARRIER, deadline)
@@ -214,9 +214,9 @@ class Connection:
     # Ending.
 
     def finish(self, deadline: float, *, discard: bool) -> Request:
-        """End the ZooKeeper session as soon as the server is reached; nothing can be asked afterwards.
+        """End the ZooKeeper session as soon as a server is reached. Nothing can be requested afterwards.
 
-        With ``discard`` what was asked before, but not sent, never will be: it ends as ``Cut`` now.
+        With ``discard``, requests that were not sent end as ``Cut`` now.
         """
         close = Request(CLOSE, b"", deadline)
         self._submit(close, last=True)  # first: a caller that hears of a discarded call can ask for nothing more
@@ -231,21 +231,21 @@ class Connection:
         return close
 
     def abandon(self) -> None:
-        """Stop without telling the server; the session runs out there."""
+        """Stop without telling the server. The session expires there."""
         with self._lock:
             self.over = True
         self._link.stop()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; True when it has."""
+        """Wait until the thread has ended, and return whether it has."""
         return self._link.join(timeout_s)
 
     # Told by the link, on its thread.
 
     def take(self, most_bytes: int) -> Sequence[Request]:
-        """The next requests to send, marked as sent; while writes are unsettled, only what settles them.
+        """Return the next requests to send, marked as sent. While writes are unsettled, only requests that settle them.
 
-        Otherwise a later write could overtake an earlier one that has to be sent again, in effect and in the evidence.
+        Otherwise a later write could overtake an earlier one that is sent again, in effect and in the evidence.
         """
         batch: list[Request] = []
         size = 0
@@ -266,7 +266,7 @@ class Connection:
         return batch
 
     def came_up(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
-        """Look for the evidence of unsettled writes first, then let the listener send, then everybody."""
+        """Read the evidence of unsettled writes first, then let the listener send, then all others."""
         self._link.ask_for(granted_s)
         for call in self._forgotten():
             call.set_exception(ConnectionLoss("a thread was interrupted before it had sent this"))
@@ -287,17 +287,19 @@ class Connection:
         self._link.wake()
 
     def _forgotten(self) -> list[Request]:
-        """What was taken to be sent on an earlier connection, and is not known there: its sender was interrupted."""
+        """Return requests that were taken on an earlier connection and are unknown there, because their sender was
+        interrupted.
+        """
         with self._lock:
             kept = {id(call) for calls in (self._outbox, self._unsettled, self._settling) for call in calls}
             return [call for call in self._outstanding if call.epoch and id(call) not in kept and not call.done()]
 
     def went_down(self) -> None:
-        """Writes in flight were held already."""
+        """Do nothing: writes in flight are held already."""
         self.up = False
 
     def expired(self) -> bool:
-        """Nothing can be settled without the session that owned the evidence."""
+        """Give up unsettled writes: the session that owned the evidence has ended."""
         with self._lock:
             self.up = False
             self.evidence = None
@@ -312,7 +314,7 @@ class Connection:
         return stop
 
     def ended(self) -> None:
-        """The link's thread is over, for whatever reason."""
+        """Handle the end of the link's thread."""
         with self._lock:
             self.up = False
             self.over = True
@@ -324,7 +326,7 @@ class Connection:
             self.first_up.set_exception(Cut(sent=False, over=True))
 
     def event(self, kind: int, path: str) -> None:
-        """A watch fired."""
+        """Handle an event of a watch."""
         self._listener.on_event(kind, path)
 
     def _fail_unsent(self) -> None:
@@ -337,7 +339,7 @@ class Connection:
     # Settling.
 
     def _hold(self, call: Request) -> bool:
-        """Keep a write whose reply was lost until the next connection; False when its evidence is gone."""
+        """Keep a write with a lost reply until the next connection. Return False if its evidence is gone."""
         with self._lock:
             if self.over or self.evidence != call.evidence or call.done():
                 return False
@@ -378,10 +380,10 @@ class Connection:
     # Deadlines.
 
     def _leave_silent_server(self, now: float) -> None:
-        """Try another server when this one has not answered for long.
+        """Try another server if this one has not answered for long.
 
-        kazoo would see it by a ping, but it sends none, and looks for none, while requests go out: our own renewals and
-        heartbeats would keep it on a frozen server until the session is lost.
+        kazoo detects that with pings, but sends none while requests are sent. Our renewals would keep it on a frozen
+        server until the session is lost.
         """
         oldest = self._link.oldest_sent_at()
         if self.up and oldest is not None and now - oldest > self._settings.timing.silence_s(self.ttl_s):

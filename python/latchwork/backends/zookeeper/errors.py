@@ -1,4 +1,4 @@
-"""The one seam where lost connections and ZooKeeper's error codes become latchwork's errors."""
+"""Translation of lost connections and ZooKeeper's error codes into latchwork's errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FINAL_CODES = frozenset({wire.NO_AUTH, wire.EPHEMERAL_PARENT, wire.INVALID_ACL, 
 
 
 class Cut(Exception):
-    """No reply came.
+    """A request got no reply.
 
     Attributes:
-        sent: it was sent, and its outcome is unknown; False: it was not, and never will be.
-        over: the ZooKeeper session has ended, or the connection was closed; False: the deadline passed.
+        sent: Whether it was sent, so that its outcome is unknown.
+        over: Whether the ZooKeeper session has ended or the connection was closed; otherwise the deadline passed.
     """
 
     def __init__(self, *, sent: bool, over: bool) -> None:
@@ -33,15 +33,15 @@ class Cut(Exception):
 
 
 class EvidenceGone(Exception):
-    """The session has no evidence znode (yet, or any more); nothing was written."""
+    """The session has no evidence znode (yet, or any more). Nothing was written."""
 
 
 def cut_error(
     cut: Cut, *, what: str, write: bool, session_id: str | None = None, closed: bool = False
 ) -> LatchworkError:
-    """The error of a request that got no reply; ``session_id`` is None for the store's own connection.
+    """Return the error of a request without a reply. ``session_id`` is None for the store's own connection.
 
-    ``what`` is the call and its key, such as ``put 'a/b'``. With ``write`` it could have changed something.
+    ``what`` is the call and its key, such as ``put 'a/b'``. ``write`` is whether it could change something.
     """
     if write and cut.sent:
         return OutcomeUnknown(f"{what}: the connection was lost before the answer; read the key to see what happened")
@@ -53,12 +53,12 @@ def cut_error(
 
 
 def session_lost(session_id: str, what: str) -> SessionLost:
-    """The error of every call of a session that has ended."""
+    """Return the error of every call of a session that has ended."""
     return SessionLost(f"{what}: session {session_id} has ended; stop the work it protected and open a new session")
 
 
 def code_error(code: int, *, what: str, key: str) -> LatchworkError:
-    """What to tell the caller of a request that the server refused; nothing of it was done."""
+    """Return the error of a request that the server refused. Nothing of it was done."""
     if code == wire.NO_AUTH:
         return PermissionDenied(f"{what}: this account has no right to do that to {key!r}; fix its ACL or the account")
     if code == wire.INVALID_ACL:
@@ -73,10 +73,10 @@ def code_error(code: int, *, what: str, key: str) -> LatchworkError:
 
 
 def check_found(code: object, what: str, key: str) -> None:
-    """Let pass a read that failed only because there is no such znode.
+    """Accept a read that failed only because the znode does not exist.
 
     Raises:
-        LatchworkError: it failed for another reason.
+        LatchworkError: It failed for another reason.
     """
     assert isinstance(code, int)
     if code not in {wire.NO_NODE, wire.OK}:

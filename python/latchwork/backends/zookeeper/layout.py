@@ -43,15 +43,15 @@ _BOUND_TO = re.compile(rb"@([0-9a-f]{32})(?::([0-9]{1,18}))?=")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The opaque version of an entry: equal when ``mzxid`` is. The rest is what the next check of it needs.
+    """The opaque version of an entry, compared by ``mzxid``. The other fields are for the next check of it.
 
     Attributes:
-        mzxid: transaction that wrote it last: the entry's token.
-        data: dataVersion of the znode; UNKNOWN when the reply to the write was lost.
-        gen: version of the key's bucket guard at some time before this was read; UNKNOWN when it was not.
-        created: transaction that created the key.
-        owner: session it is bound to.
-        born: it has a ``#born`` node.
+        mzxid: The transaction that wrote it last: the entry's token.
+        data: The dataVersion of the znode; UNKNOWN if the reply to the write was lost.
+        gen: A version of the key's bucket guard before this was read; UNKNOWN if it was not read.
+        created: The transaction that created the key.
+        owner: The session that it is bound to.
+        born: Whether it has a ``#born`` node.
     """
 
     mzxid: int
@@ -70,13 +70,13 @@ class Znode:
     """What was seen of the znode at a key's path.
 
     Attributes:
-        exists: there is a znode.
-        version: of the key; None: no key, so an implied parent if it exists.
-        data: dataVersion.
-        children: below it, our own ``#born`` not counted.
-        gen: version of the bucket's guard before it was read.
-        leaf: it is ephemeral: nothing can live below.
-        is_marked: it has a ``#born`` node.
+        exists: Whether the znode exists.
+        version: The version of the key; None without a key, which is an implied parent if it exists.
+        data: The dataVersion.
+        children: The number of children, without our ``#born``.
+        gen: The version of the bucket's guard before it was read.
+        leaf: Whether it is ephemeral, so that nothing can exist below it.
+        is_marked: Whether it has a ``#born`` node.
     """
 
     exists: bool
@@ -89,12 +89,12 @@ class Znode:
 
 
 def known_key(version: Version) -> Znode:
-    """A key seen earlier, taken to be without children until a reply says otherwise."""
+    """Return the state of a key seen earlier, without children until a reply shows some."""
     return Znode(True, version, version.data, 0, version.gen, version.owner is not None, version.born)
 
 
 def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes:
-    """Data of a key's znode; ``created`` is for a bound key that may be older than its znode."""
+    """Return the data of a key's znode. ``created`` is for a bound key that may be older than its znode."""
     if owner is None:
         return _PLAIN + value
     older = b"" if created is None else _CREATED + str(created).encode()
@@ -102,9 +102,9 @@ def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes
 
 
 def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int | None]:
-    """Value, owner, and ``created`` if it is in the data; data that other programs wrote are taken as they are.
+    """Return the value, the owner, and ``created`` if it is in the data. Data of other programs is returned unchanged.
 
-    What looks like an owner is a value if the znode ends with no session, or no session of ours has such an id.
+    What looks like an owner is a part of the value if the znode is not ephemeral, or if the ID is not one of ours.
     """
     if data[:1] == _PLAIN:
         return data[1:], None, None
@@ -116,7 +116,7 @@ def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int | No
 
 
 def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
-    """The entry of a znode; None when it is only an implied parent.
+    """Return the entry of a znode; None for an implied parent.
 
     ``gen`` is the version of the bucket's guard before the read, ``born`` the czxid of the key's ``#born`` node.
     """
@@ -130,17 +130,17 @@ def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = Non
 
 
 def bucket(key: str) -> int:
-    """Which guard a key has."""
+    """Return the number of a key's guard."""
     return zlib.crc32(key.encode()) % BUCKETS
 
 
 def parent(key: str) -> str:
-    """The key above; "" is the root."""
+    """Return the key above; "" is the root."""
     return key.rpartition("/")[0]
 
 
 def ancestors(key: str) -> list[str]:
-    """Keys above, the nearest first, without the root."""
+    """Return the keys above, nearest first, without the root."""
     found = []
     while key := parent(key):
         found.append(key)
@@ -148,24 +148,24 @@ def ancestors(key: str) -> list[str]:
 
 
 def is_ours(name: str) -> bool:
-    """A znode of our own below a key: ``#born`` or ``#keep``."""
+    """Return whether a name is one of our own znodes below a key: ``#born`` or ``#keep``."""
     return name[:1] == "#"
 
 
 def below(key: str, names: Iterable[str]) -> list[str]:
-    """Full keys of names below a key."""
+    """Return the full keys of names below a key."""
     return [f"{key}/{name}" for name in names] if key else list(names)
 
 
 class Layout:
-    """Paths of one root, and how znodes are created there.
+    """The paths of one root, and how znodes are created there.
 
     Args:
-        root: of the URL.
-        acl: of created znodes, as bytes of a request.
+        root: The root of the URL.
+        acl: The ACL of created znodes, as bytes of a request.
 
     Attributes:
-        strangers: what is below the root and no key.
+        strangers: Invalid keys of other programs below the root.
     """
 
     def __init__(self, root: str, acl: bytes = b"") -> None:
@@ -176,49 +176,50 @@ class Layout:
         self.folders = [f"{self.root}/{name}" for name in _FOLDERS]
 
     def path(self, key: str) -> str:
-        """Where a key lives; "" is the root."""
+        """Return the path of a key; "" is the root."""
         return f"{self.root}/{key}" if key else self.root
 
     def guard(self, key: str) -> str:
-        """The guard of a key's bucket."""
+        """Return the path of the guard of a key's bucket."""
         return self.guards[bucket(key)]
 
     def born(self, key: str) -> str:
-        """Marks a key that came to life on an existing znode."""
+        """Return the path of the mark of a key that was created on an existing znode."""
         return f"{self.path(key)}/{BORN}"
 
     def keep(self, key: str) -> str:
-        """Marks a parent that is never removed."""
+        """Return the path of the mark of a parent that is never removed."""
         return f"{self.path(key)}/{KEEP}"
 
     def marker(self, session_id: str) -> str:
-        """Lives as long as the session."""
+        """Return the path of a session's marker."""
         return f"{self.root}/@s/{session_id}"
 
     def writer(self, unique: str) -> str:
-        """Evidence of a store's own connection."""
+        """Return the path of the evidence of a store's own connection."""
         return f"{self.root}/@w/{unique}"
 
     def create(self, path: str, data: bytes = b"", flags: int = wire.PERSISTENT) -> bytes:
-        """One create for ``wire.multi``."""
+        """Return a create for ``wire.multi``."""
         return wire.create(path, data, self._acl, flags)
 
     def create_parent(self, key: str, *, is_key: bool = False) -> list[bytes]:
-        """Parts of a multi that create an implied parent: set once, so that version 0 stays for keys.
+        """Return the parts of a multi that create an implied parent. It is set once, so that version 0 is reserved for
+        keys.
 
-        It is a container, which the server deletes some time after its last child has gone; not if the same multi makes
+        It is a container, which the server deletes some time after its last child has gone, unless the same multi makes
         it a key.
         """
         path = self.path(key)
         return [self.create(path) if is_key else wire.create_container(path, self._acl), wire.set_data(path, b"", 0)]
 
     def root_parts(self) -> list[str]:
-        """The root and what is above it, from the top."""
+        """Return the root and the paths above it, from the top."""
         segments = self.root[1:].split("/")
         return ["/" + "/".join(segments[: count + 1]) for count in range(len(segments))]
 
     def key_of(self, path: str) -> str | None:
-        """The key whose state an event at this path may have changed; None for our own znodes and strangers."""
+        """Return the key that an event at this path concerns; None for our own znodes and invalid keys."""
         if not path.startswith(self.root + "/"):
             return None
         key = path[len(self.root) + 1 :]
@@ -232,7 +233,7 @@ class Layout:
         return key if is_key(key) else None
 
     def visible(self, names: Iterable[str], key: str) -> list[str]:
-        """Names of znodes below a key, without our own and without what is no key."""
+        """Return the names of znodes below a key, without our own and without invalid keys."""
         found = [name for name in names if not is_ours(name) and (key or name[:1] != "@")]
         if len(found) == len(keys := [name for name in found if is_key(name)]):
             return found

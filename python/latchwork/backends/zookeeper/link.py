@@ -1,6 +1,6 @@
-"""One kazoo client: its start and its end, its session, its threads. With ``loop``, all that knows kazoo's insides.
+"""A kazoo client: its start and end, its session, its threads. Only this module and ``loop`` know kazoo's internals.
 
-kazoo does the handshake, authentication, pings and reconnecting; its queue threads are not started.
+kazoo does the handshake, authentication, pings and reconnecting. Its queue threads are not started.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _NOW: int = getattr(socket, "MSG_DONTWAIT", 0)
 
 
 class Link:
-    """One kazoo client: one ZooKeeper session at a time, one thread.
+    """A kazoo client: one ZooKeeper session at a time, one thread.
 
     Hosts are tried in random order. ``options`` are kazoo's: ``auth_data``, ``sasl_options``, ``use_ssl``, ``ca``,
     ``certfile``, ``keyfile``.
 
     Attributes:
-        loop: tells how the last attempt to connect failed.
+        loop: Has the reason why the last attempt to connect failed.
     """
 
     def __init__(
@@ -72,31 +72,33 @@ class Link:
         self._owner = owner
 
     def start(self) -> None:
-        """Connect, and keep connected, in the background."""
+        """Connect in the background, and stay connected."""
         self._client.start_async()
 
     def flush(self) -> None:
-        """Have what waits in the outbox sent: at once, when nothing is in flight."""
+        """Send the outbox, at once if nothing is in flight."""
         if not self.loop.send_now():
             self.wake()
 
     def wake(self) -> None:
-        """Have the loop look into the outbox."""
+        """Make the loop check the outbox."""
         with contextlib.suppress(OSError, AttributeError):  # closed: nobody is left to wake; or full: it is awake
             self.loop._write_sock.send(b"\0", _NOW)  # noqa: SLF001
 
     def stop(self) -> None:
-        """End the thread without telling the server; does not wait."""
+        """End the thread without telling the server. Does not wait."""
         self._client._stopped.set()  # noqa: SLF001
         self.loop.cut()
         self.wake()
 
     def cut(self) -> None:
-        """Break the connection; another is made at once."""
+        """Break the connection. Another one is made at once."""
         self.loop.cut()
 
     def ask_server(self, word: bytes, within_s: float) -> str:
-        """The connected server's answer to a four-letter word, on a connection of its own; empty if it gives none."""
+        """Return the answer of the connected server to a four-letter word, on a separate connection; empty without an
+        answer.
+        """
         client = self._client
         try:
             with contextlib.closing(
@@ -119,7 +121,7 @@ class Link:
             return ""
 
     def oldest_sent_at(self) -> float | None:
-        """When the oldest request without an answer was sent on this connection; None if there is none."""
+        """Return when the oldest unanswered request was sent on this connection; None if there is none."""
         try:
             sent: Request = self._client._pending[0][0]  # noqa: SLF001
         except IndexError:
@@ -127,7 +129,7 @@ class Link:
         return sent.sent_at
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread; True when it is gone, and everything it used is closed."""
+        """Wait for the thread. Return True once it has ended and everything it used is closed."""
         thread = self.loop.thread
         if thread is None or thread is threading.current_thread():
             return thread is None
@@ -140,7 +142,7 @@ class Link:
         return True
 
     def ask_for(self, ttl_s: float) -> None:
-        """Session timeout for the next handshakes."""
+        """Set the session timeout of the next handshakes."""
         self._client._session_timeout = int(ttl_s * 1000)  # noqa: SLF001
 
     def _on_state(self, state: KazooState) -> None:
@@ -152,7 +154,7 @@ class Link:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Threads with a name, and none for callbacks; connects that give up early."""
+    """Creates named threads, none for callbacks, and connections that give up early."""
 
     def __init__(self, name: str, timing: Timing, clock: Clock) -> None:
         super().__init__()
@@ -187,7 +189,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """As kazoo's, for sockets of any number, without building a selector for every wait."""
+        """Do the same as kazoo's, for sockets of any number, without a selector per wait."""
         poll = select.poll()
         by_number: dict[int, Any] = {}
         for sockets, mask in ((readers, select.POLLIN), (writers, select.POLLOUT)):

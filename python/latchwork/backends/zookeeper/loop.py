@@ -1,14 +1,13 @@
-"""Calls on one connection, and kazoo's connection loop with our own sending and receiving.
+"""Calls on a connection, and kazoo's connection loop with our own sending and receiving.
 
-Requests wait in our outbox (``connection``), not in kazoo's queue: what has not been sent survives a reconnect and is
-never failed as if it had been. Several requests share a system call in both directions. Replies end their futures on
-the connection's thread.
+Requests wait in our outbox (``connection``) instead of kazoo's queue, so requests that were not sent survive a
+reconnect. Several requests share a system call in both directions. Replies end their futures in the connection's
+thread.
 
-While nothing is in flight, the thread that asks sends: to wake the connection's thread for that is a good part of what
-a small request costs. One lock covers sending, and the step from sending to the end of a connection. A thread that asks
-only tries for it; it never waits, for the lock or for the network. An interrupt in the middle of that leaves nobody
-knowing how much was sent, so nothing more is sent on that connection: it is torn. With TLS the connection's thread
-sends everything, because such a socket must not be used by two threads.
+While nothing is in flight, the calling thread sends, because waking the connection's thread is a large part of the cost
+of a small request. One lock covers sending, and the step from sending to the end of a connection. A calling thread only
+tries to take it and never waits. An interrupt in the middle tears the connection, because nobody knows how much was
+sent. With TLS only the connection's thread sends, because two threads must not use such a socket.
 """
 
 from __future__ import annotations
@@ -48,44 +47,44 @@ _MAX_XID = 2_147_483_647
 
 
 class LinkOwner(Protocol):
-    """Told by the link, on its own thread."""
+    """Called by the link in its thread."""
 
     def take(self, most_bytes: int) -> Sequence[Request]:
-        """The next requests to send."""
+        """Return the next requests to send."""
         ...
 
     def came_up(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
-        """A session is established or regained; nothing has been sent yet."""
+        """Handle an established or resumed session; nothing has been sent yet."""
         ...
 
     def went_down(self) -> None:
-        """The connection broke; the session may go on."""
+        """Handle a broken connection; the session may continue."""
         ...
 
     def expired(self) -> bool:
-        """The server ended the session. True: stop; False: open a new one."""
+        """Handle the end of the session. True stops, False opens a new session."""
         ...
 
     def ended(self) -> None:
-        """The thread is about to end."""
+        """Handle the end of the thread."""
         ...
 
     def event(self, kind: int, path: str) -> None:
-        """A watch fired."""
+        """Handle an event of a watch."""
         ...
 
     def events_over(self) -> None:
-        """All that has arrived together was told."""
+        """Handle the end of the events that arrived together."""
         ...
 
 
 class Loop(ConnectionHandler):  # type: ignore[misc]
-    """The connection's thread. ``Link`` starts it; ``send_now`` and ``cut`` may be called by any thread.
+    """The connection's thread, which ``Link`` starts. Any thread may call ``send_now`` and ``cut``.
 
     Attributes:
-        server: address and port of the server that was tried last.
-        trouble: why the last attempt to connect failed; empty if none did.
-        was_refused: that attempt ended at the account.
+        server: The address and port of the server that was tried last.
+        trouble: Why the last attempt to connect failed; empty if none failed.
+        was_refused: Whether that attempt failed at authentication.
     """
 
     def __init__(
@@ -109,27 +108,27 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
 
     @property
     def thread(self) -> threading.Thread | None:
-        """None before the start."""
+        """The thread; None before the start."""
         routine: threading.Thread | None = self._connection_routine
         return routine
 
     def cut(self) -> None:
-        """Break the connection from any thread."""
+        """Break the connection, from any thread."""
         with contextlib.suppress(OSError, AttributeError):
             self._socket.shutdown(2)
 
     def zk_loop(self) -> None:
-        """What the thread runs."""
+        """Run the connection loop."""
         try:
             super().zk_loop()
         finally:
             self._owner.ended()
 
     def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
-        """Every address of every host, in random order; a name that cannot even be looked up stops no other.
+        """Return all addresses of all hosts in random order. A name that cannot be resolved does not affect the others.
 
-        kazoo's own lets pass what ``getaddrinfo`` raises for a name that no DNS message can hold: that would end the
-        thread, and with it the connection, however many other servers there are.
+        kazoo's own method does not catch the error for a name that does not fit into a DNS message. It would end the
+        thread, however many other servers there are.
         """
         found: list[tuple[str, str, int]] = []
         for host, port in self.client.hosts:
@@ -143,7 +142,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return found
 
     def _connect_attempt(self, host: str, hostip: str, port: int, retry: KazooRetry) -> object:
-        """Try one server; an unexpected error ends the attempt, never the thread."""
+        """Try one server. An unexpected error ends the attempt, not the thread."""
         try:
             return super()._connect_attempt(host, hostip, port, retry)
         except KazooException:
@@ -179,7 +178,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return read_ms, connect_ms
 
     def _invoke(self, timeout: float, request: object, xid: int | None = None) -> object:
-        """A step of the handshake: tried anew soon, with more patience each time, in case the server is just slow."""
+        """Make a step of the handshake. It is retried with a longer timeout, in case the server is slow."""
         try:
             self._timing.phase = "the handshake of ZooKeeper"
             answer: object = super()._invoke(min(timeout, self._timing.handshake_s), request, xid)
@@ -190,16 +189,16 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return answer
 
     def close_to_others(self) -> None:
-        """Only the connection's own thread sends from now on, until the next connection is up."""
+        """Let only the connection's thread send until the next connection is up."""
         with self._sending:
             self._is_open = False
             self._unsent.clear()
 
     def send_now(self) -> bool:
-        """Send what waits, in the thread that asks; False when that is the connection's thread's to do.
+        """Send the outbox in the calling thread. Return False if the connection's thread must do it.
 
-        With nothing in flight, what has arrived is an event or the end of the connection: that comes first, so that
-        nothing is sent on a connection that is known to be closed.
+        With nothing in flight, readable data is an event or the end of the connection. It is handled first, so that
+        nothing is sent on a closed connection.
         """
         if self.client._pending or self._sending.locked():  # noqa: SLF001
             return False
@@ -216,7 +215,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
             return not self._unsent
 
     def _send_some(self) -> None:
-        """With the lock held: as much as can be sent without waiting."""
+        """Send as much as possible without waiting. The caller holds the lock."""
         batch = self._next_batch()
         sent = 0
         try:
@@ -228,7 +227,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         self._unsent += batch[sent:]
 
     def _next_batch(self) -> bytearray:
-        """With the lock held: requests from the outbox, as bytes; from here on they are in flight."""
+        """Return requests from the outbox as bytes; they are in flight from now on. The caller holds the lock."""
         batch = bytearray()
         for sent in self._owner.take(_BATCH_BYTES):
             self._xid = self._xid % _MAX_XID + 1
@@ -278,7 +277,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return None
 
     def _receive(self) -> None:
-        """Read what is there, and all of it when TLS holds some back."""
+        """Read available data, including data that TLS has buffered."""
         with self._socket_error_handling():
             while True:
                 try:
@@ -315,7 +314,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
 
 
 class Request(Outcome[Reply]):
-    """One request and its reply to come."""
+    """A request and its future reply."""
 
     def __init__(self, kind: int, payload: bytes, deadline: float, number: int = 0) -> None:
         super().__init__()
@@ -330,12 +329,12 @@ class Request(Outcome[Reply]):
         self.hold: Callable[[Request], bool] | None = None
 
     def answer(self, reply: Reply) -> None:
-        """Take the reply, unless the deadline came first."""
+        """Set the reply, unless the deadline came first."""
         with contextlib.suppress(InvalidStateError):
             self.set_result(reply)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """End without a reply; called so by kazoo when the connection ends. A write may be held back to be settled."""
+        """End without a reply; kazoo calls it when the connection ends. A write may be held back to be settled."""
         if isinstance(exception, Cut):
             end: Cut = exception
         else:
@@ -347,6 +346,6 @@ class Request(Outcome[Reply]):
 
     @property
     def linearizable(self) -> bool:
-        """The barrier before it was answered on the same connection."""
+        """Whether the barrier before it was answered on the same connection."""
         barrier = self.barrier
         return barrier is not None and barrier.epoch == self.epoch and barrier.done() and barrier.exception() is None

@@ -1,7 +1,7 @@
-"""Reading keys, one or many, and lists of levels and subtrees.
+"""Reads of keys, and lists of levels and subtrees.
 
-Every read that is not ``stale_ok`` follows a barrier on the same connection. Many keys are read by one request, sized
-so that answers stay near half a megabyte. A key with children needs a second look, at its ``#born``.
+Every read that is not ``stale_ok`` follows a barrier on the same connection. Many keys are read with one request, sized
+for answers of about half a megabyte. A key with children needs a second read of its ``#born``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PROBES = 4
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """What the requests of one call have in common.
+    """What the requests of one call share.
 
     Attributes:
-        connection: to read through.
-        deadline: of the whole call.
-        gens: for each bucket a version that its guard had before the barrier; UNKNOWN without a barrier.
+        connection: The connection to read through.
+        deadline: The deadline of the call.
+        gens: Per bucket, a version of its guard before the barrier; UNKNOWN without a barrier.
     """
 
     connection: Connection
@@ -47,9 +47,8 @@ class ReadContext:
 
 
 class Reader:
-    """Reads through any connection, as steps that raise ``Cut`` when it breaks; the caller then starts anew.
-
-    Safe to share.
+    """Reads through any connection, as steps that raise ``Cut`` when it breaks; the caller starts again. Thread-
+    safe.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -60,23 +59,23 @@ class Reader:
     # Guards and barriers.
 
     def learn(self, number: int, gen: int) -> None:
-        """A bucket's guard has had this version."""
+        """Record a version of a bucket's guard."""
         before = self._gens[number]
         if before == UNKNOWN or (gen - before) % 2**32 < 2**31:  # 32 bits, which come round
             self._gens[number] = gen
 
     def gens(self) -> list[int]:
-        """For each bucket a version its guard has reached by now; valid with whatever is read or written from now."""
+        """Return, per bucket, a version that its guard has reached; valid for reads and writes from now on."""
         return self._gens.copy()
 
     def context(self, connection: Connection, deadline: float) -> ReadContext:
-        """For reads behind a barrier that is sent from now on."""
+        """Return the context of reads behind a barrier that is sent from now on."""
         return ReadContext(connection, deadline, self.gens())
 
     def begin(self, connection: Connection, deadline: float, *, stale_ok: bool = False) -> Steps[ReadContext]:
-        """For reads from now on: behind a barrier, or of what the connected server has.
+        """Return the context of reads from now on: behind a barrier, or of the connected server's state.
 
-        The versions of a stale read make any check read the keys again first; see ``read_with_guards``.
+        The versions of a stale read make any check read the keys again; see ``read_with_guards``.
         """
         if stale_ok:
             return ReadContext(connection, deadline, _NO_GENS)
@@ -87,7 +86,7 @@ class Reader:
     # One key.
 
     def get(self, connection: Connection, key: str, deadline: float, *, stale_ok: bool) -> Steps[Entry | None]:
-        """A linearizable read, or one of whatever the connected server has."""
+        """Read a key, linearizably or from the connected server's state."""
         path, gen = self.layout.path(key), UNKNOWN
         if stale_ok:
             reply: Reply = yield connection.call(GET_DATA, wire.path_and_flag(path), deadline)
@@ -116,16 +115,16 @@ class Reader:
     def get_many(
         self, connection: Connection, keys: Sequence[str], deadline: float, *, stale_ok: bool = False
     ) -> Steps[list[Entry | None]]:
-        """In order; each linearizable, unless stale."""
+        """Read keys in order, each linearizable unless stale."""
         context = yield from self.begin(connection, deadline, stale_ok=stale_ok)
         return (yield from self.read_keys(context, keys))
 
     def read_with_guards(
         self, connection: Connection, keys: Sequence[str], deadline: float
     ) -> Steps[list[Entry | None]]:
-        """Like ``read_keys``, without a barrier: the guards are read first, as old as the connected server is.
+        """Read keys without a barrier, after the guards, which are as old as the connected server.
 
-        Guards and keys are one request where it can hold them all: reads of one request are answered in their order.
+        Guards and keys are one request if they fit, because reads of a request are answered in order.
         """
         context = ReadContext(connection, deadline, _NO_GENS.copy())
         buckets = sorted({bucket(key) for key in keys})
@@ -142,7 +141,7 @@ class Reader:
         return (yield from self.read_keys(context, keys))
 
     def read_keys(self, context: ReadContext, keys: Sequence[str]) -> Steps[list[Entry | None]]:
-        """Entries as the connected server has them, in order; None where there is no key."""
+        """Return entries from the connected server, in order; None where there is no key."""
         keys = list(keys)
         entries: list[Entry | None] = []
         parents: list[int] = []
@@ -159,7 +158,7 @@ class Reader:
         return (yield from self._complete(context, keys, entries, parents))
 
     def entries(self, context: ReadContext, keys: Sequence[str], found: Sequence[Found]) -> Steps[list[Entry | None]]:
-        """The entries of keys that were read; those with children are looked at again."""
+        """Return the entries of keys that were read. Those with children are read again."""
         entries: list[Entry | None] = []
         parents = []
         for index, (key, each) in enumerate(zip(keys, found, strict=True)):
@@ -175,7 +174,7 @@ class Reader:
     def _complete(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> Steps[list[Entry | None]]:
-        """Look at those that have children until none changes between two looks."""
+        """Read keys with children until none changes between two reads."""
         for _ in range(_ATTEMPTS):
             if not parents:
                 break
@@ -185,7 +184,7 @@ class Reader:
     def _look_for_born(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> Steps[list[int]]:
-        """Complete the entries with children; those that changed between the looks are returned, for another."""
+        """Complete the entries with children, and return those that changed in between."""
         paths = [self.layout.born(keys[index]) for index in parents]
         paths += [self.layout.path(keys[index]) for index in parents]
         found = yield from self.read_data(context, paths)
@@ -204,11 +203,11 @@ class Reader:
     # Many reads of any kind.
 
     def read_data(self, context: ReadContext, paths: Sequence[str]) -> Steps[list[Found]]:
-        """Data of znodes, in order."""
+        """Return the data of znodes, in order."""
         return (yield from self.read_each(context, [wire.read_data(path) for path in paths]))
 
     def read_each(self, context: ReadContext, reads: Sequence[bytes]) -> Steps[list[Found]]:
-        """What reads of a MULTI_READ give, in order."""
+        """Return the results of the reads of a MULTI_READ, in order."""
         results: list[Found] = []
 
         def take(body: bytes) -> int:
@@ -226,10 +225,10 @@ class Reader:
         encode: Callable[[int, int], bytes],
         take: Callable[[bytes], int],
     ) -> Steps[None]:
-        """Many reads by few requests, a few of them in flight.
+        """Do many reads with few requests, a few of them in flight.
 
-        ``encode`` gives the payload of the reads from one number to below another. ``take`` gets the answers in order,
-        and returns for how many reads each was.
+        ``encode`` returns the payload of a range of reads. ``take`` gets the answers in order, and returns for how many
+        reads each was.
         """
         size, at, answered, received = FIRST_BATCH, 0, 0, 0
         flying: list[Request] = []
@@ -246,7 +245,7 @@ class Reader:
     # Names.
 
     def names(self, connection: Connection, key: str, deadline: float) -> Steps[list[str]]:
-        """Names of the znodes directly below, our own left out, unsorted."""
+        """Return the names of the znodes directly below, without our own, unsorted."""
         return (yield from self.names_of(key, self.ask_names(connection, key, deadline)))
 
     def ask_names(self, connection: Connection, key: str, deadline: float) -> Request:
@@ -254,7 +253,7 @@ class Reader:
         return connection.call(GET_CHILDREN, wire.path_and_flag(self.layout.path(key)), deadline)
 
     def names_of(self, key: str, asked: Request) -> Steps[list[str]]:
-        """The answer to ``ask_names``; see ``names``."""
+        """Return the answer to ``ask_names``; see ``names``."""
         reply: Reply = yield asked
         if reply.error != OK:
             check_found(reply.error, "list", key)
@@ -263,7 +262,7 @@ class Reader:
 
 
 class Lister:
-    """Lists through any connection, as steps like those of ``Reader``. Safe to share."""
+    """Lists through any connection, as steps like those of ``Reader``. Thread-safe."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -281,7 +280,7 @@ class Lister:
         *,
         stale_ok: bool = False,
     ) -> Steps[list[Entry]]:
-        """Return the keys directly below, sorted. Also a stale entry has a version that a check can be built on."""
+        """Return the keys directly below, sorted. A stale entry, too, has a version that a check can use."""
         context = yield from self.reader.begin(connection, deadline, stale_ok=stale_ok)
         names = yield from self.reader.names(connection, prefix, deadline)
         keys = sorted(key for key in below(prefix, names) if start_after is None or key > start_after)
@@ -301,7 +300,7 @@ class Lister:
     def subtree_part(
         self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
     ) -> Steps[list[Entry]]:
-        """The subtree in order, only as much of it as is asked for."""
+        """Return the subtree in order, up to the limit."""
         context = yield from self.reader.begin(connection, deadline)
         if limit is None and start_after is None:
             return (yield from self.subtree(context, prefix))
@@ -318,7 +317,7 @@ class Lister:
         return entries[:limit]
 
     def subtree(self, context: ReadContext, prefix: str) -> Steps[list[Entry]]:
-        """Every key below the prefix, sorted, without a barrier of its own."""
+        """Return all keys below the prefix, sorted, without a barrier of its own."""
         names = yield from self.reader.names(context.connection, prefix, context.deadline)
         return (yield from self._subtree(context, below(prefix, names)))
 
@@ -334,13 +333,13 @@ class Lister:
         return entries
 
     def ask_first(self, context: ReadContext, prefix: str) -> tuple[Request, Request]:
-        """Send what ``whole`` reads in any case: the names below a prefix, and the key there."""
+        """Send the requests that ``whole`` needs in any case: the names below a prefix, and the key there."""
         payload = wire.multi([wire.read_data(self._layout.path(prefix))])
         own = context.connection.call(MULTI_READ, payload, context.deadline)
         return self.reader.ask_names(context.connection, prefix, context.deadline), own
 
     def whole(self, context: ReadContext, prefix: str, asked: tuple[Request, Request]) -> Steps[list[Entry]]:
-        """Every key below the prefix, then the one at it, without a barrier of its own; see ``ask_first``."""
+        """Return all keys below the prefix, then the one at it, without a barrier of its own; see ``ask_first``."""
         names, own = asked
         level = below(prefix, (yield from self.reader.names_of(prefix, names)))
         entries = yield from self._subtree(context, level)
@@ -352,7 +351,7 @@ class Lister:
         return entries
 
     def _below_each(self, context: ReadContext, keys: list[str]) -> Steps[list[tuple[str, list[str]]]]:
-        """The keys among these that exist, each with the keys directly below it."""
+        """Return the existing keys among these, each with the keys directly below it."""
         found = yield from self.reader.read_each(context, [wire.read_children(self._layout.path(key)) for key in keys])
         there = []
         for key, names in zip(keys, found, strict=True):
@@ -367,9 +366,10 @@ class Lister:
     def children(
         self, connection: Connection, prefix: str, deadline: float, *, stale_ok: bool = False
     ) -> Steps[tuple[list[str], list[str]]]:
-        """Names directly below that are keys or have one below them, sorted; and keys of childless implied parents.
+        """Return the names directly below of keys and parents of keys, sorted, and the keys of childless implied
+        parents.
 
-        When stale, of whatever is below, childless or not, as the connected server has it.
+        A stale answer contains everything below, childless or not, as the connected server has it.
         """
         context = yield from self.reader.begin(connection, deadline, stale_ok=stale_ok)
         names = yield from self.reader.names(connection, prefix, deadline)
@@ -380,7 +380,7 @@ class Lister:
         return sorted(key.rpartition("/")[2] for key in alive), childless
 
     def _alive(self, context: ReadContext, keys: list[str], childless: list[str]) -> Steps[set[str]]:
-        """Which of these are keys or have a key below: all of them together, a level and a few children at a time."""
+        """Return which of these are keys or have a key below: all together, a level and a few children at a time."""
         alive: set[str] = set()
         todo = [(key, [key]) for key in keys]  # each, and the znodes any of which may prove it
         width = _PROBES
@@ -396,9 +396,10 @@ class Lister:
     def _probe(
         self, context: ReadContext, probes: dict[str, str], alive: set[str], childless: list[str]
     ) -> Steps[list[str]]:
-        """Look at the probes: the implied parents with children among them.
+        """Read the probes and return the implied parents with children among them.
 
-        ``alive`` gets the keys that the probes prove to be alive, ``childless`` the implied parents without children.
+        ``alive`` collects the keys that the probes prove to be alive, ``childless`` the implied parents without
+        children.
         """
         found = yield from self.reader.read_data(context, [self._layout.path(key) for key in probes])
         implied = []
@@ -415,9 +416,10 @@ class Lister:
 
 
 class _SubtreePart:
-    """A subtree read in order, only as far as it is wanted. What stands for all below a key is the key and "/".
+    """A subtree that is read in order, up to a limit. The key and "/" stand for everything below a key.
 
-    That sorts as the first of them would ("a/" after "a" and "a-b"). A key read to have no children has nothing below.
+    That sorts as the first of them would ("a/" after "a" and "a-b"). A key that was read without children has nothing
+    below.
     """
 
     def __init__(self, prefix: str, start_after: str | None) -> None:
@@ -426,12 +428,12 @@ class _SubtreePart:
         self._read: dict[str, Entry | None] = {}
 
     def next(self, count: int) -> tuple[list[str], list[str]]:
-        """The first of what is to be read: keys, and keys below which to look."""
+        """Return the first things to read: keys, and keys below which to list."""
         some = [heapq.heappop(self.todo) for _ in range(min(count, len(self.todo)))]
         return [each for each in some if each[-1] != "/"], [each[:-1] for each in some if each[-1] == "/"]
 
     def expect(self, keys: list[str]) -> None:
-        """These exist; "0" follows "/": a subtree whose end is not before the start may have something to give."""
+        """Add existing keys. "0" follows "/": a subtree that ends after the start may contain results."""
         after = self._start_after
         for key in keys:
             if after is None or key > after:
@@ -446,7 +448,7 @@ class _SubtreePart:
                 heapq.heappush(self.todo, key + "/")
 
     def take(self) -> list[Entry]:
-        """The entries before which nothing is left to be read, in order."""
+        """Return the entries that no unread key can precede, in order."""
         end = self.todo[0] if self.todo else None
         ready = sorted(key for key in self._read if end is None or key < end)
         found = [self._read.pop(key) for key in ready]

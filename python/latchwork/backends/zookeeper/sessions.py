@@ -1,7 +1,7 @@
-"""A session of the store: its own ZooKeeper session, on its own connection, that carries all that is bound to it.
+"""A session of the store: a separate ZooKeeper session on its own connection, for everything bound to it.
 
-Its marker ``@s/<id>`` is ephemeral and never created again: whatever is asked of the session sets or checks it, so that
-nothing can land in another ZooKeeper session. Nothing here renews by itself.
+Its marker ``@s/<id>`` is ephemeral and never created again. Every request of the session sets or checks it, so nothing
+can be applied in another ZooKeeper session. The store's session thread renews.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TIDY_S = 0.5
 
 
 class ZooKeeperSession:
-    """As ``BackendSession``. Safe to share."""
+    """A ``BackendSession``. Thread-safe."""
 
     def __init__(
         self, settings: Settings, layout: Layout, ttl_s: float, on_gone: Callable[[], None], commit: _Commit
@@ -50,7 +50,7 @@ class ZooKeeperSession:
 
     @property
     def ttl_s(self) -> float:
-        """As granted by the server."""
+        """The TTL that the server granted."""
         return self.connection.ttl_s
 
     @property
@@ -70,14 +70,16 @@ class ZooKeeperSession:
 
     @property
     def touch_after_s(self) -> tuple[float, ...]:
-        """One that counts with the next renewal, one before in case it is late; one by which this renewal counts."""
+        """One touch that counts with the next renewal, one before in case it is late, and one that makes this renewal
+        count.
+        """
         return (self.ttl_s * 0.05, self.ttl_s * 0.08, self.ttl_s * 0.252)
 
     def open(self, reader: Reader) -> Steps[ZooKeeperSession]:
         """Connect and create the marker.
 
         Raises:
-            Unavailable: not within ``call_timeout_s``; nothing is left behind.
+            Unavailable: Not within ``call_timeout_s``. Nothing is left behind.
         """
         what = "open a session"
         self.connection.start()
@@ -93,7 +95,7 @@ class ZooKeeperSession:
         return self
 
     def renew(self) -> Future[float]:
-        """A check of the marker: answered by a quorum, and only while the session lives."""
+        """Check the marker. A quorum answers, and only while the session is alive."""
         return drive(self._renew())
 
     def _renew(self) -> Steps[float]:
@@ -112,7 +114,7 @@ class ZooKeeperSession:
         return call.sent_at
 
     def touch(self) -> Future[float]:
-        """A sync: it goes to the leader behind what the server had to tell it of this session, and writes nothing."""
+        """Send a sync, which goes to the leader behind the server's news of this session, and writes nothing."""
         return drive(self._touch())
 
     def _touch(self) -> Steps[float]:
@@ -128,11 +130,11 @@ class ZooKeeperSession:
         return call.sent_at
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """As ``Backend.commit``, through this session's connection, with its marker set: a renewal, too."""
+        """As ``Backend.commit``, through this session's connection. It sets the marker, so it is also a renewal."""
         return self._commit(self, checks, ops)
 
     def close(self) -> Future[None]:
-        """End the ZooKeeper session; without a connection, as soon as there is one again and the TTL has not passed."""
+        """End the ZooKeeper session. Without a connection, this happens with the next one if the TTL has not passed."""
         with self._lock:
             if self._closing is not None:
                 return self._closing
@@ -151,7 +153,7 @@ class ZooKeeperSession:
         resolve(closing, None)
 
     def _tidy_later(self) -> None:
-        """Free what the connection's thread used, once that is gone; else that waits for the store's next session."""
+        """Free what the connection's thread used, once it has ended, or with the store's next session."""
         self._settings.timer.call_later(_TIDY_S, partial(self.connection.join, 0.0))
 
     def _late(self, closing: Future[None]) -> None:
@@ -160,16 +162,16 @@ class ZooKeeperSession:
     # Told by the connection.
 
     def on_up(self) -> None:
-        """Nothing to do: what waits is sent."""
+        """Do nothing: waiting requests are sent."""
 
     def on_event(self, kind: int, path: str) -> None:
-        """No watch is set on this connection."""
+        """Do nothing: no watch is set on this connection."""
 
     def on_events_over(self) -> None:
-        """Likewise."""
+        """Do nothing."""
 
     def on_expired(self) -> bool:
-        """Never go on with another ZooKeeper session."""
+        """Never continue with another ZooKeeper session."""
         _log.info("session %s was ended by the server", self.id)
         with self._lock:
             gone = self._closing is None

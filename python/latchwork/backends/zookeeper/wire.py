@@ -1,7 +1,7 @@
-"""ZooKeeper requests and replies as bytes: those that kazoo has no class for, and the hot ones without its overhead.
+"""ZooKeeper requests and replies as bytes: those without a class in kazoo, and frequent ones without its overhead.
 
-Nothing here touches the network. A request is a type and a payload; a reply is an error code, the zxid of its header
-and a body, read by one of the ``read_*`` functions.
+A request is a type and a payload. A reply is an error code, the zxid of its header, and a body for one of the
+``parse_*`` functions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HEADS = {
 
 
 class Stat(NamedTuple):
-    """A znode's metadata, in the order of the wire."""
+    """The metadata of a znode, in the order of the wire."""
 
     czxid: int
     mzxid: int
@@ -64,7 +64,7 @@ class Stat(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer of the server. ``settled``: none came, but the write was found to have been applied at ``zxid``."""
+    """An answer of the server. ``settled``: there was none, but the write was found to be applied at ``zxid``."""
 
     error: int
     zxid: int
@@ -73,7 +73,7 @@ class Reply(NamedTuple):
 
 
 class Data(NamedTuple):
-    """What getData gives."""
+    """The result of getData."""
 
     data: bytes
     stat: Stat
@@ -84,7 +84,9 @@ Found = Data | list[str] | int
 
 
 class MultiReply(NamedTuple):
-    """Results of a multi in order; when ``error`` is not OK nothing was done and ``failed`` is the index to blame."""
+    """The results of a multi in order. If ``error`` is not OK, nothing was done, and ``failed`` is the index of the
+    failed part.
+    """
 
     results: list[Stat | str | None]
     error: int = OK
@@ -95,75 +97,75 @@ class MultiReply(NamedTuple):
 
 
 def text(value: str) -> bytes:
-    """A string field."""
+    """Encode a string."""
     raw = value.encode()
     return INT.pack(len(raw)) + raw
 
 
 def blob(value: bytes) -> bytes:
-    """A bytes field."""
+    """Encode bytes."""
     return INT.pack(len(value)) + value
 
 
 def path_and_flag(path: str, number: int | None = None) -> bytes:
-    """Payload of getData, exists and getChildren (no one-shot watch), or of the requests that end in a number."""
+    """Encode the payload of getData, exists and getChildren without a watch, or of requests that end with a number."""
     return text(path) + (b"\0" if number is None else INT.pack(number))
 
 
 def read_and_watch(path: str) -> bytes:
-    """Payload of getData with a one-shot watch."""
+    """Encode the payload of getData with a one-shot watch."""
     return text(path) + b"\1"
 
 
 def acl_list(entries: tuple[tuple[int, str, str], ...]) -> bytes:
-    """An ACL field of (permissions, scheme, id)."""
+    """Encode an ACL of (permissions, scheme, id)."""
     return INT.pack(len(entries)) + b"".join(
         INT.pack(permissions) + text(scheme) + text(identity) for permissions, scheme, identity in entries
     )
 
 
 def create(path: str, data: bytes, acl: bytes, flags: int = PERSISTENT) -> bytes:
-    """One create for ``multi``."""
+    """Encode a create for ``multi``."""
     return _HEADS[CREATE] + text(path) + blob(data) + acl + INT.pack(flags)
 
 
 def create_container(path: str, acl: bytes) -> bytes:
-    """One create of a container for ``multi``: the server deletes it some time after its last child has gone."""
+    """Encode the create of a container for ``multi``: the server deletes it some time after its last child has gone."""
     return _HEADS[_CREATE_CONTAINER] + text(path) + blob(b"") + acl + INT.pack(_CONTAINER)
 
 
 def delete(path: str, version: int = -1) -> bytes:
-    """One delete for ``multi``."""
+    """Encode a delete for ``multi``."""
     return _HEADS[DELETE] + text(path) + INT.pack(version)
 
 
 def set_data(path: str, data: bytes, version: int = -1) -> bytes:
-    """One setData for ``multi``."""
+    """Encode a setData for ``multi``."""
     return _HEADS[SET_DATA] + text(path) + blob(data) + INT.pack(version)
 
 
 def check(path: str, version: int = -1) -> bytes:
-    """One check for ``multi``."""
+    """Encode a check for ``multi``."""
     return _HEADS[CHECK] + text(path) + INT.pack(version)
 
 
 def read_data(path: str) -> bytes:
-    """One getData for ``multi`` of type MULTI_READ."""
+    """Encode a getData for a MULTI_READ."""
     return _HEADS[GET_DATA] + text(path) + b"\0"
 
 
 def read_children(path: str) -> bytes:
-    """One getChildren for ``multi`` of type MULTI_READ."""
+    """Encode a getChildren for a MULTI_READ."""
     return _HEADS[GET_CHILDREN] + text(path) + b"\0"
 
 
 def alone(part: bytes) -> bytes:
-    """Payload of a request for what would be one part of a multi."""
+    """Encode the payload of a request for one part of a multi."""
     return part[_MULTI_HEAD.size :]
 
 
 def multi(parts: list[bytes]) -> bytes:
-    """Payload of a MULTI or MULTI_READ."""
+    """Encode the payload of a MULTI or MULTI_READ."""
     return b"".join(parts) + _MULTI_END
 
 
@@ -171,19 +173,19 @@ def multi(parts: list[bytes]) -> bytes:
 
 
 def parse_text(body: bytes, at: int) -> tuple[str, int]:
-    """A string field and where the next begins."""
+    """Return a string and the index of the next field."""
     (length,) = INT.unpack_from(body, at)
     at += 4
     return (body[at : at + length].decode(), at + length) if length > 0 else ("", at)
 
 
 def parse_stat(body: bytes, at: int = 0) -> Stat:
-    """A stat record."""
+    """Return a stat record."""
     return Stat._make(_STAT.unpack_from(body, at))
 
 
 def parse_data(body: bytes, at: int = 0) -> tuple[Data, int]:
-    """Data and stat, and where the next field begins."""
+    """Return data and stat, and the index of the next field."""
     (length,) = INT.unpack_from(body, at)
     at += 4
     end = at + max(length, 0)
@@ -191,7 +193,7 @@ def parse_data(body: bytes, at: int = 0) -> tuple[Data, int]:
 
 
 def parse_names(body: bytes, at: int = 0) -> tuple[list[str], int]:
-    """Children, in the server's order, and where the next field begins."""
+    """Return the children in the server's order, and the index of the next field."""
     (count,) = INT.unpack_from(body, at)
     at += 4
     names = []
@@ -202,7 +204,7 @@ def parse_names(body: bytes, at: int = 0) -> tuple[list[str], int]:
 
 
 def parse_multi(reply: Reply) -> MultiReply:
-    """The reply to a MULTI; one without a body was refused as a whole, or settled."""
+    """Return the reply to a MULTI. One without a body was refused as a whole, or settled."""
     body = reply.body
     if not body:
         return MultiReply([], reply.error)
@@ -232,7 +234,7 @@ def parse_multi(reply: Reply) -> MultiReply:
 
 
 def parse_multi_read(body: bytes) -> list[Found]:
-    """The reply to a MULTI_READ: what each read gives, in order."""
+    """Return the results of the reads of a MULTI_READ, in order."""
     results: list[Found] = []
     at = 0
     while True:

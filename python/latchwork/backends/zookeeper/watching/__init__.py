@@ -1,4 +1,4 @@
-"""Watches of ZooKeeper: the server's persistent ones for prefixes, its one-shot ones for single session-bound keys.
+"""Watches of ZooKeeper: persistent ones for prefixes, one-shot ones for single session-bound keys.
 
-The backend calls the hub; the rest stays inside.
+Only the backend uses it.
 """

@@ -1,19 +1,17 @@
 """Watches of single session-bound keys, by the server's one-shot watch.
 
-One request reads the first state and sets the watch. The event that the watch sends tells the end, and leaves nothing
-to remove. The cost of handing over a lock depends on this. With ``beside`` the thread that hears of the end also asks
-for the names beside the key, at once: its request is mostly ahead of what the key's owner writes next, and does not
-wait for that.
+One request reads the first state and sets the watch. The event of the watch is the end, and nothing has to be removed.
+The cost of a lock handover depends on this. With ``beside``, the thread that receives the event asks for the sibling
+names at once, usually before the key's owner writes again.
 
-A state *without* the key is believed only behind a barrier: the connected server may lag behind the one that told of
-the key. A deletion is believed when it comes after a state with the key on the same connection, and while no read is
-under way; otherwise the key is read again.
+A state *without* the key counts only behind a barrier, because the connected server may lag behind. A deletion counts
+if it follows a state with the key on the same connection while no read is in flight. Otherwise the key is read again.
 
-A server before 3.9 keeps one watch for each path and connection: a one-shot watch would replace the persistent one that
-``WatchHub`` has at the same path. So where that hub watches the path no one-shot watch is set, and its events serve;
-when that hub removes its own, the key is read again. The lock that both hubs share puts these requests in order.
+A server before 3.9 keeps one watch per path and connection: a one-shot watch would replace a persistent one of
+``WatchHub`` at the same path. There the events of the other hub are used, and when it removes its watch the key is read
+again. Both hubs share a lock that orders these requests.
 
-The server says nothing when rights are taken away, and hides what happens then. So one request reads all keys every few
+The server does not report revoked permissions, and hides later changes. So one request reads all keys every few
 seconds.
 """
 
@@ -47,7 +45,7 @@ _UNKNOWN_AGE = float("-inf")
 
 
 class LeafWatch(DeliveringWatch):
-    """One watch of a key. The hub keeps its state and delivers to it."""
+    """A watch of a key. The hub keeps its state and delivers to it."""
 
     def __init__(self, prefix: str, sink: Sink, drop: Callable[[LeafWatch], None], *, beside: bool) -> None:
         super().__init__(prefix, sink, drop)
@@ -59,10 +57,10 @@ class LeafWatch(DeliveringWatch):
 
 
 class LeafHub:
-    """All such watches of a store. Safe to share.
+    """All leaf watches of a store. Thread-safe.
 
-    ``lock`` is that of the hub of the other watches: it puts the requests of both hubs in order. ``is_watched`` tells
-    whether that hub watches exactly this key; it is called with the lock held.
+    ``lock`` is that of the other hub. ``is_watched`` returns whether that hub watches exactly this key, and is called
+    with the lock held.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class LeafHub:
         self._beating = False
 
     def watch(self, prefix: str, sink: Sink, *, beside: bool) -> LeafWatch:
-        """Begin a watch; its first event comes by itself."""
+        """Start a watch; its first event arrives by itself."""
         watch = LeafWatch(prefix, sink, self._drop, beside=beside)
         with self._lock:
             self._watches.setdefault(self._layout.path(prefix), []).append(watch)
@@ -95,29 +93,29 @@ class LeafHub:
         return watch
 
     def _drop(self, watch: LeafWatch) -> None:
-        """Forget a closed watch, and the server's when it was the last at its path and has not fired."""
+        """Remove a closed watch, and the server's if it was the last one at its path and has not fired."""
         with self._lock:
             self._forget(watch, remove=not watch.over)
 
     def close(self) -> None:
-        """Close every watch."""
+        """Close all watches."""
         for watch in self._all():
             watch.close()
 
     def look_again(self, prefix: str) -> None:
-        """The server's watches at this key were removed."""
+        """Read the key again after the server's watches at it were removed."""
         for watch in self._at(self._layout.path(prefix)):
             self._ask(watch)
 
     # Told by the connection.
 
     def on_up(self) -> None:
-        """The server's watches are gone with the old connection."""
+        """Set all watches again, because the server's are gone with the old connection."""
         for watch in self._all():
             self._ask(watch)
 
     def on_event(self, kind: int, path: str) -> None:
-        """A watch fired; many events are about other watches."""
+        """Handle an event, which may be about another watch."""
         if path not in self._watches:
             return
         for watch in self._at(path):
@@ -137,7 +135,7 @@ class LeafHub:
             return list(self._watches.get(path, ()))
 
     def _forget(self, watch: LeafWatch, *, remove: bool) -> None:
-        """With the lock held."""
+        """Remove a watch. The caller holds the lock."""
         path = self._layout.path(watch.prefix)
         same = self._watches.get(path, [])
         if watch not in same:
@@ -184,7 +182,7 @@ class LeafHub:
             self._ask(watch, barrier=True)
 
     def _ask_later(self, watch: LeafWatch, number: int) -> None:
-        """After trouble; a new connection asks by itself, and sooner."""
+        """Read again after an error. A new connection does so earlier."""
 
         def again() -> None:
             if watch.asks == number:
@@ -193,7 +191,7 @@ class LeafHub:
         self._timer.call_later(_RETRY_S, again)
 
     def _look_at_all(self) -> None:
-        """Ask again for the keys that are not there as expected, or may not be read."""
+        """Read again the keys that are not as expected or may not be read."""
         with self._lock:
             paths = list(self._watches)
             self._beating = bool(paths) and not self._connection.over
@@ -241,6 +239,6 @@ class LeafHub:
             self._tell_end(watch, None)
 
     def _tell_end(self, watch: LeafWatch, names: Future[list[str]] | None) -> None:
-        """Tell the end; without names where they could not be read: the watcher then asks for them."""
+        """Report the end, with None if the names could not be read: the watcher then lists them."""
         beside = tuple(names.result()) if names is not None and names.exception() is None else None
         watch.deliver(Delta((Change(watch.prefix, None),), beside=beside))

@@ -1,13 +1,13 @@
-"""Watches of prefixes, by the server's persistent recursive watches: events say which keys to read, reads are reported.
+"""Watches of prefixes, by the server's persistent recursive watches: events name keys to read, and reads are reported.
 
-One connection serves all of them, without a thread of their own. A watch loads: it sets the server's watch, sends a
-barrier, reads the subtree and reports it as a ``Snapshot``. Then it reads again the keys that events name. Everything
-starts anew with each connection. States between two reads are merged. A key never moves backwards, because one
-connection's reads never do and a load begins with a barrier. Once a second one barrier serves all watches: the events
-of everything that was committed before the barrier was sent arrive before its answer.
+One connection serves all of them without a thread per watch. A watch loads: it sets the server's watch, sends a
+barrier, reads the subtree and reports a ``Snapshot``. Then it reads the keys that events name. Everything starts again
+with each connection. States between two reads are merged. A key never moves backwards, because reads of one connection
+never do and a load starts with a barrier. One barrier per second serves all watches: the events of everything committed
+before it arrive before its answer.
 
-The server says nothing when rights are taken away. A watch finds out when it next reads a key; one request reads the
-prefixes of all watches every few seconds.
+The server does not report revoked permissions. A watch notices at its next read. One request reads the prefixes of all
+watches every few seconds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LOAD_TIMEOUT_S = 60.0
 
 
 class ZooKeeperWatch(DeliveringWatch):
-    """One watch of a prefix. The hub keeps its state and delivers to it."""
+    """A watch of a prefix. The hub keeps its state and delivers to it."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ZooKeeperWatch(DeliveringWatch):
         self.size = 0  # of the value at the prefix, as last reported
 
     def changes(self, found: dict[str, Entry | None]) -> tuple[Change, ...]:
-        """What is news to this watch."""
+        """Return the changes that are new to this watch."""
         news = []
         for key, entry in found.items():
             if entry is None:
@@ -83,7 +83,7 @@ class ZooKeeperWatch(DeliveringWatch):
 
 
 class WatchHub:
-    """All watches of a store. Safe to share."""
+    """All watches of a store. Thread-safe."""
 
     def __init__(self, connection: Connection, lister: Lister, timer: Timer, clock: Clock) -> None:
         self._connection = connection
@@ -102,11 +102,11 @@ class WatchHub:
         self._leaves = LeafHub(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
 
     def watch_leaf(self, prefix: str, sink: Sink, *, beside: bool) -> LeafWatch:
-        """Begin a watch of a single key; its first event comes by itself."""
+        """Start a watch of a single key; its first event arrives by itself."""
         return self._leaves.watch(prefix, sink, beside=beside)
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> ZooKeeperWatch:
-        """Begin a watch; its first event comes by itself."""
+        """Start a watch; its first event arrives by itself."""
         watch = ZooKeeperWatch(prefix, sink, self._drop, beats=beats, prove=self._prove)
         with self._lock:
             self._watches.setdefault(prefix, []).append(watch)
@@ -118,7 +118,7 @@ class WatchHub:
         return watch
 
     def _drop(self, watch: ZooKeeperWatch) -> None:
-        """Forget a closed watch, and the server's when it was the last at its prefix."""
+        """Remove a closed watch, and the server's if it was the last one at its prefix."""
         with self._lock:
             same = self._watches.get(watch.prefix, [])
             if watch in same:
@@ -131,7 +131,7 @@ class WatchHub:
             self._leaves.look_again(watch.prefix)
 
     def close(self) -> None:
-        """Close every watch."""
+        """Close all watches."""
         with self._lock:
             self._closed = True
         for watch in self._all():
@@ -145,7 +145,7 @@ class WatchHub:
     # Told by the connection.
 
     def on_up(self) -> None:
-        """The server's watches are gone with the old connection: start all of them anew."""
+        """Start all watches again, because the server's are gone with the old connection."""
         with self._lock:
             self._dirty.clear()
             self._current = None
@@ -157,7 +157,7 @@ class WatchHub:
         self._leaves.on_up()
 
     def on_event(self, kind: int, path: str) -> None:
-        """A key changed: look at it again, once all that arrived with it was told."""
+        """Note a changed key, which is read once all events that arrived with it were handled."""
         self._leaves.on_event(kind, path)
         if not self._watches:
             return
@@ -172,7 +172,7 @@ class WatchHub:
                     watch.dirty.add(key)
 
     def on_events_over(self) -> None:
-        """What one transaction changed mostly arrives together, and is one read then instead of one for each key."""
+        """Read the changed keys. The changes of a transaction mostly arrive together, and are one read."""
         self._kick()
 
     def _covering(self, key: str) -> list[ZooKeeperWatch]:
@@ -276,7 +276,7 @@ class WatchHub:
                         watch.deliver(Current(current))
 
     def _report(self, keys: list[str]) -> Steps[None]:
-        """Read these keys again and tell every live watch what is news to it."""
+        """Read keys, and report changes to all watches."""
         deadline = self._clock.now() + _LOAD_TIMEOUT_S
         try:
             entries = yield from self._lister.reader.read_with_guards(self._connection, keys, deadline)
@@ -299,7 +299,7 @@ class WatchHub:
     # The heartbeat.
 
     def _prove(self) -> None:
-        """Somebody asks how old a state may be. A proof is a transaction: nobody pays for it whom nobody asks."""
+        """Prove that the state is current. A proof is a transaction, so it is made on request only."""
         self._proofs_until = self._clock.now() + _ASKED_S
 
     def _beat(self) -> None:
@@ -324,7 +324,7 @@ class WatchHub:
             self._kick()
 
     def _look_at_rights(self) -> None:
-        """Ask whether each prefix may still be read; whom that concerns loads again, and ends when it may not."""
+        """Check whether each prefix may still be read. Affected watches load again, and end if they may not."""
         with self._lock:
             sizes = {prefix: max(watch.size for watch in same) for prefix, same in self._watches.items() if same}
         prefixes = list(sizes)

@@ -1,4 +1,4 @@
-"""Writes to ZooKeeper: compiled into one multi from what is known of the keys, sent again when that was out of date.
+"""Writes to ZooKeeper: compiled into one multi from what is known of the keys, and compiled again if that was outdated.
 
-The backend calls the writer, sessions make their marker with ``prepare``; the rest stays inside.
+The backend calls the writer, and sessions create their marker with ``prepare``.
 """

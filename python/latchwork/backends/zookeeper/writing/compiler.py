@@ -1,9 +1,8 @@
-"""Compiles checks and operations into one multi, from what was seen of their keys, and reads its reply.
+"""Compiles checks and operations into one multi from what was seen of their keys, and decodes its reply.
 
-Pure: no I/O, no clock. What was seen may be old (remembered, or carried by an entry's version); then a contradiction is
-no verdict yet but ``NeedStates``: read again. Only against freshly read states is a failing check a ``Conflict``.
-
-The guards that the multi carries, and the race each closes, are listed in docs/design/zookeeper.md.
+Pure: no I/O, no clock. What was seen may be old (remembered, or in the version of an entry); then a contradiction is
+only ``NeedStates``: read again. A failed check is a ``Conflict`` only against freshly read states.
+docs/design/zookeeper.md lists the guards of the multi and the race that each closes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, 
 
 @dataclass(slots=True)
 class _Node:
-    """A znode as it will be after the operations so far."""
+    """A znode after the operations so far."""
 
     exists: bool
     is_key: bool
@@ -46,13 +45,13 @@ def compile_plan(
     *,
     session_id: str | None = None,
 ) -> MultiPlan:
-    """The multi for these checks and operations.
+    """Return the multi for these checks and operations.
 
     Raises:
-        NeedStates: what is known does not suffice.
-        Conflict: a check does not hold, or a key to be created exists; only when ``known`` is fresh.
-        InvalidKey: a key below a session-bound one; only when fresh.
-        HasDescendants: a key to be bound has others below, or empty implied parents; only when fresh.
+        NeedStates: The known states do not suffice.
+        Conflict: A check failed, or a key to create exists; only if ``known`` is fresh.
+        InvalidKey: A key below a session-bound one; only if fresh.
+        HasDescendants: A key to bind has keys or empty implied parents below it; only if fresh.
     """
     compiler = _Compiler(layout, known, {op.key for op in ops}, session_id)
     for each in checks:
@@ -63,7 +62,7 @@ def compile_plan(
 
 
 def _deletes_first(op: Op) -> bool:
-    """Deletions come first: they make room for other operations."""
+    """Sort deletions first: they make room for other operations."""
     return not isinstance(op, Delete)
 
 
@@ -152,7 +151,7 @@ class _Compiler:
         return seen is not None and not seen.exists
 
     def _is_open(self, key: str) -> bool:
-        """Whether it is not known which parent above a key is the nearest that is there."""
+        """Return whether the nearest existing parent of a key is unknown."""
         for above in ancestors(key):
             node = self.known.nodes.get(above)
             if node is None or node.exists:
@@ -160,7 +159,7 @@ class _Compiler:
         return False
 
     def _hold_leaf(self, key: str, node: Znode) -> None:
-        """While this session-bound key is there nothing can be below it."""
+        """Require that this session-bound key exists, so that nothing can be below it."""
         if node.version is None:
             raise NeedStates([key])
         self._guard(key, node)
@@ -170,7 +169,7 @@ class _Compiler:
         self.checks.append(MultiPart("check", key, wire.check(self.layout.path(key), version)))
 
     def _seen(self, key: str) -> Znode:
-        """What is known of a key whose state matters."""
+        """Return the known state of a key whose state matters."""
         seen = self.known.nodes.get(key)
         if seen is None:
             raise NeedStates([key])
@@ -182,7 +181,9 @@ class _Compiler:
         raise Conflict(message, [failed])
 
     def _guard(self, key: str, seen: Znode) -> None:
-        """The znode seen is still the same one: nothing in its bucket was deleted, its session lives."""
+        """Require that the znode is the one that was seen: nothing in its bucket was deleted, and its session is
+        alive.
+        """
         number = bucket(key)
         if UNKNOWN in {seen.gen, seen.data} or seen.gen == ANY or self.guards.setdefault(number, seen.gen) != seen.gen:
             raise NeedStates([key])
@@ -191,7 +192,7 @@ class _Compiler:
             self.markers[owner] = None
 
     def _pin(self, key: str, seen: Znode) -> int:
-        """The dataVersion to check for: once in 2**32 it is the one that the server takes for any."""
+        """Return the dataVersion to check. Once in 2**32 it is the one that the server treats as any."""
         if seen.data == ANY:
             if not self.known.fresh:
                 raise NeedStates([key])
@@ -300,7 +301,7 @@ class _Compiler:
     def _make(
         self, key: str, value: bytes, owner: str | None, node: _Node | None = None, created: int | None = None
     ) -> None:
-        """Create the znode, and the parents that are missing; ``created`` is that of a key that was there before."""
+        """Create the znode and missing parents. ``created`` is that of a key that existed before."""
         self._need_parents(key)
         flags = wire.PERSISTENT if owner is None else wire.EPHEMERAL
         self._emit("op", key, self.layout.create(self.layout.path(key), encode(value, owner, created), flags))
@@ -339,7 +340,7 @@ class _Compiler:
             self._hold_absent(op.key, seen)
 
     def _remove(self, key: str, node: _Node, seen: Znode, version: Version) -> None:
-        """Delete the key; its znode stays as an implied parent when others are below."""
+        """Delete the key. Its znode stays as an implied parent if others are below."""
         path = self.layout.path(key)
         pinned = self.pinned.get(key, -1)
         if seen.data:
@@ -393,7 +394,7 @@ class _Compiler:
 
 
 class NeedStates(Exception):
-    """What is known does not decide: read the states of all keys, and of these."""
+    """The known states do not decide: read the states of all keys, and of these."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         super().__init__("states are needed")
@@ -401,7 +402,7 @@ class NeedStates(Exception):
 
 
 class HasDescendants(InvalidKey):
-    """A key to be bound to a session has znodes below it; whether keys are among them has to be looked at."""
+    """A key to bind has znodes below it, among which keys must be looked for."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key!r} has keys below it and cannot be bound to a session; session-bound keys are leaves")
@@ -413,9 +414,9 @@ class KnownStates:
     """What was seen before compiling.
 
     Attributes:
-        nodes: by key; a key that is not in it was not looked at.
-        gone: sessions among those checked whose marker is gone.
-        fresh: all of it was read, linearizably, for this compilation.
+        nodes: States by key; other keys were not read.
+        gone: Checked sessions whose marker is gone.
+        fresh: Whether all of it was read linearizably for this compilation.
     """
 
     nodes: Mapping[str, Znode]
@@ -424,7 +425,7 @@ class KnownStates:
 
 
 class MultiPart(NamedTuple):
-    """One operation of the multi and whom to blame: ``role`` is guard, marker, check, probe, op or parent."""
+    """An operation of the multi, and its role: guard, marker, check, probe, op or parent."""
 
     role: str
     key: str
@@ -433,13 +434,13 @@ class MultiPart(NamedTuple):
 
 @dataclass(slots=True)
 class PlannedEntry:
-    """How the entry of one Put or Create follows from the reply.
+    """How the entry of a Put or Create follows from the reply.
 
     Attributes:
-        key, value, owner: of the entry.
-        at: index among the op parts of the setData whose stat tells the dataVersion; None: created, so 0.
+        key, value, owner: Of the entry.
+        at: The index among the op parts of the setData whose stat has the dataVersion; None: created, so 0.
         created: None: by this multi.
-        born: the key has a ``#born`` node.
+        born: Whether the key has a ``#born`` node.
     """
 
     key: str
@@ -452,16 +453,16 @@ class PlannedEntry:
 
 @dataclass(slots=True)
 class MultiPlan:
-    """A multi and what its success means.
+    """A multi and the meaning of its success.
 
     Attributes:
-        parts: in the order of the multi, without the evidence.
-        entries: of Put and Create, in the order of the operations.
-        deleted: keys that Delete removes, in the order of the operations.
-        writes: it changes keys; else it only checks.
-        bumped: index of the setData on a bucket's guard, by bucket.
-        emptied: implied parents that may be childless afterwards.
-        makes: parents that it creates.
+        parts: In the order of the multi, without the evidence.
+        entries: Of Put and Create, in the order of the operations.
+        deleted: Keys that Delete removes, in the order of the operations.
+        writes: Whether it changes keys; otherwise it only checks.
+        bumped: The index of the setData on a bucket's guard, by bucket.
+        emptied: Implied parents that may be childless afterwards.
+        makes: Parents that it creates.
     """
 
     parts: list[MultiPart] = field(default_factory=list)
@@ -474,14 +475,15 @@ class MultiPlan:
 
     @property
     def size(self) -> int:
-        """Bytes of the multi, nearly."""
+        """Return the approximate size of the multi in bytes."""
         return sum(len(part.data) for part in self.parts)
 
 
 def entries_of(plan: MultiPlan, results: Sequence[object], token: int, gens: Mapping[int, int]) -> tuple[Entry, ...]:
-    """The entries written, from the reply to the multi; without results (a settled write) versions lack the rest.
+    """Return the written entries from the reply to the multi. Without results (a settled write) versions are
+    incomplete.
 
-    ``token`` is the zxid of the multi, ``gens`` has the version of each bucket's guard, before or in this multi.
+    ``token`` is the zxid of the multi. ``gens`` has the version of each bucket's guard, before or in this multi.
     """
     entries = []
     for planned in plan.entries:

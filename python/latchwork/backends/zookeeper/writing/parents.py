@@ -1,4 +1,4 @@
-"""Implied parents: made before a multi that would be too long with them, removed when they are empty."""
+"""Implied parents: created before a multi that would be too long with them, removed when they are empty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BATCH = 100
 
 
 def make_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
-    """Create the missing parents beforehand, where the multi would be too long with them."""
+    """Create the missing parents first if the multi would be too long with them."""
     parts = [part.data for part in plan.parts if part.role == "parent"]
     if not parts:
         raise TransactionTooLarge(
@@ -37,7 +37,7 @@ def make_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
 
 
 def missing_parents(reader: Reader, task: WriteTask, parent_key: str) -> Steps[list[str]]:
-    """Return which of a parent and the parents above it do not exist, the topmost first."""
+    """Return which of a parent and its ancestors do not exist, topmost first."""
     ups = ancestors(parent_key)
     try:
         known = yield from read_states(reader, task.connection, [parent_key], task.deadline, above=ups)
@@ -47,12 +47,12 @@ def missing_parents(reader: Reader, task: WriteTask, parent_key: str) -> Steps[l
 
 
 def clear_below(lister: Lister, task: WriteTask, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
-    """Remove empty implied parents below a key that is to be bound; True if there were none.
+    """Remove empty implied parents below a key to bind. Return True if there were none.
 
-    ``cleared`` is what the call before returned for this task.
+    ``cleared`` is the result of the previous call for this task.
 
     Raises:
-        InvalidKey: there are keys; or what is below stays for ever: it numbers sequential keys.
+        InvalidKey: There are keys, or a permanent parent of sequential keys.
     """
     try:
         names, childless = yield from lister.children(task.connection, found.key, task.deadline)
@@ -70,7 +70,7 @@ def clear_below(lister: Lister, task: WriteTask, found: HasDescendants, *, clear
 
 
 def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline: float) -> Steps[None]:
-    """Remove the implied parents without children among these keys, and their parents likewise. Best effort."""
+    """Remove the implied parents without children among these keys, and then their parents. Best effort."""
     left = sorted(keys, key=len, reverse=True)
     while left:
         try:
@@ -93,6 +93,6 @@ def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline:
 
 
 def _removal(layout: Layout, key: str, node: Znode) -> list[bytes]:
-    """Guarded: a key that came to life at this path in the meantime has bumped the guard, or another version."""
+    """Return the guarded removal: a key that was created at this path has changed the guard or the version."""
     mark = [wire.delete(layout.born(key))] if node.is_marked else []
     return [wire.set_data(layout.guard(key), b"", node.gen), *mark, wire.delete(layout.path(key), node.data)]

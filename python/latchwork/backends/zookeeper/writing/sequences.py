@@ -1,10 +1,10 @@
-"""Sequential keys, and keys that know the older ones of their kind: both are numbered by ZooKeeper's own counter.
+"""Sequential and ordered keys, which ZooKeeper's own counter numbers.
 
-The parent of sequential keys is kept from being removed by its ``#keep``.
+``#keep`` prevents the removal of a parent of sequential keys.
 
-That counter has 31 bits, and the names behind its end would sort before all others. A million numbers before it, the
-number behind the end is written into ``#keep``: whoever counts with the server checks that nothing was, and counts with
-``#keep`` from then on, one creator at a time. docs/design/zookeeper.md has the races.
+That counter has 31 bits, and names beyond its end would sort before all others. A million numbers before the end, the
+number behind it is written into ``#keep``. Clients that count with the server check that nothing was written there, and
+count with ``#keep`` from then on, one creator at a time. docs/design/zookeeper.md has the races.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"-(-?\d{9,})\Z")
 
 
 def create_sequential(reader: Reader, memory: Memory, task: WriteTask, key: str, value: bytes) -> Steps[Entry]:
-    """Create the key with a number as suffix; the parent is prepared when it has no ``#keep`` yet."""
+    """Create the key with a number as suffix. A parent without ``#keep`` is prepared first."""
     above, layout = parent(key), reader.layout
     flags = wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL
     data, keep = encode(value, task.session_id), layout.keep(above)
@@ -83,7 +83,7 @@ def create_sequential(reader: Reader, memory: Memory, task: WriteTask, key: str,
 
 
 def _made_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, result: MultiReply) -> Steps[str]:
-    """The key that was created; ends the server's counting below its parent when it nears its end."""
+    """Return the created key, and end the server's counting below its parent when it nears its end."""
     above = parent(key)
     if reply.settled:
         made: str = yield from _find_created(reader, task, key, reply.zxid)
@@ -97,7 +97,7 @@ def _made_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, res
 
 
 def _next(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]:
-    """The next number below this parent, counted by us, and the version of the ``#keep`` that says so."""
+    """Return the next number below this parent that we count, and the version of its ``#keep``."""
     try:
         context = yield from reader.begin(task.connection, task.deadline)
         (found,) = yield from reader.read_data(context, [reader.layout.keep(above)])
@@ -109,7 +109,7 @@ def _next(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]
 
 
 def _prepare_counter(reader: Reader, task: WriteTask, key: str, result: MultiReply) -> Steps[None]:
-    """Create the parent with its ``#keep``; others may do the same."""
+    """Create the parent with its ``#keep``. Other clients may do the same."""
     if result.error != NO_NODE:
         raise task.refusal(result.error, key)
     above, layout = parent(key), reader.layout
@@ -124,7 +124,7 @@ def _prepare_counter(reader: Reader, task: WriteTask, key: str, result: MultiRep
 
 
 def _find_created(reader: Reader, task: WriteTask, key: str, token: int) -> Steps[str]:
-    """The key that a create made whose reply was lost: the child that this transaction created."""
+    """Return the key of a create with a lost reply: the child that this transaction created."""
     above = parent(key)
     try:
         names = yield from reader.names(task.connection, above, task.deadline)
@@ -140,7 +140,7 @@ def _find_created(reader: Reader, task: WriteTask, key: str, token: int) -> Step
 
 
 def create_ordered(reader: Reader, memory: Memory, task: WriteTask, stem: str, op: Create) -> Steps[Ordered]:
-    """Create a key, and ask for the names below its parent right behind it: one round trip, and missing parents."""
+    """Create a key, and request the names below its parent directly behind it: one round trip."""
     key, layout = f"{op.key}-", reader.layout
     above = parent(key)
     flags = wire.SEQUENTIAL | (wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL)
@@ -178,7 +178,7 @@ def create_ordered(reader: Reader, memory: Memory, task: WriteTask, stem: str, o
 
 
 def older(own: str, stem: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The names of the same kind with smaller numbers than our own, the smallest first. Pure."""
+    """Return the names of the same kind with smaller numbers than our own, smallest first. Pure."""
     ours, found = _number(own), []
     for name in names:
         number = _number(name) if name.startswith(stem) else None
@@ -195,7 +195,7 @@ def _number(name: str) -> int | None:
 
 
 def _names(reader: Reader, above: str, asked: Request) -> Steps[list[str] | None]:
-    """The answer to the request for the names; None if the connection was lost before it."""
+    """Return the answer to the request for the names; None if the connection was lost before it."""
     try:
         names: list[str] = yield from reader.names_of(above, asked)
     except (Cut, LatchworkError):
@@ -204,7 +204,7 @@ def _names(reader: Reader, above: str, asked: Request) -> Steps[list[str] | None
 
 
 def _find(reader: Reader, task: WriteTask, key: str, names: Sequence[str] | None) -> Steps[str]:
-    """The name of the key that a create made whose reply was lost: the only one that begins as it was asked for."""
+    """Return the key of a create with a lost reply: the only name with our nonce."""
     beginning = key.rpartition("/")[2]
     try:
         names = names or (yield from reader.names(task.connection, parent(key), task.deadline))

@@ -1,4 +1,4 @@
-"""What is known of the keys of a transaction: versions remembered from earlier replies, or states read for it."""
+"""What is known of the keys of a transaction: versions remembered from replies, or states that were read for it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ V = TypeVar("V")
 
 
 class Parents:
-    """Whether a parent's znode is there: a guess, so that keys below new parents cost one request. Safe to share.
+    """Guesses whether parents exist, so that keys below new parents cost one request. Thread-safe.
 
-    A parent that was seen lately is there. Any other one is there too, unless the last unseen parent beside it was
-    missing: who writes a tree of keys creates one parent after another. A wrong guess costs what no guess would: the
-    multi fails at it, and the states are read.
+    A parent that was seen lately exists. Any other one exists, unless the last unseen sibling was missing, because a
+    tree of keys is created one parent after the other. A wrong guess makes the multi fail, and the states are read.
 
-    One that a write on its way creates is there for the writes that are sent behind it on the same connection: the
-    server makes them in that order. If it is refused, so are they, and look.
+    A parent that a write in flight creates exists for later writes on the same connection, which the server executes in
+    order. If it is refused, they fail and read.
     """
 
     def __init__(self, most: int = _REMEMBERED) -> None:
@@ -49,36 +48,36 @@ class Parents:
         self._coming: dict[str, tuple[Connection | None, MultiPlan]] = {}
 
     def missing(self, key: str, connection: Connection | None = None) -> str | None:
-        """The parent of a key to be created, if it is to be created too."""
+        """Return the parent of a key to create if it must be created, too."""
         above = parent(key)
         if above in self._there or parent(above) not in self._growing or self.is_coming(above, connection):
             return None
         return above
 
     def above(self, key: str) -> Iterable[str]:
-        """The parents of a key to be written that are worth a look: one, if that was there lately."""
+        """Return the parents of a key to write that should be read: one if it existed lately."""
         nearest = parent(key)
         return (nearest,) if nearest in self._there else ancestors(key)
 
     def is_coming(self, above: str, connection: Connection | None) -> bool:
-        """A write that was sent on this connection, and has not ended, creates it."""
+        """Return whether a write in flight on this connection creates it."""
         maker = self._coming.get(above)
         return maker is not None and maker[0] is connection
 
     def sent(self, plan: MultiPlan, connection: Connection | None) -> None:
-        """A write is on its way: what is sent from now on comes behind it."""
+        """Record a write in flight: later requests come behind it."""
         for above in plan.makes:
             self._coming[above] = (connection, plan)
 
     def ended(self, plan: MultiPlan) -> None:
-        """That write has ended, or may have."""
+        """Record that a write has ended, or may have."""
         for above in plan.makes:
             maker = self._coming.get(above)
             if maker is not None and maker[1] is plan:
                 self._coming.pop(above, None)
 
     def saw(self, above: str, *, exists: bool) -> None:
-        """A parent was looked at."""
+        """Record whether a parent exists."""
         if not exists:
             self._there.forget([above])
             self._growing.note(parent(above), True)
@@ -87,21 +86,21 @@ class Parents:
             self._there.note(above, True)
 
     def made(self, above: str) -> None:
-        """A key below was written: the parent is there."""
+        """Record that a key below a parent was written, so the parent exists."""
         if above not in self._there:
             self._there.note(above, True)
 
     def emptied(self, parents: Iterable[str]) -> None:
-        """These may be swept."""
+        """Record parents that may be swept."""
         self._there.forget(parents)
 
 
 class Memory:
-    """The last version seen of a bounded number of keys; only a guess that saves a read. Safe to share.
+    """The last seen versions of a bounded number of keys: guesses that save reads. Thread-safe.
 
     Attributes:
-        kept: parents known to have a ``#keep``, which are never swept.
-        parents: which parents are there.
+        kept: Parents with a ``#keep``, which are never swept.
+        parents: Guesses whether parents exist.
     """
 
     def __init__(self) -> None:
@@ -111,7 +110,7 @@ class Memory:
         self.parents = Parents()
 
     def note(self, entry: Entry | None) -> None:
-        """Remember a version that a check can be built on."""
+        """Remember a version that a check can use."""
         if entry is None:
             return
         version = entry.version
@@ -123,17 +122,17 @@ class Memory:
             self._versions.note(key, version)
 
     def note_kept(self, above: str) -> None:
-        """Nobody needs to look whether it is empty each time a sequential key of it is deleted."""
+        """Remember a parent that need not be checked for emptiness when its sequential keys are deleted."""
         if len(self.kept) >= _REMEMBERED:
             self.kept = set()
         self.kept.add(above)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """These are gone."""
+        """Forget deleted keys."""
         self._versions.forget(keys)
 
     def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection) -> KnownStates:
-        """What may be guessed about the keys of a transaction; an ``At`` says itself what it saw."""
+        """Return what can be guessed about the keys of a transaction. An ``At`` contains what it saw."""
         nodes: dict[str, Znode] = {}
         versions = self._versions
         for each in (*checks, *ops):
@@ -154,14 +153,14 @@ class Memory:
         return KnownStates(nodes)
 
     def _is_newer(self, check: At) -> bool:
-        """The version checked for is remembered with a later state of its bucket's guard."""
+        """Return whether the checked version is remembered with a later state of its bucket's guard."""
         before, seen = self._versions.get(check.key), check.version
         if before is None or not isinstance(seen, Version) or before != seen:
             return False
         return (before.gen - seen.gen) % 2**32 < 2**31  # 32 bits, which come round
 
     def above(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: Iterable[str]) -> set[str]:
-        """The parents whose states a transaction relies on, and those of what it turned out to need besides."""
+        """Return the parents whose states a transaction needs, and those of what it needs besides."""
         found = {above for key in extra for above in ancestors(key)}
         for each in (*checks, *ops):
             if isinstance(each, Absent):
@@ -173,9 +172,9 @@ class Memory:
     def with_coming(
         self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection
     ) -> KnownStates:
-        """The states with parents that are missing, and that a write on its way creates, as there.
+        """Return the states with missing parents as existing if a write in flight creates them.
 
-        Not a key that the transaction names: what is said of that has to be true.
+        Keys that the transaction names are excluded, because their state must be true.
         """
         named = {each.key for each in (*checks, *ops) if not isinstance(each, SessionAlive)}
         coming = {
@@ -193,7 +192,7 @@ class Memory:
             self._new.forget([parent(key)])
 
     def learn(self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
-        """Remember of a fresh reading what the next transaction of its kind relies on: checked keys, and parents."""
+        """Remember from a fresh read what the next similar transaction needs: checked keys, and parents."""
         for op in ops:
             if isinstance(op, Put):
                 self._saw_put(op.key, known)
@@ -217,7 +216,7 @@ def read_states(
     sessions: Sequence[str] = (),
     above: Iterable[str] = (),
 ) -> Steps[KnownStates]:
-    """Everything a transaction may need to know of these keys, parents above them and these sessions, linearizably."""
+    """Read linearizably everything that a transaction may need: keys, their parents, and sessions."""
     layout = reader.layout
     parents = sorted(set(above) - set(keys))
     buckets = sorted({bucket(key) for key in (*keys, *parents)})
@@ -272,7 +271,7 @@ def _state(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znod
 
 
 def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
-    """A parent's state by its stat alone: whether it is a key shows, but not whose."""
+    """Return the state of a parent from its stat, which shows whether it is a key but not its owner."""
     gen = gens[bucket(key)]
     if reply.error != OK:
         check_found(reply.error, "read", key)
@@ -284,11 +283,10 @@ def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
 
 
 class Recent(Generic[V]):
-    """Values of keys that were written or asked for lately: at most ``most`` of them, and not fewer than half as many.
+    """Recently used values: at most ``most``, and at least half as many.
 
-    Two generations: when the young one is full it becomes the old one, whose values are forgotten unless they are asked
-    for. So what each transaction needs stays, however many keys go by. Safe to share: threads that meet may lose a
-    value, or bring an older one back, and these are guesses.
+    There are two generations. When the young one is full it becomes the old one, whose values are dropped unless they
+    are read. Thread-safe: a race may lose or restore a value, which is only a guess.
     """
 
     def __init__(self, most: int) -> None:
@@ -303,7 +301,7 @@ class Recent(Generic[V]):
         return self.get(key) is not None
 
     def get(self, key: str) -> V | None:
-        """The value, which stays for longer by that; None when there is none."""
+        """Return the value, which stays longer because of that; None without one."""
         value = self._young.get(key)
         if value is None:
             value = self._old.get(key)
@@ -312,13 +310,13 @@ class Recent(Generic[V]):
         return value
 
     def note(self, key: str, value: V) -> None:
-        """Keep a value."""
+        """Store a value."""
         if len(self._young) >= self._half:
             self._old, self._young = self._young, {}
         self._young[key] = value
 
     def forget(self, keys: Iterable[str]) -> None:
-        """These are gone."""
+        """Remove values."""
         for key in keys:
             self._young.pop(key, None)
             self._old.pop(key, None)

@@ -1,4 +1,4 @@
-"""One call that writes, and the evidence that it needs: an ephemeral znode in which a connection numbers its writes."""
+"""A call that writes, and the evidence that it needs: an ephemeral znode in which a connection numbers its writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from latchwork.errors import LatchworkError, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """One call: through which connection, by when, for which session (None: none), and its name in messages."""
+    """A call: its connection, its deadline, its session (None: none), and its name in messages."""
 
     connection: Connection
     deadline: float
@@ -24,30 +24,30 @@ class WriteTask:
     what: str
 
     def error(self, cut: Cut, *, write: bool) -> LatchworkError:
-        """What to tell the caller of a lost connection."""
+        """Return the error of a lost connection."""
         return cut_error(cut, what=self.what, write=write, session_id=self.session_id, closed=True)
 
     def refusal(self, code: int, key: str) -> LatchworkError:
-        """What to tell the caller of a request that the server refused."""
+        """Return the error of a refused request."""
         return code_error(code, what=self.what, key=key)
 
     def may_retry(self) -> bool:
-        """There is time, and somebody to ask."""
+        """Return whether there is time for a retry and a connection."""
         return not self.connection.over and not self.connection.is_late(self.deadline)
 
     def send(self, parts: list[bytes]) -> Steps[wire.MultiReply]:
-        """Send a multi that may be repeated, and so needs no evidence."""
+        """Send a multi that may be repeated and needs no evidence."""
         try:
             return wire.parse_multi((yield self.connection.call(MULTI, wire.multi(parts), self.deadline)))
         except Cut as cut:
             raise self.error(cut, write=False) from cut
 
     def judge_evidence(self, result: wire.MultiReply) -> None:
-        """Raise what it means that a multi failed at the evidence that was added to it.
+        """Raise the error of a multi that failed at its evidence.
 
         Raises:
-            EvidenceGone: the store's own connection needs another one; nothing was written.
-            SessionLost: the session has ended.
+            EvidenceGone: The store's own connection needs new evidence. Nothing was written.
+            SessionLost: The session has ended.
         """
         if result.error != NO_NODE:
             raise self.refusal(result.error, "@w")
@@ -58,9 +58,9 @@ class WriteTask:
 
 
 def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
-    """Create the evidence of the task's connection at a path never used before, and the root if it is missing.
+    """Create the evidence of the task's connection at a new path, and the root if it is missing.
 
-    The zxid of its creation. The reader learns the versions of the guards.
+    Returns the zxid of the creation. The reader learns the versions of the guards.
     """
     layout = reader.layout
     payload = wire.alone(layout.create(path, flags=wire.EPHEMERAL))
@@ -83,7 +83,7 @@ def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
 
 
 def _make_root(layout: Layout, task: WriteTask) -> Steps[None]:
-    """Create what is missing of the root, its guards and its folders."""
+    """Create the missing parts of the root, its guards and its folders."""
     for path in layout.root_parts():
         reply: Reply = yield task.connection.call(CREATE, wire.alone(layout.create(path)), task.deadline)
     if reply.error not in {OK, NODE_EXISTS}:

@@ -1,7 +1,7 @@
-"""Transactions: the loop around ``compile_plan``, and whole trees, which are deleted by several of them.
+"""Transactions: the loop around ``compile_plan``, and deletions of whole trees by several of them.
 
-A commit is one multi and one round trip when what is remembered of its keys is still true; otherwise the states are
-read and it is compiled again, until it goes through, a freshly read check fails, or the time is over.
+A commit is one multi and one round trip if the remembered states are true. Otherwise the states are read and it is
+compiled again, until it succeeds, a fresh check fails, or the time has passed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _LONGEST_PAUSE_S = 0.05
 
 
 class Writer:
-    """Commits through any connection that has its evidence. Safe to share.
+    """Commits through any connection with evidence. Thread-safe.
 
-    ``on_emptied`` is called with parents that may have lost their last child; it must not block.
+    ``on_emptied`` is called with parents that may have lost their last child. It must not block.
     """
 
     def __init__(self, lister: Lister, timer: Timer, on_emptied: Callable[[Iterable[str]], None]) -> None:
@@ -53,7 +53,7 @@ class Writer:
         self._on_emptied = on_emptied
 
     def commit(self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Steps[Committed]:
-        """One transaction, as ``Backend.commit``."""
+        """Commit a transaction; see ``Backend.commit``."""
         layout, session_id = self._reader.layout, task.session_id
         known = self.memory.known(checks, ops, task.connection)
         extra: frozenset[str] = frozenset()
@@ -86,7 +86,7 @@ class Writer:
     def _fresh(
         self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: frozenset[str], attempt: int
     ) -> Steps[KnownStates]:
-        """Read the states of all keys; after some attempts, wait a little first."""
+        """Read the states of all keys, after a pause if there were several attempts."""
         if attempt >= 2:
             yield self._timer.after(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
         if attempt and task.connection.is_late(task.deadline):
@@ -160,7 +160,7 @@ class Writer:
         return Committed(token, entries, tuple(plan.deleted))
 
     def _judge(self, task: WriteTask, plan: MultiPlan, result: wire.MultiReply) -> None:
-        """Raise what reading again cannot help with."""
+        """Raise errors that another read cannot fix."""
         self.memory.parents.ended(plan)
         if result.failed == len(plan.parts):
             task.judge_evidence(result)
@@ -177,7 +177,7 @@ class Writer:
             raise task.refusal(result.error, part.key or plan.parts[-1].key)
 
     def delete_tree(self, task: WriteTask, prefix: str) -> Steps[int]:
-        """Delete what is there now, the deepest first, in transactions of some keys each."""
+        """Delete what exists now, deepest first, in transactions of some keys each."""
         try:
             context = yield from self._reader.begin(task.connection, task.deadline)
             entries = yield from self._lister.subtree(context, prefix)
