@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork.errors import KeyExists, LatchworkError
-from latchwork.jobs import inspect
 from latchwork.store import Store, refuse_old_layout
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.migrations import needs_upgrade, upgrade
@@ -130,6 +129,8 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
     Raises:
         LatchworkError: masters live, in that store.
     """
+    from latchwork.jobs import inspect  # which takes longer to load than all the rest
+
     store = workflows_store(store)
     found = installation_of(database)
     cluster = inspect(store, namespace=keys.cluster)

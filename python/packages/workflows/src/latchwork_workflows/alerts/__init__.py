@@ -3,7 +3,14 @@
 It keeps to itself how each kind of channel is spoken to.
 """
 
+from typing import TYPE_CHECKING
+
+from latchwork.spi import late
 from latchwork_workflows.alerts.channels import KINDS, ChannelInvalid, checked_channel
-from latchwork_workflows.alerts.sender import Sender
+
+if TYPE_CHECKING:
+    from latchwork_workflows.alerts.sender import Sender
+else:
+    __getattr__ = late(__name__, {"latchwork_workflows.alerts.sender": ("Sender",)})
 
 __all__ = ["KINDS", "ChannelInvalid", "Sender", "checked_channel"]

@@ -12,7 +12,7 @@ from latchwork_workflows.api.routes import routers
 from latchwork_workflows.bundles import MOST_BYTES
 from latchwork_workflows.schemas.problems import ProblemDocument
 from latchwork_workflows.services import EXPECTED, Parts, problem_of
-from latchwork_workflows.web import Pages, Site, make_app
+from latchwork_workflows.web import Site, make_app
 
 
 def make_api(parts: Parts, site: Site | None = None, *, hosts: Iterable[str]) -> FastAPI:
@@ -23,7 +23,7 @@ def make_api(parts: Parts, site: Site | None = None, *, hosts: Iterable[str]) ->
         site: What the app needs for pages. None: it has no pages.
         hosts: The host names that requests may use, without port; ``*``: any.
     """
-    site = site or Site("latchwork workflows", parts.accounts, Pages(), expected=EXPECTED, problem_of=problem_of)
+    site = site or Site("latchwork workflows", parts.accounts, expected=EXPECTED, problem_of=problem_of)
     larger = {"/api/v1/bundles": MOST_BYTES}
     app = make_app(site, hosts=hosts, version=_version(), description=_DESCRIPTION, larger=larger)
     app.state.parts = parts

@@ -4,17 +4,34 @@ It knows no system: who has an account, what changed and what a page shows is to
 work without JavaScript; what is vendored in ``static`` is all that a browser loads.
 """
 
+from typing import TYPE_CHECKING
+
+from latchwork.spi import late
 from latchwork_workflows.web.app import Link, Site, make_app
-from latchwork_workflows.web.bars import Bar, Bars, shares
-from latchwork_workflows.web.connections import ConnectionLimits
-from latchwork_workflows.web.drawings import BACK, BOTH, graph_svg
-from latchwork_workflows.web.forms import Field, FormInvalid, fields_of, values_of
 from latchwork_workflows.web.identity import Accounts, Identity, Role, SignedIn, Who, asked_by, may_still, who
 from latchwork_workflows.web.live import Hub, aside
-from latchwork_workflows.web.pages import Pages
 from latchwork_workflows.web.passwords import TooManyTries, Tries, check_password, digest_of, hash_password, new_secret
 from latchwork_workflows.web.problems import Problem
-from latchwork_workflows.web.server import HttpServer, listening, tls_context
+
+if TYPE_CHECKING:
+    from latchwork_workflows.web.bars import Bar, Bars, shares
+    from latchwork_workflows.web.connections import ConnectionLimits
+    from latchwork_workflows.web.drawings import BACK, BOTH, graph_svg
+    from latchwork_workflows.web.forms import Field, FormInvalid, fields_of, values_of
+    from latchwork_workflows.web.pages import Pages
+    from latchwork_workflows.web.server import HttpServer, listening, tls_context
+else:
+    __getattr__ = late(
+        __name__,
+        {
+            "latchwork_workflows.web.bars": ("Bar", "Bars", "shares"),
+            "latchwork_workflows.web.connections": ("ConnectionLimits",),
+            "latchwork_workflows.web.drawings": ("BACK", "BOTH", "graph_svg"),
+            "latchwork_workflows.web.forms": ("Field", "FormInvalid", "fields_of", "values_of"),
+            "latchwork_workflows.web.pages": ("Pages",),
+            "latchwork_workflows.web.server": ("HttpServer", "listening", "tls_context"),
+        },
+    )
 
 __all__ = [
     "BACK",

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
@@ -17,12 +17,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from latchwork_workflows.web import problems, sign_in
+from latchwork_workflows.web import problems
 from latchwork_workflows.web.identity import Accounts, Role
 from latchwork_workflows.web.live import Hub
-from latchwork_workflows.web.pages import Pages
 from latchwork_workflows.web.problems import Problem
 from latchwork_workflows.web.safety import HEADERS, Safety
+
+if TYPE_CHECKING:
+    from latchwork_workflows.web.pages import Pages
 
 _log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
@@ -59,7 +61,7 @@ class Site:
     Attributes:
         title: of all pages.
         accounts: who may sign in.
-        pages: how pages are made.
+        pages: how pages are made. None: there are none, and nobody signs in.
         navigation: of all pages.
         live: who is told of changes; None: no page is live.
         expected: errors of the system behind.
@@ -69,7 +71,7 @@ class Site:
 
     title: str
     accounts: Accounts
-    pages: Pages
+    pages: Pages | None = None
     navigation: Sequence[Link] = ()
     live: Hub | None = None
     expected: tuple[type[Exception], ...] = ()
@@ -103,8 +105,11 @@ def make_app(
         redoc_url=None,
     )
     app.state.site = site
-    app.include_router(sign_in.router)
-    app.mount("/static", _Static(directory=_HERE / "static"), name="static")
+    if site.pages is not None:
+        from latchwork_workflows.web import sign_in
+
+        app.include_router(sign_in.router)
+        app.mount("/static", _Static(directory=_HERE / "static"), name="static")
     app.add_middleware(Safety, hosts=list(hosts), larger=larger or {})
     app.add_exception_handler(Exception, _unexpected)
     for kind in (Problem, HTTPException, RequestValidationError, *site.expected):
@@ -144,7 +149,8 @@ def _problem(request: Request, error: Exception) -> Problem:
 
 
 async def _answer(request: Request, problem: Problem) -> Response:
-    if request.url.path.startswith(API) or not _wants_page(request):
+    site: Site = request.app.state.site
+    if site.pages is None or request.url.path.startswith(API) or not _wants_page(request):
         return problem.response()
     if problem.status == 401:
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -152,7 +158,6 @@ async def _answer(request: Request, problem: Problem) -> Response:
         if "hx-request" in request.headers:
             return Response(status_code=401, headers={"HX-Redirect": target})
         return RedirectResponse(target, 303)
-    site: Site = request.app.state.site
     # Without the navigation of whoever asks: to find out who that is may be what failed.
     return await run_in_threadpool(
         site.pages.render, request, "problem.html", problem.status, headers=problem.headers, problem=problem

@@ -17,7 +17,6 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from latchwork.spi import mutex
-from latchwork_workflows.web.connections import half_of_the_files
 from latchwork_workflows.web.problems import Problem
 
 T = TypeVar("T")
@@ -30,6 +29,12 @@ _MOST_OF_ONE = 50
 _ASK_S = 3.0
 _THREADS = 8
 _limiter: RunVar[anyio.CapacityLimiter] = RunVar("latchwork-streams")
+
+
+def _most_listeners() -> int:
+    from latchwork_workflows.web.connections import half_of_the_files  # which loads a server
+
+    return min(_MOST_LISTENERS, half_of_the_files() // 2)
 
 
 class Hub:
@@ -49,7 +54,7 @@ class Hub:
         max_listeners: int | None = None,
     ) -> None:
         self._look = look
-        self._max_listeners = min(_MOST_LISTENERS, half_of_the_files() // 2) if max_listeners is None else max_listeners
+        self._max_listeners = _most_listeners() if max_listeners is None else max_listeners
         self._period_s = period_s
         self._mutex = mutex()
         self._looking = mutex()
