@@ -166,7 +166,7 @@ def test_the_cron_table_of_the_tutorial_becomes_a_workflow_with_a_backfill(tmp_p
             ended = [(each.name, each.outcome) for each in first]
             assert len(ended) == 5
             assert [outcome for name, outcome in ended if name == "report"] == ["success", "failure"]
-            of_week, of_shop = client.backfills()
+            of_week, of_shop = client.backfills.list()
             assert [each.counts for each in (of_week, of_shop)] == [{"success": 1}, {"success": 14}]
     finally:
         reader.end()

@@ -28,7 +28,7 @@ def flows(stage):
 
 
 def of(client, name):
-    return [each for each in client.backfills() if each.workflow == name]
+    return [each for each in client.backfills.list() if each.workflow == name]
 
 
 def finish(hand, name, outcome=Outcome.SUCCESS):
@@ -38,10 +38,10 @@ def finish(hand, name, outcome=Outcome.SUCCESS):
 def test_who_waits_directly_gets_a_backfill_whose_dates_wait_for_those_of_the_first(stage, client, flows):
     hand = stage.hand()
     with stage.master():
-        client.backfill("first", DAYS).id()
+        client.backfills.start("first", DAYS).id()
         for _ in range(2):
             finish(hand, "a")
-        before = client.backfill("first", DAYS, dependents="direct").id()
+        before = client.backfills.start("first", DAYS, dependents="direct").id()
         eventually(lambda: of(client, "default.middle"))
         found = of(client, "default.middle")[0]
         assert (found.cause, found.dates, found.parallel) == (before, 2, 1)
@@ -51,43 +51,43 @@ def test_who_waits_directly_gets_a_backfill_whose_dates_wait_for_those_of_the_fi
         for each in both.values():
             hand.end(each)
         finish(hand, "b")
-        assert client.wait_backfill(found.id, 30).counts == {"success": 2}
+        assert client.backfills.wait(found.id, 30).counts == {"success": 2}
 
 
 def test_all_has_those_that_wait_for_these_and_none_has_nobody(stage, client, flows):
-    assert client.behind("first", "direct") == ["default.middle"]
-    assert client.behind("first", "all") == ["default.middle", "other.last"]
-    assert client.behind("first", "none") == []
+    assert client.backfills.following("first", "direct") == ["default.middle"]
+    assert client.backfills.following("first", "all") == ["default.middle", "other.last"]
+    assert client.backfills.following("first", "none") == []
     with stage.master():
-        client.backfill("first", DAYS, dependents="all", dry_run=True).wait(30)
+        client.backfills.start("first", DAYS, dependents="all", dry_run=True).wait(30)
         eventually(lambda: of(client, "other.last"))
         number = of(client, "other.last")[0].id
-        assert client.wait_backfill(number, 30).counts == {"success": 2}
+        assert client.backfills.wait(number, 30).counts == {"success": 2}
 
 
 def test_a_date_that_fails_fails_for_who_waits_and_the_others_go_on(stage, client, flows):
     hand = stage.hand()
     with stage.master():
-        client.backfill("first", DAYS, dependents="direct").id()
+        client.backfills.start("first", DAYS, dependents="direct").id()
         finish(hand, "a", Outcome.FAILURE)
         finish(hand, "a")
         finish(hand, "b")
-        eventually(lambda: of(client, "default.middle")[0].is_over)
+        eventually(lambda: of(client, "default.middle")[0].has_ended)
         assert of(client, "default.middle")[0].counts == {"failure": 1, "success": 1}
 
 
 def test_rings_of_workflows_that_wait_for_each_other_end(stage, client):
     stage.apply(a_workflow("one", tasks={"ready": waits_for("two")}))
     stage.apply(a_workflow("two", tasks={"ready": waits_for("one")}))
-    assert client.behind("one", "all") == ["default.two"]
+    assert client.backfills.following("one", "all") == ["default.two"]
 
 
 def test_the_same_key_again_leads_to_nothing_more(stage, client, flows):
     with stage.master():
         for _ in range(2):
-            client.backfill("first", DAYS, dependents="direct", dry_run=True, unique_key="k").id()
+            client.backfills.start("first", DAYS, dependents="direct", dry_run=True, unique_key="k").id()
         eventually(lambda: of(client, "default.middle"))
-        client.backfill("first", DAYS, dependents="direct", dry_run=True, unique_key="k").wait(30)
+        client.backfills.start("first", DAYS, dependents="direct", dry_run=True, unique_key="k").wait(30)
     assert len(of(client, "default.middle")) == 1
 
 
@@ -98,5 +98,5 @@ def test_what_follows_a_backfill_that_was_refused_is_refused_too(stage, client):
         number = stage.send("backfill", **args, cause=stage.send("backfill", code=version.code))
         eventually(lambda: stage.command(number).done_at)
     assert "leads to this one was refused" in stage.command(number).error
-    with pytest.raises(BadRequest, match="dependents: 'some' is none of none, direct, all"):
-        client.backfill("first", DAYS, dependents="some")
+    with pytest.raises(BadRequest, match="dependents: Input should be 'none', 'direct' or 'all'"):
+        client.backfills.start("first", DAYS, dependents="some")

@@ -106,7 +106,7 @@ def test_a_start_that_a_master_does_just_now_is_not_withdrawn(stage):
 def test_what_was_asked_before_its_workflow_was_set_offline_is_not_started(stage, client):
     stage.apply(a_workflow())
     asked = client.runs.start("flow")
-    backfill = client.backfill("flow", [datetime(2026, 3, 1, tzinfo=UTC).date()])
+    backfill = client.backfills.start("flow", [datetime(2026, 3, 1, tzinfo=UTC).date()])
     client.workflows.set_online("flow", online=False)
     with stage.master():
         with pytest.raises(WrongState, match=r"default\.flow was set offline before it began"):

@@ -84,7 +84,7 @@ def test_a_run_without_the_cache_runs_everything_and_renews_what_is_known(stage,
         client.commands.wait(client.runs.rerun(made))
         hand.end(hand.wait("b"))
         stage.until(made, "success")
-        assert [row.cached_from for row in client.runs.attempts(made) if row.run == 2 and row.name == "a"] == [made]
+        assert [row.cached_from for row in client.runs.attempts(made) if row.round == 2 and row.name == "a"] == [made]
         client.commands.wait(client.runs.rerun(made, no_cache=True))
         hand.end(hand.wait("a"))
         hand.end(hand.wait("b"))
@@ -240,18 +240,18 @@ def test_a_backfill_takes_what_is_known_or_runs_it_all_also_for_those_that_follo
         made = client.runs.start("flow").id()
         hand.end(hand.wait("a"))
         stage.until(made, "success")
-        client.backfill("flow", days, no_cache=no_cache, dependents="direct").id()
+        client.backfills.start("flow", days, no_cache=no_cache, dependents="direct").id()
         taken = []
 
         def is_over():
             for name, claim in hand.take().items():
                 taken.append(name)
                 hand.end(claim)
-            return len(client.backfills()) == 2 and all(each.is_over for each in client.backfills())
+            return len(client.backfills.list()) == 2 and all(each.has_ended for each in client.backfills.list())
 
         eventually(is_over)
     assert sorted(taken) == ["a"] * 2 * no_cache + ["b"] * 2
-    assert [each.counts for each in client.backfills()] == [{"success": 2}] * 2
+    assert [each.counts for each in client.backfills.list()] == [{"success": 2}] * 2
     with stage.database.read() as connection:
         fresh = connection.execute(sa.select(instance.c.fresh).where(instance.c.backfill.is_not(None))).scalars()
         assert list(fresh) == [no_cache] * 4

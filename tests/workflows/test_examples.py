@@ -93,7 +93,7 @@ def test_a_backfill_of_the_warehouse_writes_each_day_once_and_leaves_out_what_wa
     client.workflows.apply((FOLDER / "warehouse.yaml").read_text())
     dates = DateRange(dt.date(2025, 1, 2), dt.date(2025, 1, 4))  # each is about the day before it
     for _ in range(2):
-        backfill = client.backfill("warehouse", dates, params={"database": str(path)}, parallel=2)
+        backfill = client.backfills.start("warehouse", dates, params={"database": str(path)}, parallel=2)
         assert backfill.wait(60.0).counts == {"success": 3}
     with sqlite3.connect(path) as shop:
         found = shop.execute("SELECT day, product, amount FROM sales ORDER BY day").fetchall()

@@ -138,8 +138,8 @@ def test_a_backfill_with_dependents_says_which_follow_and_is_waited_for(served, 
             "backfill 1 of default.first is started: 2 runs; backfills of default.after follow",
             "backfill 1: success, 2 success",
         ]
-        eventually(lambda: len(client.backfills()) == 2)
-        assert client.wait_backfill(2, 60).state.value == "success"
+        eventually(lambda: len(client.backfills.list()) == 2)
+        assert client.backfills.wait(2, 60).state.value == "success"
     rows = typed("backfills --json")["backfills"]
     assert [(each["backfill"], each["workflow"], each["cause"]) for each in rows] == [
         (2, "default.after", 1),

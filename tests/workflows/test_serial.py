@@ -132,11 +132,11 @@ def test_each_date_of_a_backfill_runs_one_after_the_other_whatever_the_policy(st
     of(policy)
     hand = stage.hand()
     with stage.master():
-        number = client.backfill("flow", DateRange(date(2025, 10, 1), date(2025, 10, 3)), parallel=3).id()
+        number = client.backfills.start("flow", DateRange(date(2025, 10, 1), date(2025, 10, 3)), parallel=3).id()
         for _ in range(3):
             hand.end(hand.wait("a"))
             hand.end(hand.wait("b"))
-        assert client.wait_backfill(number, 60).counts == {"success": 3}
+        assert client.backfills.wait(number, 60).counts == {"success": 3}
 
 
 def test_a_dry_run_takes_no_turn(stage, client, of):

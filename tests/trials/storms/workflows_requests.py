@@ -93,7 +93,7 @@ class Requests:
         if kind == "dates":
             first = date(2026, 1, 1) + timedelta(days=10 * int(key.rpartition("-")[2]) % 300)
             days = [first + timedelta(days=each) for each in range(3)]
-            asked = self._client.backfill(kind, days, parallel=2, unique_key=key)
+            asked = self._client.backfills.start(kind, days, parallel=2, unique_key=key)
         else:
             asked = self._client.runs.start(kind, unique_key=key)
         self.keys[key].add(asked.command)

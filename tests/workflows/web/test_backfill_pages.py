@@ -53,9 +53,9 @@ def test_a_form_asks_for_a_backfill_and_leads_to_it_once_it_is_there(seeds, brow
         ({"last": "2025-12-31"}, "put the earlier date first"),
         ({"last": "2999-01-01"}, "has not come yet"),
         ({"parallel": "many"}, "&#39;many&#39; is no whole number"),
-        ({"parallel": "0"}, "0 is not from 1 to 1,000"),
-        ({"order": "sideways"}, "neither asc nor desc"),
-        ({"priority": "urgent"}, "none of"),
+        ({"parallel": "0"}, "parallel</code> Input should be greater than or equal to 1"),
+        ({"order": "sideways"}, "order</code> Input should be"),
+        ({"priority": "urgent"}, "priority</code> Input should be"),
     ],
 )
 def test_a_form_that_is_wrong_comes_back_with_what_was_given(browser, given, said):

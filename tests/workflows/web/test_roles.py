@@ -65,6 +65,7 @@ API = {
     "POST /api/v1/workflows/{project}/{name}:start": of("operator", 202),
     "POST /api/v1/workflows/{project}/{name}:backfill": of("operator", 202),
     "GET /api/v1/backfills": IN,
+    "GET /api/v1/workflows/{project}/{name}/following-backfills": VIEW,
     "GET /api/v1/backfills/{backfill_id}": VIEW,
     "GET /api/v1/backfills/{backfill_id}/runs": VIEW,
     "POST /api/v1/backfills/{backfill_id}:stop": of("operator", 202),

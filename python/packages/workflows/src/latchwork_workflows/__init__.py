@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from latchwork.spi import late
 
 if TYPE_CHECKING:
-    from latchwork_workflows.client import RunRef, WorkflowClient
+    from latchwork_workflows.client import BackfillRef, RunRef, WorkflowClient
     from latchwork_workflows.db.settings import SettingKind
     from latchwork_workflows.errors import (
         DefinitionInvalid,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from latchwork_workflows.home import Home
     from latchwork_workflows.installation import Installation, adopt_store, initialize, installation_of
     from latchwork_workflows.keys import Keys
-    from latchwork_workflows.looking import RunSeen
     from latchwork_workflows.model.branching import On, conditions, dependent, sub_process, switch
     from latchwork_workflows.model.builder import (
         Alerts,
@@ -39,16 +38,17 @@ if TYPE_CHECKING:
     from latchwork_workflows.model.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
     from latchwork_workflows.model.moments import DateRange
     from latchwork_workflows.schemas.alerts import Alert, Channel
+    from latchwork_workflows.schemas.backfills import Backfill
     from latchwork_workflows.schemas.pools import Pool, PoolDetail
+    from latchwork_workflows.schemas.runs import Run, RunDetail
     from latchwork_workflows.schemas.workers import ActiveTask
     from latchwork_workflows.serve import Serve, ServeOptions
-    from latchwork_workflows.services.many import BackfillRef, BackfillSeen
     from latchwork_workflows.types.base import Command, ParamsModel, RunInfo, TaskType
 else:
     __getattr__ = late(
         __name__,
         {
-            "latchwork_workflows.client": ("RunRef", "WorkflowClient"),
+            "latchwork_workflows.client": ("BackfillRef", "RunRef", "WorkflowClient"),
             "latchwork_workflows.model.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
             "latchwork_workflows.model.builder": (
                 "Alerts",
@@ -83,12 +83,12 @@ else:
             "latchwork_workflows.home": ("Home",),
             "latchwork_workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork_workflows.keys": ("Keys",),
-            "latchwork_workflows.looking": ("RunSeen",),
             "latchwork_workflows.db.settings": ("SettingKind",),
             "latchwork_workflows.schemas.pools": ("Pool", "PoolDetail"),
             "latchwork_workflows.schemas.workers": ("ActiveTask",),
             "latchwork_workflows.schemas.alerts": ("Alert", "Channel"),
-            "latchwork_workflows.services.many": ("BackfillRef", "BackfillSeen"),
+            "latchwork_workflows.schemas.backfills": ("Backfill",),
+            "latchwork_workflows.schemas.runs": ("Run", "RunDetail"),
             "latchwork_workflows.serve": ("Serve", "ServeOptions"),
             "latchwork_workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
         },
@@ -99,8 +99,8 @@ __all__ = [
     "ActiveTask",
     "Alert",
     "Alerts",
+    "Backfill",
     "BackfillRef",
-    "BackfillSeen",
     "Channel",
     "Command",
     "Cron",
@@ -117,9 +117,10 @@ __all__ = [
     "Pool",
     "PoolDetail",
     "Problem",
+    "Run",
+    "RunDetail",
     "RunInfo",
     "RunRef",
-    "RunSeen",
     "SchemaTooNew",
     "Serve",
     "ServeOptions",

@@ -31,7 +31,6 @@ from latchwork_workflows.schemas.workflows import AppliedVersion
 from latchwork_workflows.services import Parts, commands, schedules, tasks, workflows
 from latchwork_workflows.services import runs as runs_desk
 from latchwork_workflows.services.grants import Granting
-from latchwork_workflows.services.many import Backfills
 from latchwork_workflows.services.stored import StoredSettings
 from latchwork_workflows.state import Scope
 from latchwork_workflows.types import TaskTypes
@@ -81,7 +80,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class DirectClient(Backfills, StoredSettings, Granting):
+class DirectClient(StoredSettings, Granting):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from latchwork.spi import group
 from latchwork_workflows.cli import (
     alerts,
+    backfills,
     care,
     define,
     grants,
-    many,
     nodes,
     operate,
     pools,
@@ -35,8 +35,8 @@ workflows_app = group(
     online=define.online,
     offline=define.offline,
     start=operate.start,
-    backfill=many.backfill,
-    backfills=many.backfills,
+    backfill=backfills.backfill,
+    backfills=backfills.backfills,
     runs=watch.runs,
     logs=watch.logs,
     why=watch.why,
@@ -52,7 +52,7 @@ workflows_app = group(
     export=care.export,
     **{"import": care.import_},
     upgrade=nodes.upgrade,
-    **{"stop-backfill": many.stop_backfill, "adopt-store": nodes.adopt_store},
+    **{"stop-backfill": backfills.stop_backfill, "adopt-store": nodes.adopt_store},
 )
 workflows_app.add_typer(alerts.channels_app, name="channels")
 workflows_app.add_typer(nodes.secrets_app, name="secrets")

@@ -3,7 +3,8 @@
 Importing it loads neither FastAPI nor SQLAlchemy.
 """
 
+from latchwork_workflows.client.backfills import BackfillRef
 from latchwork_workflows.client.client import WorkflowClient
 from latchwork_workflows.client.runs import RunRef
 
-__all__ = ["RunRef", "WorkflowClient"]
+__all__ = ["BackfillRef", "RunRef", "WorkflowClient"]

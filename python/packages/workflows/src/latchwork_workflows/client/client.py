@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from latchwork_workflows.client.alerts import Alerts, Channels
+from latchwork_workflows.client.backfills import Backfills
 from latchwork_workflows.client.pools import Pools
 from latchwork_workflows.client.runs import Attempts, Commands, Runs, Tasks
 from latchwork_workflows.client.transport import TIMEOUT_S, Transport
@@ -76,6 +77,7 @@ class WorkflowClient:
         self.commands = Commands(api)
         self.alerts = Alerts(api)
         self.channels = Channels(api)
+        self.backfills = Backfills(api)
         self.pools = Pools(api)
         self.workers = Workers(api)
 

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork_workflows.errors import BadRequest
+from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.model.plain import plain_problems
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.problems import ProblemDocument
@@ -33,7 +34,14 @@ def project_and_name(workflow: str) -> tuple[str, str]:
 
 
 def path(*parts: object, action: str = "") -> str:
-    """Return the path of a resource, such as ``/runs/12:stop``."""
+    """Return the path of a resource, such as ``/runs/12:stop``.
+
+    Raises:
+        BadRequest: A part has a slash, or is empty.
+    """
+    for each in map(str, parts):
+        if not each or "/" in each:
+            raise BadRequest(f"{each!r:.60} is no name; it should match pattern {NAME_PATTERN}")
     found = "".join(f"/{quote(str(each), safe='')}" for each in parts)
     return f"{found}:{action}" if action else found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
@@ -18,60 +18,20 @@ from latchwork_workflows.db.history import told
 from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.model.moments import MOST_PARALLEL, DateRange, moments_of
+from latchwork_workflows.model.moments import DateRange, moments_of
+from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun
+from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.services.parts import Parts, need, seen, seen_codes
-from latchwork_workflows.services.runs import check_start
+from latchwork_workflows.services.runs import check_start, sent
 from latchwork_workflows.state.backfills import STOPPABLE, BackfillState
 from latchwork_workflows.web import Identity, Problem, Role
 
 Row: TypeAlias = Any
-#: Which workflows that wait for runs of a backfill's get one too.
-DEPENDENTS = ("none", "direct", "all")
-
-
-class Backfill(NamedTuple):
-    """What a backfill says.
-
-    Attributes:
-        dates: from one to another, or each by itself.
-        parallel: so many at a time.
-        order: ``asc``, the oldest first, or ``desc``.
-        stop_on_failure: no other date starts while one has failed.
-        params: instead of the definition's values, for all dates.
-        priority: instead of the definition's.
-        dry: every task succeeds without running.
-        no_cache: every task runs, whatever is known of its outputs.
-        dependents: which workflows that wait for runs of this one get a backfill over the same dates: ``none``,
-            ``direct``, or ``all``, with those that wait for these.
-    """
-
-    dates: DateRange | Sequence[date]
-    parallel: int = 1
-    order: str = "asc"
-    stop_on_failure: bool = False
-    params: Mapping[str, Any] = {}
-    priority: str | None = None
-    dry: bool = False
-    no_cache: bool = False
-    dependents: str = "none"
-
-
-class Seen(NamedTuple):
-    """A backfill, and how far it is.
-
-    Attributes:
-        row: of it: ``id``, ``project``, ``name``, ``version``, ``state``, ``parallel``, ``direction``,
-            ``stop_on_failure``, ``dates``, ``created_at``, ``ended_at``, ``by``.
-        counts: how many of its runs are in each state; ``submitted`` has those that were never started.
-    """
-
-    row: Row
-    counts: Mapping[str, int]
 
 
 def start(
-    parts: Parts, who: Identity, project: str, name: str, given: Backfill, *, unique_key: str | None = None
-) -> Asked:
+    parts: Parts, who: Identity, project: str, name: str, given: BackfillRequest, *, unique_key: str | None = None
+) -> CommandSent:
     """Ask for a backfill.
 
     Raises:
@@ -84,8 +44,8 @@ def start(
         need(who, Role.OPERATOR, project)
         body = load_definition(connection, row.code, row.version)
     check_start(body, given.params, priority=given.priority)
-    _check(given)
-    wanted = _moments(given.dates, body)
+    dates = _dates(given)
+    wanted = _moments(dates, body)
     args = {
         "code": row.code,
         "version": row.version,
@@ -109,18 +69,19 @@ def start(
             details = {"workflow": name, "command": asked.id, "runs": len(wanted)}
             told(connection, "backfill", by=who.name, project=project, details=details)
             for each in _behind(connection, who, body.key, given.dependents):
-                _follow(connection, who, each, given, asked)
+                _follow(connection, who, each, given, dates, asked)
     parts.poke(asked.shard)
-    return asked
+    return sent(parts, asked)
 
 
 def behind(parts: Parts, who: Identity, project: str, name: str, dependents: str) -> list[str]:
     """The workflows that a backfill with ``dependents`` leads to, as ``project.name``.
 
     Raises:
-        Problem: 403, somebody may not backfill one of them.
+        Problem: 403, the account may not run one of them; 404.
     """
     with parts.database.read() as connection:
+        seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
         return [each.definition.key for each in _behind(connection, who, f"{project}.{name}", dependents)]
 
 
@@ -143,13 +104,20 @@ def _need_behind(who: Identity, project: str) -> None:
     raise Problem(403, f"{what}, and {who.name} is no {role} there; ask an administrator for that role", needs=role)
 
 
-def _follow(connection: sa.Connection, who: Identity, each: Behind, given: Backfill, first: Asked) -> None:
+def _follow(  # noqa: PLR0917 - one caller
+    connection: sa.Connection,
+    who: Identity,
+    each: Behind,
+    given: BackfillRequest,
+    dates: DateRange | Sequence[date],
+    first: Asked,
+) -> None:
     """A backfill of a workflow that waits for the one of ``first``, in its shard and after it.
 
     There it is made after the runs that it waits for: made before, its tasks would find those of another time.
     """
     try:
-        moments = moments_of(given.dates, each.definition.schedule, time.time())
+        moments = moments_of(dates, each.definition.schedule, time.time())
     except ValueError:
         return  # its schedule fires on none of these dates
     args: dict[str, Any] = {
@@ -170,33 +138,41 @@ def _follow(connection: sa.Connection, who: Identity, each: Behind, given: Backf
     told(connection, "backfill", by=who.name, project=each.definition.project, details=details)
 
 
-def _fresh(given: Backfill) -> dict[str, bool]:
+def _fresh(given: BackfillRequest) -> dict[str, bool]:
     """Only where it is asked for: a key that was given before this could be asked is of the same command still."""
     return {"no_cache": True} if given.no_cache else {}
 
 
-def _check(given: Backfill) -> None:
-    problems = []
-    if not 1 <= given.parallel <= MOST_PARALLEL:
-        problems.append(("parallel", f"{given.parallel} is not from 1 to {MOST_PARALLEL:,}"))
-    if given.order not in {"asc", "desc"}:
-        problems.append(("order", f"{given.order[:40]!r} is neither asc nor desc"))
-    if given.dependents not in DEPENDENTS:
-        problems.append(("dependents", f"{given.dependents[:40]!r} is none of {', '.join(DEPENDENTS)}"))
-    if problems:
-        path, message = problems[0]
-        raise Problem(422, f"{path}: {message}", errors=problems)
+def _dates(given: BackfillRequest) -> DateRange | Sequence[date]:
+    try:
+        return given.chosen()
+    except ValueError as error:
+        raise Problem(422, f"dates: {error}", errors=[("dates", str(error))]) from None
 
 
-def find(parts: Parts, who: Identity, number: int) -> Seen:
-    """A backfill that somebody may see.
+def row_of(parts: Parts, who: Identity, number: int) -> Row:
+    """Return the row of a backfill.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        return seen(who, backfills.find(connection, number), f"backfill {number}")
+
+
+def get(parts: Parts, who: Identity, number: int) -> Backfill:
+    """Return a backfill.
 
     Raises:
         Problem: 404.
     """
     with parts.database.read() as connection:
         row = seen(who, backfills.find(connection, number), f"backfill {number}")
-        return Seen(row, backfills.counts(connection, [number])[number])
+        return _backfill(row, backfills.counts(connection, [number])[number])
+
+
+def _backfill(row: Row, counts: Mapping[str, int]) -> Backfill:
+    return Backfill.of(row, order=row.direction, counts=dict(counts))
 
 
 def listed(
@@ -206,22 +182,22 @@ def listed(
     project: str = "",
     workflow: str = "",
     before: int | None = None,
-    most: int = 50,
-) -> list[Seen]:
-    """The newest backfills that somebody may see; of a project, and of a workflow of it.
+    limit: int = 50,
+) -> list[Backfill]:
+    """Return backfills, the newest first: of all, of a project, or of a workflow of it.
 
     Raises:
         Problem: 404.
     """
     with parts.database.read() as connection:
-        if workflow:
+        if workflow and project:
             there = catalog.find(connection, project, workflow)
             codes: list[int] | None = [seen(who, there, f"workflow {project}.{workflow}").code]
         else:
             codes = seen_codes(connection, who, project)
-        rows = backfills.newest(connection, codes=codes, before=before, most=most)
+        rows = backfills.newest(connection, codes=codes, before=before, most=limit)
         counts = backfills.counts(connection, [row.id for row in rows])
-    return [Seen(row, counts[row.id]) for row in rows]
+    return [_backfill(row, counts[row.id]) for row in rows]
 
 
 def runs(
@@ -231,8 +207,8 @@ def runs(
     *,
     state: str = "",
     after: float | None = None,
-    most: int | None = None,
-) -> list[Row]:
+    limit: int | None = None,
+) -> list[BackfillRun]:
     """The runs of a backfill, the oldest moment first: ``id``, ``schedule_time``, ``state``, when it began and ended.
 
     Args:
@@ -241,13 +217,14 @@ def runs(
         number: of the backfill.
         state: in this state; empty: in any.
         after: of moments behind this one.
-        most: so many; None: all.
+        limit: The most to return. None: all.
     Raises:
         Problem: 404.
     """
     with parts.database.read() as connection:
         seen(who, backfills.find(connection, number), f"backfill {number}")
-        return backfills.instances(connection, number, state=state, after=after, most=most)
+        rows = backfills.instances(connection, number, state=state, after=after, most=limit)
+    return [BackfillRun.of(row) for row in rows]
 
 
 def moments(parts: Parts, who: Identity, project: str, name: str, dates: DateRange | Sequence[date]) -> list[float]:
@@ -269,14 +246,14 @@ def _moments(dates: DateRange | Sequence[date], body: Definition) -> list[float]
         raise Problem(422, f"dates: {error}", errors=[("dates", str(error))]) from None
 
 
-def stop(parts: Parts, who: Identity, number: int, *, unique_key: str | None = None) -> Asked:
+def stop(parts: Parts, who: Identity, number: int, *, unique_key: str | None = None) -> CommandSent:
     """Ask that a backfill ends: none of its dates starts any more, and those at work are stopped.
 
     Raises:
         Problem: 403, 404, 409.
         KeyReused: the key was given before, for another command.
     """
-    row = find(parts, who, number).row
+    row = row_of(parts, who, number)
     need(who, Role.OPERATOR, row.project)
     with parts.database.write() as connection:
         if not was_asked(connection, row.project, unique_key) and BackfillState(row.state) not in STOPPABLE:
@@ -294,4 +271,4 @@ def stop(parts: Parts, who: Identity, number: int, *, unique_key: str | None = N
             details = {"workflow": row.name, "backfill": number}
             told(connection, "backfill stop", by=who.name, project=row.project, details=details)
     parts.poke(asked.shard)
-    return asked
+    return sent(parts, asked)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import sqlalchemy as sa
+
+from latchwork_workflows.db import backfills
 from latchwork_workflows.db.commands import withdraw
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.views import catalog, instances
@@ -23,12 +27,19 @@ def get(parts: Parts, who: Identity, number: int) -> Command:
         row = instances.find_command(connection, number)
         if row is None:
             raise Problem(404, f"there is no command {number}")
-        code = row.args.get("code") if isinstance(row.args, dict) else None
-        if row.instance is not None:
-            seen(who, instances.find(connection, row.instance), f"command {number}")
-        else:
-            seen(who, catalog.by_code(connection, code) if isinstance(code, int) else None, f"command {number}")
+        seen(who, _about(connection, row), f"command {number}")
     return Command.of(row, run=row.instance)
+
+
+def _about(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:
+    """Return the run, the backfill or the workflow that a command is about, with its project."""
+    if row.instance is not None:
+        return instances.find(connection, row.instance)
+    args = row.args if isinstance(row.args, dict) else {}
+    backfill, code = args.get("backfill"), args.get("code")
+    if isinstance(backfill, int):
+        return backfills.find(connection, backfill)
+    return catalog.by_code(connection, code) if isinstance(code, int) else None
 
 
 def stop(parts: Parts, who: Identity, number: int) -> None:

@@ -17,11 +17,11 @@ from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.model.moments import MOST_MOMENTS, MOST_PARALLEL, DateRange
-from latchwork_workflows.services import backfills as desk
-from latchwork_workflows.services import workflows
-from latchwork_workflows.services.parts import parts_of
+from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest
+from latchwork_workflows.services import backfills, workflows
+from latchwork_workflows.services.parts import parts_of, valid
 from latchwork_workflows.state import InstanceState
-from latchwork_workflows.state.backfills import STOPPABLE, BackfillState
+from latchwork_workflows.state.backfills import STOPPABLE
 from latchwork_workflows.ui.frame import address, led, page, whole
 from latchwork_workflows.ui.workflows import params_of
 from latchwork_workflows.web import Identity, Problem, Role, Who, new_secret, shares
@@ -48,13 +48,13 @@ def list_backfills(
     """Backfills, the newest first: of everything, of a project, of a workflow."""
     parts, project = parts_of(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
-    found = desk.listed(parts, who, project=project, workflow=workflow, before=before, most=_MOST + 1)
+    found = backfills.listed(parts, who, project=project, workflow=workflow, before=before, limit=_MOST + 1)
     with parts.database.read() as connection:
         among = who.projects()
         projects = [each for each in catalog.projects(connection) if among is None or each in among]
     chosen = {"project": project, "workflow": workflow}
-    more = address("/backfills", **chosen, before=found[_MOST - 1].row.id) if len(found) > _MOST else ""
-    rows = [(each.row, _bar(each)) for each in found[:_MOST]]
+    more = address("/backfills", **chosen, before=found[_MOST - 1].id) if len(found) > _MOST else ""
+    rows = [(each, _bar(each)) for each in found[:_MOST]]
     return page(request, who, "backfills.html", rows=rows, older=more, projects=projects, before=before, **chosen)
 
 
@@ -64,17 +64,17 @@ def show_backfill(
 ) -> HTMLResponse:
     """One backfill: how far it is, and its dates, the oldest first."""
     parts = parts_of(request)
-    found = desk.find(parts, who, backfill_id)
+    found = backfills.get(parts, who, backfill_id)
     wanted = state if state in _STATES else ""
-    rows = desk.runs(parts, who, backfill_id, state=wanted, after=after, most=_MOST_DATES + 1)
+    rows = backfills.runs(parts, who, backfill_id, state=wanted, after=after, limit=_MOST_DATES + 1)
     path = f"/backfills/{backfill_id}"
     more = address(path, state=wanted, after=rows[_MOST_DATES - 1].schedule_time) if len(rows) > _MOST_DATES else ""
-    may_stop = who.may(Role.OPERATOR, found.row.project) and BackfillState(found.row.state) in STOPPABLE
+    may_stop = who.may(Role.OPERATOR, found.project) and found.state in STOPPABLE
     return page(
         request,
         who,
         "backfill.html",
-        row=found.row,
+        row=found,
         counts=[(each, found.counts[each]) for each in _ORDER if found.counts.get(each)],
         bar=_bar(found),
         runs=rows[:_MOST_DATES],
@@ -86,10 +86,10 @@ def show_backfill(
     )
 
 
-def _bar(found: desk.Seen) -> object:
+def _bar(found: Backfill) -> object:
     done = sum(found.counts.get(each, 0) for each in ("success", "failure", "stopped"))
     parts = [(each, found.counts.get(each, 0)) for each in _ORDER]
-    return shares(parts, f"{done} of {found.row.dates} are over")
+    return shares(parts, f"{done} of {found.dates} are over")
 
 
 @router.post("/backfills/{backfill_id}/stop")
@@ -97,7 +97,7 @@ def stop(
     request: Request, who: Who, backfill_id: Id, key: Annotated[str, Form(min_length=1, max_length=150)]
 ) -> Response:
     """Let none of its dates start any more."""
-    desk.stop(parts_of(request), who, backfill_id, unique_key=f"page-{key}")
+    backfills.stop(parts_of(request), who, backfill_id, unique_key=f"page-{key}")
     return led(f"/backfills/{backfill_id}")
 
 
@@ -127,25 +127,28 @@ def _start(request: Request, who: Identity, path: tuple[str, str], sent: Mapping
     parts, key = parts_of(request), sent.get("key", "")[:150]
     body = workflows.get(parts, who, *path).definition
     try:
-        given = desk.Backfill(
-            _dates(sent.get("first", ""), sent.get("last", "")),
-            whole("parallel", sent.get("parallel", "1")),
-            sent.get("order", "asc"),
-            bool(sent.get("stop_on_failure")),
-            params_of(body, sent),
-            sent.get("priority") or None,
-            bool(sent.get("dry")),
-            bool(sent.get("no_cache")),
-            sent.get("dependents", "none"),
+        dates = _dates(sent.get("first", ""), sent.get("last", ""))
+        given = valid(
+            BackfillRequest,
+            first=dates.first,
+            last=dates.last,
+            parallel=whole("parallel", sent.get("parallel", "1")),
+            order=sent.get("order", "asc"),
+            stop_on_failure=bool(sent.get("stop_on_failure")),
+            params=params_of(body, sent),
+            priority=sent.get("priority") or None,
+            dry=bool(sent.get("dry")),
+            no_cache=bool(sent.get("no_cache")),
+            dependents=sent.get("dependents", "none"),
         )
-        asked = desk.start(parts, who, *path, given, unique_key=f"page-{key}" if key else None)
+        asked = backfills.start(parts, who, *path, given, unique_key=f"page-{key}" if key else None)
     except Problem as error:
         if error.status != 422:
             raise
         return _form(request, who, path, sent, 422, error.errors or [("", error.detail)])
     except WrongState as error:
         return _form(request, who, path, sent, 409, [("", str(error))])
-    return led(f"/commands/{asked.id}")
+    return led(f"/commands/{asked.command}")
 
 
 def _form(  # noqa: PLR0917 - one page, shown anew where it is refused
@@ -171,7 +174,7 @@ def _behind(request: Request, who: Identity, path: tuple[str, str]) -> tuple[dic
     if not who.may(Role.OPERATOR, path[0]):
         return {}, ""
     try:
-        return {level: desk.behind(parts_of(request), who, *path, level) for level in ("direct", "all")}, ""
+        return {level: backfills.behind(parts_of(request), who, *path, level) for level in ("direct", "all")}, ""
     except Problem as error:
         if error.status != 403:
             raise
@@ -182,7 +185,7 @@ def _moments(request: Request, who: Identity, path: tuple[str, str], first: str,
     if not first or not last:
         return {"moments": [], "wrong": ""}
     try:
-        return {"moments": desk.moments(parts_of(request), who, *path, _dates(first, last)), "wrong": ""}
+        return {"moments": backfills.moments(parts_of(request), who, *path, _dates(first, last)), "wrong": ""}
     except Problem as error:
         if error.status != 422:
             raise

@@ -23,11 +23,11 @@ from latchwork.spi import (
     told,
     utc_text,
 )
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 from latchwork_workflows.cli.operate import DryRun, NoCache, Params, PriorityWord, params_of
 
 if TYPE_CHECKING:
-    from latchwork_workflows import BackfillSeen, DateRange
+    from latchwork_workflows import Backfill, DateRange
 
 _STYLES = {"success": "green", "failure": "red", "held": "red", "running": "cyan"}
 
@@ -69,6 +69,7 @@ def backfill(
         typer.Option(metavar="KEY", show_default=False, help="The same key and the same backfill again are one."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until it is over; exit code 1 unless all succeeded.")] = False,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -78,8 +79,8 @@ def backfill(
     params = params_of(param or [])
     level = "all" if all_dependents else "direct" if dependents else "none"
     chosen = _dates(first, last, dates)
-    with client_of(home_of(home, database, store)) as client:
-        asked = client.backfill(
+    with client_of(home_of(home, database, store), url) as client:
+        asked = client.backfills.start(
             name,
             chosen,
             parallel=parallel,
@@ -92,9 +93,9 @@ def backfill(
             dependents=level,
             unique_key=unique_key,
         )
-        found = client.find_backfill(asked.id())
+        found = client.backfills.get(asked.id())
         line = f"backfill {found.id} of {found.workflow} is started: {counted(found.dates, 'run')}"
-        behind = client.behind(name, level)
+        behind = client.backfills.following(name, level)
         if behind:
             line += f"; backfills of {', '.join(behind)} follow"
         if not wait:
@@ -102,7 +103,7 @@ def backfill(
             return
         if not as_json:
             say(line)
-        found = client.wait_backfill(found.id)
+        found = client.backfills.wait(found.id)
     if as_json:
         say_json(_plain(found))
     else:
@@ -119,13 +120,14 @@ def backfills(
     ] = None,
     *,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """List backfills and how far they are, the newest first."""
-    with client_of(home_of(home, database)) as client:
-        found = client.backfills(name, most=limit)
+    with client_of(home_of(home, database), url) as client:
+        found = client.backfills.list(name, limit=limit)
     right = ("backfill", "version", "runs", "parallel")
     listed("backfills", found, _row, plain=_plain, right=right, empty="no backfills", as_json=as_json)
 
@@ -140,15 +142,16 @@ def stop_backfill(
     ],
     *,
     wait: Annotated[bool, typer.Option("--wait", help="Until none of its runs goes on.")] = False,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
     """Start no more dates of a backfill, and stop those at work."""
-    with client_of(home_of(home, database, store)) as client:
-        client.done_row(client.stop_backfill(number))
-        found = client.wait_backfill(number) if wait else client.find_backfill(number)
+    with client_of(home_of(home, database, store), url) as client:
+        client.commands.wait(client.backfills.stop(number))
+        found = client.backfills.wait(number) if wait else client.backfills.get(number)
     told(f"backfill {number}: {found.state.value}, {_counts(found)}", _plain(found), as_json=as_json)
 
 
@@ -172,12 +175,12 @@ def _date(text: str) -> date:
         raise UsageError(f"{text!r:.40} is no date; write it as 2026-11-22") from None
 
 
-def _counts(found: BackfillSeen) -> str:
+def _counts(found: Backfill) -> str:
     words = {"submitted": "not started"}
     return ", ".join(f"{count} {words.get(state, state)}" for state, count in sorted(found.counts.items()))
 
 
-def _row(found: BackfillSeen) -> dict[str, str]:
+def _row(found: Backfill) -> dict[str, str]:
     return {
         "backfill": str(found.id),
         "workflow": found.workflow,
@@ -191,19 +194,6 @@ def _row(found: BackfillSeen) -> dict[str, str]:
     }
 
 
-def _plain(found: BackfillSeen) -> dict[str, Any]:
-    return {
-        "backfill": found.id,
-        "workflow": found.workflow,
-        "version": found.version,
-        "state": found.state.value,
-        "parallel": found.parallel,
-        "order": found.order,
-        "stop_on_failure": found.stop_on_failure,
-        "runs": found.dates,
-        "counts": dict(found.counts),
-        "created_at": found.created_at,
-        "ended_at": found.ended_at,
-        "by": found.by,
-        "cause": found.cause,
-    }
+def _plain(found: Backfill) -> dict[str, Any]:
+    rest = found.model_dump(mode="json", exclude={"id", "project", "name", "dates"})
+    return {"backfill": found.id, "workflow": found.workflow, "runs": found.dates, **rest}

@@ -1,0 +1,192 @@
+"""Backfills, for clients."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from latchwork.errors import WaitTimeout
+from latchwork_workflows.client.runs import Commands
+from latchwork_workflows.client.transport import (
+    Deadline,
+    Transport,
+    check_params,
+    path,
+    project_and_name,
+    request_of,
+)
+from latchwork_workflows.model.moments import DateRange
+from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun, FollowingBackfills
+from latchwork_workflows.schemas.commands import CommandSent
+
+
+class BackfillRef:
+    """A backfill that has been requested. Thread-safe.
+
+    Attributes:
+        command: The ID of the command.
+    """
+
+    def __init__(self, backfills: Backfills, command: int) -> None:
+        self._backfills = backfills
+        self.command = command
+
+    def __repr__(self) -> str:
+        return f"<BackfillRef of command {self.command}>"
+
+    def id(self, timeout_s: float | None = 30.0) -> int:
+        """Wait until a master has made the backfill, and return its ID.
+
+        Args:
+            timeout_s: Seconds to wait. None: forever.
+        Raises:
+            WrongState: It was refused; the message has the reason.
+            WaitTimeout: No master has made it yet. The next one will.
+        """
+        found = self._backfills.commands.wait(self.command, timeout_s).backfill
+        assert found is not None
+        return found
+
+    def wait(self, timeout_s: float | None = None) -> Backfill:
+        """Wait until nothing of the backfill runs, and return it. Raises as ``id`` does."""
+        return self._backfills.wait(self.id(timeout_s), timeout_s)
+
+
+class Backfills:
+    """Backfills. ``name`` is ``project.name`` of a workflow, or a name in the project ``default``."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+        self.commands = Commands(api)
+
+    def start(
+        self,
+        name: str,
+        dates: DateRange | Sequence[date],
+        *,
+        parallel: int = 1,
+        order: str = "asc",
+        stop_on_failure: bool = False,
+        params: Mapping[str, Any] | None = None,
+        priority: str | None = None,
+        dry_run: bool = False,
+        no_cache: bool = False,
+        dependents: str = "none",
+        unique_key: str | None = None,
+    ) -> BackfillRef:
+        """Request a run of a workflow for each of these dates: for each time at which its schedule fires on them.
+
+        A workflow without a schedule runs once for each date, whose midnight in UTC is its schedule time. All runs are
+        made at once; the next one starts when one has ended, however it ended.
+
+        Args:
+            name: The workflow.
+            dates: A range, or single dates. At most 5,000 runs.
+            parallel: How many runs at a time, 1 to 1,000.
+            order: ``asc``, the oldest date first, or ``desc``.
+            stop_on_failure: Start no other date while one has failed or was stopped.
+            params: Values that replace those of the definition, for all runs.
+            priority: Replaces the priority of the definition.
+            dry_run: Every task succeeds without running.
+            no_cache: Every task runs, even if its outputs are cached.
+            dependents: Which online workflows that wait for runs of this one get a backfill over the same dates:
+                ``none``, ``direct``, or ``all``, with those that wait for these. Each of their runs waits for its date.
+            unique_key: Requests with the same key are one backfill.
+        Raises:
+            UnknownWorkflow: There is no such workflow.
+            WrongState: It is offline.
+            BadRequest: A date is in the future or has no fire time, there are too many, or there is no such parameter.
+        """
+        check_params(params or {})
+        is_range = isinstance(dates, DateRange)
+        chosen = {"first": dates.first, "last": dates.last} if isinstance(dates, DateRange) else {}
+        body = request_of(
+            BackfillRequest,
+            **chosen,
+            dates=[] if is_range else list(dates),
+            parallel=parallel,
+            order=order,
+            stop_on_failure=stop_on_failure,
+            params=dict(params or {}),
+            priority=priority,
+            dry=dry_run,
+            no_cache=no_cache,
+            dependents=dependents,
+        )
+        where = path("workflows", *project_and_name(name), action="backfill")
+        return BackfillRef(self, self._api.post(where, body, CommandSent, key=unique_key).command)
+
+    def following(self, name: str, dependents: str = "all") -> builtins.list[str]:
+        """Return the workflows that get a backfill too, as ``project.name``, if this one gets one with ``dependents``.
+
+        Raises:
+            NotAllowed: The account may not run one of them.
+        """
+        where = path("workflows", *project_and_name(name), "following-backfills")
+        return self._api.get(where, FollowingBackfills, dependents=dependents).workflows
+
+    def list(self, name: str | None = None, *, before: int | None = None, limit: int = 50) -> builtins.list[Backfill]:
+        """Return backfills, the newest first.
+
+        Args:
+            name: Only those of this workflow. None: all.
+            before: Only those with lower IDs.
+            limit: The most to return.
+        Raises:
+            UnknownWorkflow: There is no such workflow.
+        """
+        project, workflow = ("", "") if name is None else project_and_name(name)
+        return self._api.get(
+            "/backfills", list[Backfill], project=project, workflow=workflow, before=before, limit=limit
+        )
+
+    def get(self, backfill: int) -> Backfill:
+        """Return a backfill.
+
+        Raises:
+            UnknownWorkflow: There is none of this ID.
+        """
+        return self._api.get(path("backfills", backfill), Backfill)
+
+    def runs(
+        self, backfill: int, *, state: str = "", after: float | None = None, limit: int = 1000
+    ) -> builtins.list[BackfillRun]:
+        """Return the runs of a backfill, the oldest date first.
+
+        Args:
+            backfill: The ID of the backfill.
+            state: Only those in this state. Empty: any.
+            after: Only those of later schedule times.
+            limit: The most to return, up to 1,000.
+        """
+        where = path("backfills", backfill, "runs")
+        return self._api.get(where, list[BackfillRun], state=state, after=after, limit=limit)
+
+    def stop(self, backfill: int) -> int:
+        """Start no other date, stop those that run, and return the ID of the command.
+
+        Raises:
+            UnknownWorkflow: There is none of this ID.
+            WrongState: It has ended, or is stopping.
+        """
+        return self._api.post(path("backfills", backfill, action="stop"), None, CommandSent).command
+
+    def wait(self, backfill: int, timeout_s: float | None = None) -> Backfill:
+        """Wait until nothing of a backfill runs, and return it.
+
+        Args:
+            backfill: The ID of the backfill.
+            timeout_s: Seconds to wait. None: forever.
+        Raises:
+            WaitTimeout: It has not ended. It continues.
+            UnknownWorkflow: There is none of this ID.
+        """
+        deadline = Deadline(timeout_s)
+        while True:
+            found = self.get(backfill)
+            if found.has_ended:
+                return found
+            if not deadline.pause():
+                raise WaitTimeout(f"backfill {backfill} is {found.state.value} after {timeout_s:g} s; it goes on")
