@@ -23,14 +23,6 @@ DEFECTS = (
     ),
     Defect(
         "Job manager",
-        "a rebalance grows shares before it shrinks others",
-        "jobs/manager/rebalance.py",
-        "    return shrinks + grows\n",
-        "    return grows + shrinks\n",
-        id_of("jobs/ledger", "a_large_rebalance_shrinks_heads_before_it_grows_others"),
-    ),
-    Defect(
-        "Job manager",
         "a cleanup deletes the pool of a node that registers",
         "jobs/manager/leadership.py",
         "                self._store.commit([self._fence, unchanged, At(head)], ops)\n",

@@ -30,14 +30,6 @@ DEFECTS = (
         id_of("primitives/lock_protocol", "a_lease_that_has_run_out_stays_so"),
     ),
     Defect(
-        "PersistentLock",
-        "an owner's silence counts from before its last renewal",
-        "primitives/leased/protocol.py",
-        "        if known is not None and known.version == version:\n",
-        "        if known is not None:\n",
-        id_of("primitives/lock_protocol", "a_sighting_counts_from_the_first_response_that_showed_this_version"),
-    ),
-    Defect(
         "LockKeeper",
         "a release deletes a lock that another owner has taken",
         "primitives/leased/table.py",
