@@ -45,6 +45,7 @@ help:
 	@echo '                 WHAT=interrupts        500 signals at random times on every backend, and a cancellation at every await'
 	@echo '                 WHAT=loop              the contract and the primitives driven by an event loop, on every server'
 	@echo '                 WHAT=mutants           plant defects; the tests must catch each'
+	@echo '                 WHAT=mutation          mutate the modules that decide without I/O; the score must not fall (an hour)'
 	@echo '                 WHAT=storms            jobs, executor, plans, workers and workflows under kills, freezes and cuts, on each'
 	@echo '                                        server (5 minutes each)'
 	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'

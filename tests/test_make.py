@@ -21,6 +21,7 @@ CHECKS = [
     "interrupts",
     "loop",
     "mutants",
+    "mutation",
     "storms",
     "fuzz",
     "api-fuzz",
