@@ -1,4 +1,4 @@
-"""Coordination primitives, one noun per file, each usable by itself above any store."""
+"""Coordination primitives. Each can be used alone on any store."""
 
 from latchwork.primitives.barrier.barriers import Barrier, DoubleBarrier
 from latchwork.primitives.fair.election import Election, Term

@@ -1,6 +1,6 @@
-"""Ownership in order of arrival: locks, semaphores, latches, elections. One mechanism, the queue of tickets, for all.
+"""Ownership in order of arrival: locks, semaphores, latches, elections. All use the queue of tickets.
 
-A wing of `latchwork.primitives`, which has the public names. The queue is for the systems above; ``Side`` is for aio.
+`latchwork.primitives` exports the public names. ``Side`` is for aio.
 """
 
 from latchwork.primitives.fair.rwlock import Side

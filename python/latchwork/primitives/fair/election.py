@@ -1,10 +1,10 @@
-"""Elections in terms: whoever campaigns waits to be elected, leads with a value that all can see, and resigns.
+"""Elections in terms: a campaign waits to be elected, leads with a public value, and resigns.
 
-Keys:   <name>/t-<nonce>  one ticket per campaign, dies with its session; node id as label, its value, host and
-                          pid as JSON
-Leader: the oldest ticket. Each other campaign watches exactly the ticket before its own.
+Keys:   <name>/t-<nonce>  one ticket per campaign, bound to its session; node ID as label, its value, host and PID as
+JSON
+Leader: the oldest ticket. Each other campaign watches the ticket directly before its own.
 
-A ``LeaderLatch`` stays a candidate and calls listeners; here a thread asks for each term, holds it and ends it.
+A ``LeaderLatch`` stays a candidate and calls listeners. Here a thread asks for each term, holds it and ends it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ T = TypeVar("T")
 
 
 class Election:
-    """Who leads, for a term: ``with election.campaign(b"10.0.0.7:80") as term:``.
+    """Leadership for a term: ``with election.campaign(b"10.0.0.7:80") as term:``.
 
-    Construction does no I/O. Safe to share between threads: each campaign queues for itself. A paused process may go on
-    writing late: pass ``term.fence`` to every write that matters.
+    Construction does no I/O. Thread-safe: each campaign queues separately. A paused process may write late, so pass
+    ``term.fence`` to every write that matters.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which the tickets are.
-        node_id: who we are, for those who look: any text that is not empty.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the tickets.
+        node_id: The name of this candidate for others: any non-empty text.
+        session: The session of the tickets, which the caller closes. None uses the store's primary session.
     """
 
     def __init__(self, store: Store, name: str, *, node_id: str, session: Session | None = None) -> None:
@@ -68,16 +68,16 @@ class Election:
         """Queue, and wait to be elected.
 
         Args:
-            value: what everybody sees of us while we lead; see ``Term.proclaim``.
-            timeout_s: seconds to wait; None waits for ever, 0 tries once.
+            value: The public value during the term; see ``Term.proclaim``.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once.
         Returns:
-            The term: use it in a ``with``, or resign in the end.
+            The term. Use it in a ``with``, or resign at the end.
         Raises:
-            WaitTimeout: another still leads; nothing of ours is left behind.
-            SessionLost: our session ended while waiting.
-            Closed: the election, its session or its store was closed.
-            LatchworkError: this is a callback, which must not wait.
-            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
+            WaitTimeout: Another candidate still leads. Our ticket has been removed.
+            SessionLost: Our session ended while waiting.
+            Closed: The election, its session or its store was closed.
+            LatchworkError: The call is inside a callback, which must not wait.
+            Unavailable, OutcomeUnknown: The server could not be reached in time. Nothing is left behind.
         """
         self._waits.check()
         check_bytes(value, f"the value of {self._what}")
@@ -103,20 +103,21 @@ class Election:
     ) -> T:
         """Campaign, run ``fn(term, work)`` in this thread, and resign.
 
-        ``work`` tells it to stop before the term can end. When it was told to, and has ended, we campaign again: it may
-        run several times, on several nodes, never on two at a time as long as it stops when told.
+        ``work`` tells it to stop before the term can end. After it was told and has returned, the campaign starts
+        again. It may run several times on several nodes, but never on two at a time as long as it stops when told.
 
         Args:
-            fn: checks ``work`` now and then, and writes with ``work.fence``.
-            value: announced at the beginning of each term.
-            timeout_s: seconds to wait for each election; None waits for ever.
-            margin_s: how long before the end of a term to tell it; None takes a tenth of the session's TTL.
+            fn: Checks ``work`` regularly, and writes with ``work.fence``.
+            value: The public value at the beginning of each term.
+            timeout_s: Seconds to wait for each election. None waits forever.
+            margin_s: Seconds before the end of a term at which it is told to stop. None uses a tenth of the session's
+                TTL.
         Returns:
-            What it returned when it ended without having been told to stop.
+            The result of ``fn`` when it returned without having been told to stop.
         Raises:
-            WaitTimeout, SessionLost, Closed: as ``campaign`` does.
+            WaitTimeout, SessionLost, Closed: As for ``campaign``.
             TypeError: ``fn`` cannot be called as ``fn(term, work)``, or is async or a generator.
-            Exception: whatever ``fn`` raises.
+            Exception: ``fn`` raised it.
         """
         check_function(fn, self._what, ("term", "work"))
         while True:
@@ -133,26 +134,26 @@ class Election:
 
     @driven
     async def leader(self) -> Leader | None:
-        """Who leads now as the store knows it, or None. Needs no campaign."""
+        """Return the leader from the store, or None. Needs no campaign."""
         return next(iter(await steps_of(self.candidates)()), None)
 
     @driven
     async def candidates(self) -> list[Leader]:
-        """All campaigns in the order in which they will lead, the leader first; may be empty."""
+        """Return all campaigns in the order in which they will lead, the leader first. Needs no campaign."""
         return [Leader.of(ticket) for ticket in await self._queue.tickets()]
 
     def observe(self) -> Observer:
-        """Follow who leads, and with which value. Close it when done: it outlives this object. Needs no campaign.
+        """Follow the leader and its value. Close the observer at the end: it outlives this object. Needs no campaign.
 
         Raises:
-            Closed: the election was closed.
+            Closed: The election was closed.
         """
         self._waits.check()
         return Observer(self._store, self.name)
 
     @ending
     async def close(self) -> None:
-        """Resign every term of this object, and call off its campaigns. From any thread; twice is fine."""
+        """Resign all terms of this object, and end its campaigns. Thread-safe and idempotent."""
         if self._waits.home.is_foreign:
             return
         self._waits.close()  # first: whoever campaigns from now on is refused
@@ -174,9 +175,9 @@ class Election:
 
 
 class Term(GuardsWork):
-    """One time of leading: from an election until it is resigned or lost. Get it from ``Election.campaign``.
+    """A term of leadership, from an election until it is resigned or lost. ``Election.campaign`` returns it.
 
-    Safe to share between threads. ``with`` resigns at the end.
+    Thread-safe. ``with`` resigns at the end.
     """
 
     def __init__(self, election: Election, seat: _Seat) -> None:
@@ -200,47 +201,47 @@ class Term(GuardsWork):
 
     @property
     def fence(self) -> Fence:
-        """The check for every write that only the leader may do; its ``token`` grows with each new term.
+        """The check for every write that only the leader may do. Its ``token`` grows with each new term.
 
         Raises:
-            NotLeader: the term is over.
+            NotLeader: The term has ended.
         """
         return self._seat.fence
 
     @property
     def is_leader(self) -> bool:
-        """True while we lead for certain: turns False by our own clock before another can lead. Does no I/O."""
+        """Whether we certainly lead. It becomes False by our own clock before another candidate can lead. No I/O."""
         return self._seat.is_held
 
     @property
     def lost(self) -> Signal:
-        """Set when the term is lost; never by resigning."""
+        """A signal that is set when the term is lost, never by resigning."""
         return self._seat.lost
 
     def remaining_s(self) -> float:
-        """Seconds we lead for certain if no further renewal succeeds; 0 when the term is over. Does no I/O."""
+        """Seconds for which we certainly lead without a further renewal; 0 after the term. No I/O."""
         return self._seat.remaining_s()
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` when the term is lost, not when it is resigned. Returns what ends that."""
+        """Call ``fn()`` when the term is lost, not when it is resigned. Return a function that removes the listener."""
         return self._seat.on_lost(fn)
 
     @driven
     async def proclaim(self, value: bytes) -> None:
-        """Announce another value without another election.
+        """Publish another value without another election.
 
         Raises:
-            NotLeader: the term is over; nothing was announced.
-            Unavailable, OutcomeUnknown: as for any write; to announce it again does no harm.
+            NotLeader: The term has ended. Nothing was published.
+            Unavailable, OutcomeUnknown: As for any write. Publishing again is safe.
         """
         await self._seat.proclaim(value)
 
     @ending
     async def resign(self) -> None:
-        """End the term; the next campaign is elected. Once it was resigned or closed, nothing happens.
+        """End the term, so that the next campaign is elected. Idempotent.
 
         Raises:
-            NotLeader: it had been lost, to the knowledge of the store if not to ours.
+            NotLeader: It had been lost, even if only the store knew.
         """
         if not self._seat.is_over:
             await self._seat.resign()
@@ -255,7 +256,7 @@ class Term(GuardsWork):
 
 
 class _Seat(SessionLock):
-    """One campaign, and the term that follows it."""
+    """A campaign and the term that follows it."""
 
     error = NotLeader
 
@@ -311,7 +312,7 @@ class _Seat(SessionLock):
 
 
 def _value_body(value: bytes) -> dict[str, object]:
-    """As text where it is text, so that people can read it in the store."""
+    """Return the value as text if it is text, so that people can read it in the store."""
     try:
         return {"value": value.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:

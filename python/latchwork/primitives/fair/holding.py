@@ -1,6 +1,6 @@
-"""What all locks of a session have in common: who holds it here, until when, and how it is released.
+"""What all session locks share: the holds of this process, their deadlines, and their release.
 
-Nothing here knows how it is acquired: ``Lock``, both sides of ``ReadWriteLock`` and ``Semaphore`` say that.
+``Lock``, both sides of ``ReadWriteLock`` and ``Semaphore`` implement the acquisition.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _log = logging.getLogger(__name__)
 
 
 class Use:
-    """One acquisition of a hold, which has several if it is reentrant."""
+    """An acquisition of a hold. A reentrant hold has several."""
 
     def __init__(self, hold: Hold) -> None:
         self.hold = hold
 
 
 class Hold:
-    """One hold, from its acquisition until its release.
+    """A hold, from its acquisition to its release.
 
     Attributes:
-        place: its ticket or lease, its session and its fence.
-        owner: the lock that holds it.
-        waiter: what waited for it, with a watch that is closed after the release.
-        ownership: what work under it depends on.
-        uses: one for each time that its thread acquired it and did not release it, the newest last.
-        given_back: set once it is released or closed.
+        place: Its ticket or lease, its session and its fence.
+        owner: The lock.
+        waiter: The waiter that acquired it, with a watch that is closed after the release.
+        ownership: What work under it depends on.
+        uses: The acquisitions of its thread that were not released, newest last.
+        given_back: Set once it is released or closed.
     """
 
     def __init__(self, place: QueuePosition, owner: SessionLock, waiter: Waiter) -> None:
@@ -56,18 +56,18 @@ class Hold:
 
     @property
     def is_held(self) -> bool:
-        """True while it is ours for certain."""
+        """Return whether it is certainly ours."""
         return self.remaining_s() > 0.0
 
     def remaining_s(self) -> float:
-        """Seconds it is ours for certain."""
+        """Return the seconds for which it is certainly ours."""
         return self.ownership.remaining_s()
 
 
 class SessionLock(GuardsWork):
-    """The common part of the locks of a session. Safe to share between threads; see ``Lock`` for the arguments.
+    """The base of session locks. Thread-safe. See ``Lock`` for the arguments.
 
-    With ``several`` a thread may hold it several times, and releases each hold for itself.
+    With ``several`` a thread may hold it several times, and releases each hold separately.
     """
 
     #: The error to raise when it is not held any more.
@@ -120,23 +120,23 @@ class SessionLock(GuardsWork):
 
     @driven
     async def acquire(self, timeout_s: float | None = None) -> Fence:
-        """Wait for it and return proof of ownership.
+        """Wait for the lock and return its fence.
 
-        Holding it does not stop a paused process from writing late: pass the fence to every write that matters.
+        Holding it does not prevent a paused process from writing late: pass the fence to every write that matters.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever, 0 tries once. A call that the server does not answer can
-                take longer, up to the store's call timeout.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once. A call that the server does not answer may
+                take up to the store's call timeout longer.
         Returns:
-            A fence whose ``token`` grows with each new holder.
+            A fence whose ``token`` is greater than that of every earlier holder.
         Raises:
-            WaitTimeout: others still hold it; nothing of ours is left behind.
-            SessionLost: our session ended while waiting.
-            LockLost: somebody deleted our ticket while we waited.
-            LatchworkError: this thread holds it already and it is not reentrant, or this is a callback.
-            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
-            Closed: it, its session or its store was closed.
-            ForkedProcess: it was made by the parent of this process.
+            WaitTimeout: Others still hold it. Our ticket has been removed.
+            SessionLost: Our session ended while waiting.
+            LockLost: Another client deleted our ticket while we waited.
+            LatchworkError: This thread holds it already and it is not reentrant, or the call is inside a callback.
+            Unavailable, OutcomeUnknown: The server could not be reached in time. Nothing is left behind.
+            Closed: The lock, its session or its store was closed.
+            ForkedProcess: The lock was created by the parent of this process.
         Source:
             docs/design/locks.md.
         """
@@ -144,21 +144,21 @@ class SessionLock(GuardsWork):
 
     @ending
     async def release(self) -> None:
-        """Give back what this thread holds; from a thread that holds nothing, what the object holds if that is one.
+        """Release what this thread holds, or, from a thread without a hold, the only hold of the object.
 
-        The next can have it at once. When the server cannot be reached that goes on in the background, and the session
-        ends it at the latest.
+        The next waiter can have it at once. If the server cannot be reached, the release continues in the background,
+        and the end of the session completes it at the latest.
 
         Raises:
-            LockLost: it had run out, was ended by somebody else, or is not held.
-            LatchworkError: this thread holds nothing, and several others do.
+            LockLost: It had expired, was ended by another client, or is not held.
+            LatchworkError: This thread holds nothing, and several others do.
         """
         self._home.check()
         await self.end(self._to_release().uses[-1])
 
     @ending
     async def close(self) -> None:
-        """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
+        """Release all holds of this object, and end its waits. Thread-safe and idempotent."""
         if self._home.is_foreign:
             return
         self._waits.close()
@@ -173,33 +173,37 @@ class SessionLock(GuardsWork):
 
     @property
     def fence(self) -> Fence:
-        """The fence of the current hold: this thread's newest, else the object's.
+        """The fence of the current hold: this thread's newest, otherwise the object's.
 
         Raises:
-            LockLost: it has run out, or is not held.
+            LockLost: It has expired, or is not held.
         """
         return self._held().place.fence
 
     @property
     def is_held(self) -> bool:
-        """True while it is ours for certain, by our own clock. Does no I/O."""
+        """Whether it is certainly ours, by our own clock. No I/O."""
         return self.remaining_s() > 0.0
 
     @property
     def lost(self) -> Signal:
-        """Set when the current hold is lost, by a closed session too, not by a release; ask after each ``acquire``."""
+        """A signal that is set when the current hold is lost or its session is closed, not by a release. Read it after
+        each ``acquire``.
+        """
         if self._home.is_foreign:
             return lost_by_fork()
         hold = self._current()
         return hold.ownership.lost if hold is not None else Signal()
 
     def remaining_s(self) -> float:
-        """Seconds it is ours for certain if no further renewal succeeds; 0 when it is not. Does no I/O."""
+        """Seconds for which it is certainly ours without a further renewal; 0 without a hold. No I/O."""
         hold = self._current()
         return hold.remaining_s() if hold is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` when a hold is lost, its session lost or closed, not on release. Returns what ends that."""
+        """Call ``fn()`` when a hold is lost or its session is closed, not on release. Return a function that removes
+        the listener.
+        """
         self._waits.check()
         return listen(self._listeners, fn)
 
@@ -207,10 +211,12 @@ class SessionLock(GuardsWork):
 
     @abstractmethod
     async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
-        """Acquire it; None, and nothing left behind, when the time is over or the waiter was called off."""
+        """Acquire the lock. Return None, with nothing left behind, after the timeout or when the waiter was called
+        off.
+        """
 
     def _before(self) -> None:
-        """Refuse an acquisition that makes no sense."""
+        """Refuse an acquisition that cannot succeed."""
 
     # Acquiring
 
@@ -230,7 +236,7 @@ class SessionLock(GuardsWork):
             return (await self._had(place, waiter)).uses[0]
 
     def _again(self) -> Hold | None:
-        """This thread's hold, if it has one and may acquire it once more."""
+        """Return this thread's hold if it may acquire it again."""
         hold = self._of_thread()
         if hold is None or self._several:
             return None
@@ -270,7 +276,7 @@ class SessionLock(GuardsWork):
     # Releasing and losing
 
     async def end(self, use: Use) -> None:
-        """Release a hold once; ``LockLost`` if it had run out, or somebody else had ended it."""
+        """Release one acquisition of a hold. ``LockLost`` if it had expired or was ended by another client."""
         self._home.check()
         hold = use.hold
         if use not in hold.uses:  # its `with` released inside of the block
@@ -284,7 +290,7 @@ class SessionLock(GuardsWork):
             raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
 
     async def _give_back(self, hold: Hold) -> bool:
-        """End it here and on the server; False if it was not there any more."""
+        """End a hold here and on the server. Return False if it had ended there."""
         if not self._withdraw(hold):
             return True
         try:
@@ -293,7 +299,7 @@ class SessionLock(GuardsWork):
             hold.waiter.close()  # last: the next one waits for the line above
 
     def _withdraw(self, hold: Hold) -> bool:
-        """Hold it no more, as far as this process goes; False if that was so already."""
+        """End a hold in this process. Return False if it had ended."""
         with self._lock:
             was_given_back = hold.given_back.is_set()
             hold.given_back.set()
@@ -303,7 +309,7 @@ class SessionLock(GuardsWork):
         return not was_given_back
 
     def abandon(self) -> None:
-        """Give back all that is held through this object: here now, and on the server in the background."""
+        """Release all holds of this object: here now, and on the server in the background."""
         with self._lock:
             holds = list(self._holds)
         for hold in holds:
@@ -312,7 +318,7 @@ class SessionLock(GuardsWork):
                 self._queue.leave_later(hold.place)
 
     def lose(self, hold: Hold) -> None:
-        """Called in the session's thread for lost listeners; its work heard of it before."""
+        """Handle a lost hold, in the session's thread for listeners. Its work was stopped before."""
         if hold.given_back.is_set():
             return  # released just before: nobody has lost anything
         session = hold.place.session
@@ -323,7 +329,7 @@ class SessionLock(GuardsWork):
     # Which hold
 
     def _entered(self) -> list[Use]:
-        """The uses of this thread's ``with`` blocks."""
+        """Return the acquisitions of this thread's ``with`` blocks."""
         entered: list[Use] = self._mine.own.setdefault("entered", [])
         return entered
 
@@ -331,7 +337,7 @@ class SessionLock(GuardsWork):
         self._stack().append(hold)
 
     def _stack(self) -> list[Hold]:
-        """What this thread acquired and did not release, the newest last."""
+        """Return what this thread acquired and did not release, newest last."""
         own = self._mine.own
         stack: list[Hold] = [hold for hold in own.get("stack", ()) if not hold.given_back.is_set()]
         own["stack"] = stack

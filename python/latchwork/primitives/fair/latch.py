@@ -1,9 +1,8 @@
-"""Leader election: candidates queue, and the first in the queue leads until it leaves or its session ends.
+"""Leader election: candidates queue, and the first one leads until it leaves or its session ends.
 
-Keys:   <name>/t-<nonce>  one ticket per candidate, dies with the candidate's session; its node id as label, host and
-                          pid as JSON
-Leader: the oldest ticket. Each other candidate watches exactly the ticket before its own. ``Observer`` follows the
-        leader without being a candidate.
+Keys:   <name>/t-<nonce>  one ticket per candidate, bound to its session; node ID as label, host and PID as JSON
+Leader: the oldest ticket. Each other candidate watches the ticket directly before its own. ``Observer`` follows the
+leader without being a candidate.
 
 docs/design/locks.md has the states, and which fence closes which race.
 """
@@ -58,19 +57,19 @@ _WATCH_AFTER_S = 0.002
 
 
 class LeaderLatch(GuardsWork, Participant):
-    """A candidate for leadership: ``with`` joins the queue without waiting, and leaves it at the end.
+    """A candidate for leadership. ``with`` joins the queue without waiting, and leaves it at the end.
 
-    Construction does no I/O. Safe to share between threads. After its session is lost it joins again by itself, at the
-    end of the queue, with the store's next session; with a session handed in it cannot, and ``wait`` says so.
+    Construction does no I/O. Thread-safe. After a lost session it joins again at the end of the queue with the store's
+    next session. With a given session it cannot, and ``wait`` raises ``SessionLost``.
 
-    ``is_leader`` turns False by our own clock before any other candidate can lead. It does not stop a paused process
-    from writing late: pass ``fence`` to every write that matters.
+    ``is_leader`` becomes False by our own clock before any other candidate can lead. This does not prevent a paused
+    process from writing late: pass ``fence`` to every write that matters.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which the tickets are.
-        node_id: who we are, for those who list the candidates: any text that is not empty.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the tickets.
+        node_id: The name of this candidate for others: any non-empty text.
+        session: The session of the ticket, which the caller closes. None uses the store's primary session.
     """
 
     def __init__(self, store: Store, name: str, *, node_id: str, session: Session | None = None) -> None:
@@ -94,11 +93,11 @@ class LeaderLatch(GuardsWork, Participant):
 
     @driven
     async def start(self) -> None:
-        """Join the queue, in a thread of its own; does not wait for it. Twice is fine, and so is after ``leave``.
+        """Join the queue in a separate thread, without waiting. Idempotent, also after ``leave``.
 
         Raises:
-            Closed: the latch was closed.
-            LatchworkError: this is a listener of the latch, which is leaving and waits for it to end.
+            Closed: The latch was closed.
+            LatchworkError: The call is inside a listener of the latch, which is leaving and waits for the listener.
         """
         self._home.check()
         while (leaving := self._begin_or_leaving()) is not None:
@@ -107,7 +106,7 @@ class LeaderLatch(GuardsWork, Participant):
             await self._ended(leaving)
 
     def _begin_or_leaving(self) -> Background | None:
-        """Begin, unless that was done; returns the thread that is still leaving, if there is one."""
+        """Start unless it is running. Return the thread that is still leaving, if there is one."""
         with self._changed.mutex:
             self._refuse_closed()
             if self._background is not None:
@@ -121,15 +120,15 @@ class LeaderLatch(GuardsWork, Participant):
 
     @ending
     async def leave(self) -> None:
-        """Leave the queue like ``close``, but ``start`` may join it again, at its end."""
+        """Leave the queue like ``close``. ``start`` may join it again at its end."""
         await self._end(for_good=False)
 
     @ending
     async def close(self) -> None:
-        """Leave the queue: ``is_leader`` is False at once, ``on_revoked`` is called, then the next candidate leads.
+        """Leave the queue: ``is_leader`` is False at once, ``on_revoked`` is called, and then the next candidate leads.
 
-        Returns once our ticket is gone, or will be because its session is. Listeners that take longer than 5 seconds
-        are not waited for. From any thread; twice is fine.
+        Returns once our ticket is gone, or will be because its session is. Listeners get 5 seconds. Thread-safe and
+        idempotent.
         """
         await self._end(for_good=True)
 
@@ -162,11 +161,11 @@ class LeaderLatch(GuardsWork, Participant):
             self._dispatcher.close()
 
     def end_soon(self) -> None:
-        """Leave for good, in the background."""
+        """Leave permanently, in the background."""
         self._end_soon(for_good=True)
 
     def _end_soon(self, *, for_good: bool) -> None:
-        """Have our thread leave, without waiting for it; some of that may be done already."""
+        """Let our thread leave, without waiting for it. Parts of that may be done already."""
         with self._changed.mutex:
             self._closed = self._closed or for_good
             self._leaving = True
@@ -179,7 +178,7 @@ class LeaderLatch(GuardsWork, Participant):
             Background(self._leave, f"latchwork-{self._name}")
 
     async def _hand_over(self) -> None:
-        """Delete our ticket before our thread does, if no listener has to end first; our thread handles trouble."""
+        """Delete our ticket before our thread does, if no listener must end first. Our thread handles errors."""
         place = self._place
         if place is None:
             return
@@ -191,20 +190,20 @@ class LeaderLatch(GuardsWork, Participant):
             self._forget(place)
 
     def _lose_place(self) -> None:
-        """Stop counting our ticket; if it is still there, it is removed rather than waited for."""
+        """Stop counting our ticket. If it still exists it is removed."""
         place, self._place = self._place, None
         if place is not None:
             self._queue.disown(place.nonce)
 
     async def _leave(self) -> None:
-        """Delete every ticket of ours, again and again until our session ends."""
+        """Delete all our tickets, and retry until our session ends."""
         place = self._place
         if self._session is not None:
             await self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
         self._forget(place)
 
     def _forget(self, place: QueuePosition | None) -> None:
-        """A place is forgotten once its ticket is gone, and not before."""
+        """Forget a place after its ticket is gone."""
         with self._changed.mutex:
             if self._place is place:
                 self._place = None
@@ -219,20 +218,20 @@ class LeaderLatch(GuardsWork, Participant):
 
     @property
     def is_leader(self) -> bool:
-        """True while we lead for certain: turns False by our own clock before another can lead. Does no I/O."""
+        """Whether we certainly lead. It becomes False by our own clock before another candidate can lead. No I/O."""
         return self.remaining_s() > 0.0
 
     @property
     def fence(self) -> Fence:
-        """The check for every write that only the leader may do; its ``token`` grows with each new leader.
+        """The check for every write that only the leader may do. Its ``token`` grows with each new leader.
 
         Raises:
-            NotLeader: we do not lead now.
+            NotLeader: We do not lead now.
         """
         return self._owned().fence
 
     def remaining_s(self) -> float:
-        """Seconds we lead for certain if no further renewal of the session succeeds; 0 when we do not lead."""
+        """Seconds for which we certainly lead without a further renewal; 0 if we do not lead."""
         led = self._led
         return led.remaining_s() if led is not None else 0.0
 
@@ -241,15 +240,15 @@ class LeaderLatch(GuardsWork, Participant):
         """Wait until we lead.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever. We stay in the queue when the time is over.
+            timeout_s: Seconds to wait. None waits forever. We stay in the queue after the timeout.
         Returns:
             The fence of our leadership.
         Raises:
-            WaitTimeout: somebody else still leads.
-            SessionLost: the session that was handed in has ended; make another latch with another session.
-            Closed: the latch or its store was closed, or the latch was never started, or has left.
-            PermissionDenied: the account may not write here.
-            LatchworkError: this is a callback, and we do not lead.
+            WaitTimeout: Another candidate still leads.
+            SessionLost: The given session has ended. Create another latch with another session.
+            Closed: The latch or its store was closed, or the latch was never started or has left.
+            PermissionDenied: The account may not write here.
+            LatchworkError: The call is inside a callback, and we do not lead.
         """
         return await self._until(self._look, timeout_s, self._what, partial(self._late, timeout_s))
 
@@ -257,7 +256,7 @@ class LeaderLatch(GuardsWork, Participant):
         return WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s")
 
     def _look_again(self) -> Fence | None:
-        """Like ``_look``, of a latch that may be started again after it was left."""
+        """Do the same as ``_look`` for a latch that may be started again after it left."""
         session = self._session
         if session is None or session.state == "closed" or self._closed or self._error is not None:
             return self._look()
@@ -273,21 +272,22 @@ class LeaderLatch(GuardsWork, Participant):
 
     @driven
     async def run(self, fn: Callable[[Work], T], *, timeout_s: float | None = None, margin_s: float | None = None) -> T:
-        """Run ``fn(work)`` in this thread while we lead, and tell it to stop before we cease to.
+        """Run ``fn(work)`` in this thread while we lead, and tell it to stop before our leadership can end.
 
-        When it was told to stop, and has ended, it is run again once we lead again: it may run several times, on
-        several nodes, never on two at a time as long as it stops when told.
+        After it was told to stop and has returned, it runs again once we lead again. It may run several times on
+        several nodes, but never on two at a time as long as it stops when told.
 
         Args:
-            fn: checks ``work`` now and then, and writes with ``work.fence``.
-            timeout_s: seconds to wait for leadership, each time; None waits for ever.
-            margin_s: how long before the end of leadership to tell it; None takes a tenth of the session's TTL.
+            fn: Checks ``work`` regularly, and writes with ``work.fence``.
+            timeout_s: Seconds to wait for leadership, each time. None waits forever.
+            margin_s: Seconds before the end of leadership at which it is told to stop. None uses a tenth of the
+                session's TTL.
         Returns:
-            What it returned when it ended without having been told to stop.
+            The result of ``fn`` when it returned without having been told to stop.
         Raises:
-            WaitTimeout, SessionLost, Closed, PermissionDenied: as ``wait`` does; not by ``leave``, it awaits a start.
+            WaitTimeout, SessionLost, Closed, PermissionDenied: As for ``wait``. After ``leave`` it waits for a start.
             TypeError: ``fn`` cannot be called as ``fn(work)``, or is async or a generator.
-            Exception: whatever ``fn`` raises.
+            Exception: ``fn`` raised it.
         """
         check_function(fn, self._what)
         self._look()
@@ -310,10 +310,10 @@ class LeaderLatch(GuardsWork, Participant):
             await self._changed.rung(rings, self._store.clock, most_s)
 
     def on_elected(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` each time we become leader, in a callback thread; at once if we lead already.
+        """Call ``fn()`` each time we become leader, in a callback thread, or at once if we lead.
 
-        Elected and revoked alternate, in order and one at a time: a slow listener delays those after it. Returns what
-        ends it.
+        Elected and revoked alternate in order, one at a time: a slow listener delays later ones. Returns a function
+        that removes the listener.
         """
         self._refuse_closed()
         with self._changed.mutex:
@@ -324,7 +324,7 @@ class LeaderLatch(GuardsWork, Participant):
         return cancel
 
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` each time we cease to be leader, by leaving or by loss, in a callback thread."""
+        """Call ``fn()`` each time we stop being the leader, by leaving or by a loss, in a callback thread."""
         self._refuse_closed()
         with self._changed.mutex:
             return listen(self._revoked_listeners, fn)
@@ -338,12 +338,12 @@ class LeaderLatch(GuardsWork, Participant):
 
     @driven
     async def candidates(self) -> list[Candidate]:
-        """All candidates in the order in which they will lead, the leader first; may be empty. Needs no joining."""
+        """Return all candidates in the order in which they will lead, the leader first. Needs no joining."""
         return [Candidate.of(ticket) for ticket in await self._queue.tickets()]
 
     @driven
     async def leader(self) -> Candidate | None:
-        """Who leads now as the store knows it, or None. Needs no joining."""
+        """Return the leader from the store, or None. Needs no joining."""
         return next(iter(await steps_of(self.candidates)()), None)
 
     # The queue
@@ -366,7 +366,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._dispatcher.close()
 
     async def _stay(self, backoff: Backoff) -> None:
-        """Stay in the queue until our ticket is lost or given up; always look at the queue as it is now."""
+        """Stay in the queue until our ticket is lost or given up, always by its current state."""
         session = await self._session_for_use()
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
@@ -385,7 +385,7 @@ class LeaderLatch(GuardsWork, Participant):
                 cancel()
 
     async def _have_place(self, session: Session) -> QueuePosition:
-        """Our place in the queue: the one we have, or a new one at its end."""
+        """Return our place in the queue: the present one, or a new one at its end."""
         place = self._place
         if place is not None and place.session is session:
             return place
@@ -421,7 +421,7 @@ class LeaderLatch(GuardsWork, Participant):
         _log.info("%s: node %r leads with token %d", self._what, self.node_id, place.fence.token)
 
     def _notice_end(self, session: Session) -> None:
-        """Called by the session as it ends; our own thread may be waiting for a server that does not answer."""
+        """Handle the end of the session, in its thread: ours may be waiting for a server that does not answer."""
         place = self._place
         if place is not None and place.session is session:
             self._revoke("its session has ended")
@@ -448,7 +448,7 @@ class LeaderLatch(GuardsWork, Participant):
 
 
 class _Told(Struct, frozen=True):
-    """What a candidate has others see."""
+    """The public part of a candidate's ticket."""
 
     value: str = ""
     encoding: str = ""
@@ -459,14 +459,14 @@ _TOLD: Decoder[_Told] = Decoder(_Told, "what a candidate says")
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """A campaign as the store knows it: the leader's, or that of a candidate who waits.
+    """A campaign from the store: that of the leader, or of a waiting candidate.
 
     Attributes:
-        node_id: as the campaigner gave it; empty when its ticket cannot be read.
-        value: what it announces; empty when that cannot be read.
-        ticket: the key of its ticket: one per term.
-        token: the fencing token it has, or will have, as leader.
-        session_id: the session its ticket is bound to.
+        node_id: As the candidate gave it; empty if its ticket is invalid.
+        value: Its public value; empty if that is invalid.
+        ticket: The key of its ticket, one per term.
+        token: Its fencing token, or the one that it will have as leader.
+        session_id: The session of its ticket.
     """
 
     node_id: str
@@ -477,19 +477,19 @@ class Leader:
 
     @classmethod
     def of(cls, ticket: Ticket) -> Leader:
-        """What a ticket says."""
+        """Return the campaign of a ticket."""
         return cls(ticket.label, _read_value(ticket.value), ticket.key, ticket.token, ticket.session_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One candidate in the queue.
+    """A candidate in the queue.
 
     Attributes:
-        node_id: as the candidate gave it; empty when its ticket cannot be read.
-        ticket: the key of its ticket.
-        token: the fencing token it has, or will have, as leader.
-        session_id: the session its ticket is bound to.
+        node_id: As the candidate gave it; empty if its ticket is invalid.
+        ticket: The key of its ticket.
+        token: Its fencing token, or the one that it will have as leader.
+        session_id: The session of its ticket.
     """
 
     node_id: str
@@ -499,14 +499,14 @@ class Candidate:
 
     @classmethod
     def of(cls, ticket: Ticket) -> Candidate:
-        """What a ticket says."""
+        """Return the candidate of a ticket."""
         return cls(ticket.label, ticket.key, ticket.token, ticket.session_id)
 
 
 class Observer(Closes):
-    """Iterates over who leads, the current state first; ``with`` closes it. One reader; ``close`` from any thread.
+    """Iterates over the leaders, the current one first. ``with`` closes it. For one reader; ``close`` is thread-safe.
 
-    Each item is a ``Leader``, or None while nobody leads. States in between may be merged: the newest is always given.
+    Each item is a ``Leader``, or None without a leader. States in between may be merged; the newest is always returned.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -528,14 +528,14 @@ class Observer(Closes):
 
     @driven
     async def next(self, timeout_s: float | None = None) -> Leader | None:
-        """The next leader or value.
+        """Return the next leader or value.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever.
+            timeout_s: Seconds to wait. None waits forever.
         Raises:
-            WaitTimeout: nothing changed in that time.
-            Closed: the observer or its store was closed.
-            PermissionDenied: the account may not read here any more.
+            WaitTimeout: Nothing changed in time.
+            Closed: The observer or its store was closed.
+            PermissionDenied: The account may no longer read here.
         """
         patience = Patience(self._clock, timeout_s)
         while True:
@@ -546,7 +546,7 @@ class Observer(Closes):
                 return leader
 
     def close(self) -> None:
-        """Stop; whoever waits gets ``Closed``. Twice is fine."""
+        """Stop. Waiting calls raise ``Closed``. Idempotent."""
         self._watch.close()
 
     def _fold(self, batch: Batch) -> None:

@@ -1,7 +1,7 @@
-"""Exclusive lock held by one session at a time.
+"""A lock that one session holds at a time.
 
-Keys:   <name>/t-<nonce>  one ticket per holder or waiter, dies with its session; label, host and pid as JSON
-Holder: the oldest ticket. Each waiter watches exactly the ticket before its own.
+Keys:   <name>/t-<nonce>  one ticket per holder or waiter, bound to its session; label, host and PID as JSON
+Holder: the oldest ticket. Each waiter watches the ticket directly before its own.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from latchwork.store.store import Store
 
 
 class Lock(SessionLock):
-    """An exclusive, fair lock that its session holds: it is free again when that is closed, or ends within its TTL.
+    """An exclusive, fair lock. It is free again when its session is closed or has expired.
 
-    ``with Lock(store, "orders") as fence:`` acquires and releases. Construction does no I/O. Safe to share between
-    threads: they exclude each other as processes do. After its session is lost a hold is over for good; the next
-    ``acquire`` takes the store's next session. To keep a lock through disconnects, see ``PersistentLock``.
+    ``with Lock(store, "orders") as fence:`` acquires and releases. Construction does no I/O. Thread-safe: threads
+    exclude each other as processes do. After a lost session the hold has ended; the next ``acquire`` uses the store's
+    next session. See ``PersistentLock`` for locks that survive disconnects.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which the tickets are.
-        reentrant: a thread that holds it may acquire it again, and releases it as often.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
-        label: what others see when they ask who holds it.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the tickets.
+        reentrant: Whether a thread that holds it may acquire it again. It releases it as often.
+        session: The session of the tickets, which the caller closes. None uses the store's primary session.
+        label: The name of the holder for others.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Lock(SessionLock):
 
     @driven
     async def holder(self) -> Ticket | None:
-        """Who holds it as the store knows it, or None. Takes nothing."""
+        """Return the holder from the store, or None. Acquires nothing."""
         return next(iter(await self._queue.tickets()), None)
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Who waits, in the order in which they will have it; may be empty."""
+        """Return the waiters in their order. The list may be empty."""
         return (await self._queue.tickets())[1:]
 
     async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:

@@ -1,9 +1,9 @@
 """Many readers or one writer, in the order of their arrival.
 
-Keys:    <name>/t-<nonce>  one ticket per holder or waiter, dies with its session; its mode (read, write), label,
-                           host and pid as JSON
-Holders: the oldest ticket; and if that reads, all that follow up to the first that writes. A reader watches the nearest
-         writer before it, a writer the nearest ticket, so a waiting writer is overtaken by nobody.
+Keys:    <name>/t-<nonce>  one ticket per holder or waiter, bound to its session; its mode (read, write), label, host
+and PID as JSON
+Holders: the oldest ticket, and if that reads, all that follow up to the first writer. A reader watches the nearest
+writer before it, a writer the nearest ticket, so no one overtakes a waiting writer.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ Mode = Literal["read", "write"]
 
 
 def reads(ticket: Ticket) -> bool:
-    """True for a ticket that reads; one that cannot be read counts as a writer's."""
+    """Return whether a ticket reads. An invalid one counts as a writer's."""
     return ticket.body.get("mode") == "read"
 
 
 def held_count(tickets: list[Ticket]) -> int:
-    """The number of tickets at the head of the queue that hold the lock. Pure."""
+    """Return the number of tickets at the head of the queue that hold the lock. Pure."""
     if not tickets or not reads(tickets[0]):
         return min(1, len(tickets))
     return next((at for at, ticket in enumerate(tickets) if not reads(ticket)), len(tickets))
 
 
 class ReadWriteLock:
-    """A fair lock that many may hold for reading, or one for writing: ``with rw.read:``, ``with rw.write as fence:``.
+    """A fair lock for many readers or one writer: ``with rw.read:``, ``with rw.write as fence:``.
 
-    Each side has what ``Lock`` has. A thread that reads cannot go on to write: two that tried would wait for each
-    other, so that is refused. What a thread holds by another object of the same name is not seen: it would wait for
-    itself, for as long as ``timeout_s`` says. A thread that writes can go on to read, with ``downgrade``. Construction
-    does no I/O. Safe to share between threads.
+    Each side works like ``Lock``. A thread that reads cannot also write: two such threads would wait for each other, so
+    that is refused. Holds of this thread through another object of the same name are not seen; it would wait for itself
+    until the timeout. A thread that writes can continue to read with ``downgrade``. Construction does no I/O.
+    Thread-safe.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which the tickets are.
-        reentrant: a thread that holds a side may acquire the same side again, and releases it as often.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
-        label: what others see when they ask who holds it.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the tickets.
+        reentrant: Whether a thread that holds a side may acquire that side again. It releases it as often.
+        session: The session of the tickets, which the caller closes. None uses the store's primary session.
+        label: The name of the holder for others.
 
     Attributes:
-        read: the shared side.
-        write: the exclusive side.
+        read: The shared side.
+        write: The exclusive side.
     """
 
     def __init__(
@@ -84,33 +84,33 @@ class ReadWriteLock:
 
     @driven
     async def downgrade(self) -> Fence:
-        """Go on reading without letting another writer in between: this thread's hold becomes a reader's.
+        """Turn this thread's write hold into a read hold, without letting another writer in between.
 
-        It keeps its fence. Release it with ``read.release()``, or by the end of the ``with`` that acquired it.
+        The fence stays. Release it with ``read.release()``, or at the end of the ``with`` that acquired it.
 
         Raises:
-            LockLost: this thread does not hold it for writing, or not any more.
-            LatchworkError: it holds it more than once.
-            Closed: it was closed meanwhile, and is not held any more.
-            Unavailable: the server was not reached; it is still held for writing.
+            LockLost: This thread does not hold it for writing, or no longer.
+            LatchworkError: This thread holds it more than once.
+            Closed: It was closed in the meantime and is not held any more.
+            Unavailable: The server could not be reached. It is still held for writing.
         """
         return await self.write.downgrade()
 
     @driven
     async def holders(self) -> list[Ticket]:
-        """Who holds it as the store knows it: one writer, or any number of readers. Takes nothing."""
+        """Return the holders from the store: one writer, or any number of readers. Acquires nothing."""
         tickets = await self._queue.tickets()
         return tickets[: held_count(tickets)]
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Who waits, in the order of arrival; may be empty."""
+        """Return the waiters in the order of arrival. The list may be empty."""
         tickets = await self._queue.tickets()
         return tickets[held_count(tickets) :]
 
     @ending
     async def close(self) -> None:
-        """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
+        """Release all holds of this object, and end its waits. Thread-safe and idempotent."""
         try:
             await steps_of(self.read.close)()
         finally:
@@ -118,7 +118,7 @@ class ReadWriteLock:
 
 
 class Side(SessionLock):
-    """One side of a ``ReadWriteLock``: used like a ``Lock``. Get it from there."""
+    """One side of a ``ReadWriteLock``, used like a ``Lock``."""
 
     other: Side
 
@@ -154,14 +154,14 @@ class Side(SessionLock):
         return hold.place.fence
 
     async def hand_to_other(self, hold: Hold) -> None:
-        """Make the other side hold what this one held, in this thread."""
+        """Move a hold of this thread to the other side."""
         with self._lock:
             if hold.given_back.is_set():
                 raise Closed(f"{self.what} was closed, and its hold released; make another one")
         await self.other.adopt(hold)
 
     async def adopt(self, hold: Hold) -> None:
-        """Hold what the other side held, in this thread."""
+        """Take over a hold of the other side, in this thread."""
         hold.owner = self
         self._house(hold)
         if self._waits.is_closed:
@@ -169,7 +169,7 @@ class Side(SessionLock):
             raise Closed(f"{self.what} was closed, and its hold released; make another one")
 
     def _house(self, hold: Hold) -> None:
-        """Have a hold of this thread known to its owner, and to no other side; an interrupt may be between the two."""
+        """Record a hold of this thread with its owner and no other side, even after an interrupt between the two."""
         owner = hold.owner
         assert isinstance(owner, Side)
         if not hold.given_back.is_set():
@@ -177,14 +177,14 @@ class Side(SessionLock):
         owner.other.forget(hold)
 
     def note(self, hold: Hold) -> None:
-        """Know of a hold of this thread."""
+        """Record a hold of this thread."""
         self.forget(hold)
         with self._lock:
             self._holds.append(hold)
         self._push(hold)
 
     def forget(self, hold: Hold) -> None:
-        """Know of it no more."""
+        """Forget a hold of this thread."""
         with self._lock:
             self._holds = [each for each in self._holds if each is not hold]
         self._mine.own["stack"] = [each for each in self._stack() if each is not hold]
@@ -201,7 +201,7 @@ class Side(SessionLock):
         raise LatchworkError(f"{self.what}: this thread holds it for writing; call downgrade(), or release it first")
 
     def of_this_thread(self) -> Hold | None:
-        """What this thread holds of this side."""
+        """Return what this thread holds of this side."""
         return self._of_thread()
 
     async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:

@@ -1,12 +1,12 @@
 """At most n holders at a time, in the order of their arrival.
 
-Keys:   <name>/leases/size       how many leases there are, as JSON
-        <name>/leases/t-<nonce>  one per holder, dies with its session; label, host and pid as JSON
-        <name>/queue/t-<nonce>   one ticket per waiter, dies with its session
+Keys:   <name>/leases/size       the number of leases, as JSON
+        <name>/leases/t-<nonce>  one per holder, bound to its session; label, host and PID as JSON
+        <name>/queue/t-<nonce>   one ticket per waiter, bound to its session
 Holder: the owner of a lease. Only the first in the queue may take one, in the transaction that deletes its ticket and
-        checks the size; the others watch the ticket before their own, the first watches the leases.
+checks the size. The others watch the ticket before their own, the first one watches the leases.
 
-docs/design/locks.md says why more than n can never be held.
+docs/design/locks.md says why there are never more than n holders.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ _LEASES: Decoder[_Leases] = Decoder(_Leases, "the size of a semaphore", "delete 
 class Semaphore(SessionLock):
     """A number of leases that sessions hold: ``with Semaphore(store, "scanner", leases=3) as fence:``.
 
-    The number is stored with the first use, and is what the store says from then on: who gives another is refused at
-    its first use, ``resize`` changes it for all. Construction does no I/O. Safe to share between threads, and a thread
-    may hold several leases.
+    The first use stores the number. A client that gives another number is refused at its first use; ``resize`` changes
+    the number for all. Construction does no I/O. Thread-safe, and a thread may hold several leases.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which leases and tickets are.
-        leases: how many there are, at least 1; None takes the number that is stored.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
-        label: what others see when they ask who holds them.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the leases and tickets.
+        leases: The number of leases, at least 1. None uses the stored number.
+        session: The session of leases and tickets, which the caller closes. None uses the store's primary session.
+        label: The name of the holder for others.
     """
 
     def __init__(
@@ -74,15 +73,15 @@ class Semaphore(SessionLock):
 
     @driven
     async def size(self) -> int | None:
-        """How many leases there are, None before the first use."""
+        """Return the number of leases; None before the first use."""
         entry = await ask(self._store.get, self._size_key)
         return _read_size(entry) if entry is not None else None
 
     @driven
     async def resize(self, leases: int) -> None:
-        """Change how many leases there are, for everybody and at once.
+        """Change the number of leases for all clients at once.
 
-        Nobody loses a lease: when there are more holders than that, no lease is given until enough were released.
+        No holder loses its lease. If there are more holders than leases, none is given until enough were released.
         """
         self._waits.check()
         await ask(self._store.put, self._size_key, encode({"leases": _check_size(leases)}))
@@ -90,13 +89,13 @@ class Semaphore(SessionLock):
 
     @driven
     async def holders(self) -> list[Ticket]:
-        """Who holds leases, in the order in which they got them; may be empty. Takes nothing."""
+        """Return the holders in the order in which they got their leases. Acquires nothing."""
         entries = await ask(self._store.list, self._leases)
         return in_order(Ticket.of(entry) for entry in entries if _is_lease(entry))
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Who waits, in the order in which they will have leases; may be empty."""
+        """Return the waiters in their order. The list may be empty."""
         return await self._queue.tickets()
 
     # Taking a lease
@@ -115,7 +114,7 @@ class Semaphore(SessionLock):
         return lease
 
     async def _agree(self) -> None:
-        """Store the size, or check that it is the one that was given; once."""
+        """Store the size, or check that it is the given one; once."""
         if self._agreed:
             return
         if self._wanted is not None:
@@ -132,7 +131,7 @@ class Semaphore(SessionLock):
         self._agreed = True
 
     async def _await_lease(self, place: QueuePosition, waiter: Waiter, patience: Patience) -> QueuePosition | None:
-        """As the first in the queue, wait for a lease and take it; None when time is over or called off."""
+        """As the first in the queue, wait for a lease and take it. Return None after the timeout or when called off."""
         while True:
             lease = await waiter.keep_trying(lambda: self._try_lease(place), patience)
             if lease is not None:
@@ -144,7 +143,7 @@ class Semaphore(SessionLock):
     async def _try_lease(self, place: QueuePosition) -> QueuePosition | None:
         """Take a lease if one is free.
 
-        Nobody else adds any while our ticket is there, so the leases that are seen can only become fewer.
+        No other client adds leases while our ticket is the first, so the seen leases can only become fewer.
         """
         while True:
             self._queue.refuse_lost(place)
@@ -195,7 +194,7 @@ class Semaphore(SessionLock):
 
 
 class _Room:
-    """Follows the leases, and says whether one is free. One thread only."""
+    """Follows the leases, and returns whether one is free. For one thread."""
 
     def __init__(self, size_key: str) -> None:
         self._size_key = size_key
@@ -214,7 +213,9 @@ class _Room:
 
 
 def _is_lease(entry: Entry) -> bool:
-    """What no session owns was written by another program, and would take up a lease for ever."""
+    """Return whether an entry is a lease. Entries without a session are from other programs and would block a lease
+    forever.
+    """
     return is_ticket(entry.key) and entry.owner is not None
 
 

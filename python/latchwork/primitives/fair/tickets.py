@@ -1,9 +1,9 @@
 """A queue of session-bound tickets, which every fair primitive uses.
 
-Keys:  <name>/t-<nonce>   one for each attempt to queue, dies with its owner's session; as JSON a label, host, pid, and
-                          what the primitive adds. ZooKeeper appends a number
-Order: by the token of the creation, which grows with every write: nothing can ever appear ahead of a ticket. What was
-       ahead when it was created is all that ever will be, and a ticket that is gone from ahead never returns.
+Keys:  <name>/t-<nonce>   one per attempt to queue, bound to its owner's session; a JSON of label, host, PID and fields
+of the primitive. ZooKeeper appends a number
+Order: by the token of the creation, which grows with every write. Nothing appears ahead of a ticket later, and a ticket
+that has disappeared from ahead never returns.
 Turn:  each waiter watches exactly one ticket ahead of its own.
 
 docs/design/locks.md has the states, and which fence closes which race.
@@ -59,7 +59,7 @@ _NAME = re.compile(rf"{_STEM}([0-9a-f]{{32}})(?:--?\d{{9,}})?\Z")
 
 
 class _About(Struct, frozen=True):
-    """Who created a ticket."""
+    """The creator of a ticket."""
 
     label: str = ""
     host: str = ""
@@ -71,16 +71,16 @@ _ABOUT: Decoder[_About] = Decoder(_About, "a ticket")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One ticket in a queue, or one lease, as its owner described it.
+    """A ticket in a queue, or a lease, as its owner described it.
 
     Attributes:
-        key: where it is.
-        label: what the owner calls itself; empty when it cannot be read.
-        host: its machine.
-        pid: its process.
-        token: the fencing token that its owner has, or will have.
-        session_id: the session it is bound to.
-        value: all that is stored in it.
+        key: Its key.
+        label: The name of the owner; empty if it is invalid.
+        host: The host of the owner.
+        pid: The process of the owner.
+        token: The fencing token that the owner has or will have.
+        session_id: The session of the ticket.
+        value: The stored bytes.
     """
 
     key: str
@@ -102,13 +102,13 @@ class Ticket:
 
     @classmethod
     def of(cls, entry: Entry) -> Ticket:
-        """What an entry says; a body that cannot be read is empty, and its ticket still counts."""
+        """Return the ticket of an entry. An invalid body is empty, and the ticket still counts."""
         about = _ABOUT.find(entry.value) or _About()
         return cls(entry.key, about.label, about.host, about.pid, entry.created, entry.owner, entry.value)
 
     @property
     def body(self) -> dict[str, object]:
-        """All that is stored in it; empty when it cannot be read."""
+        """The stored fields; empty if they are invalid."""
         return read_object(self.value)
 
 
@@ -117,20 +117,20 @@ Blocks = Callable[[Ticket], bool]
 
 
 def everyone(_ticket: Ticket) -> bool:
-    """Every ticket ahead has to go first."""
+    """Return True: every ticket ahead blocks."""
     return True
 
 
 @dataclass(slots=True, eq=False)
 class QueuePosition:
-    """Our own ticket, its session, and the fence that proves that it is still there.
+    """Our ticket, its session, and the fence that proves that it exists.
 
     Attributes:
-        ticket: as it was created.
-        session: the one it is bound to.
-        fence: for writes that depend on it.
-        older: the names of all tickets that can be ahead, in their order; None until they are known.
-        is_new: the queue was not looked at since the ticket was created.
+        ticket: The ticket as created.
+        session: Its session.
+        fence: For writes that depend on the ticket.
+        older: The names of all tickets that can be ahead, in order; None until they are known.
+        is_new: Whether the queue was not read since the creation.
     """
 
     ticket: Entry
@@ -146,7 +146,7 @@ class QueuePosition:
 
     @property
     def nonce(self) -> str:
-        """The nonce in that name: no other attempt to queue has it."""
+        """The nonce in that name, which is unique."""
         return nonce_of(self.name)
 
 
@@ -155,15 +155,15 @@ class _Creation:
     """A ticket that is being created.
 
     Attributes:
-        ticket: it, if its answer came after the call was cancelled.
-        is_refused: such an answer was that it is not there, and never will be.
+        ticket: The ticket, if the answer came after the call was cancelled.
+        is_refused: Whether such an answer was that it does not exist and never will.
     """
 
     ticket: Entry | None = None
     is_refused: bool = False
 
     def answered(self, future: Future[Ordered]) -> None:
-        """Note the answer to the creation, which came after the call was cancelled."""
+        """Record an answer that came after the call was cancelled."""
         error = future.exception()
         if error is None:
             self.ticket = future.result().entry
@@ -172,11 +172,11 @@ class _Creation:
 
 
 class TicketQueue:
-    """The tickets below one name, which the primitive has checked. Safe to share between threads.
+    """The tickets below one name, which the primitive has validated. Thread-safe.
 
     Attributes:
-        what: the primitive in words, for messages: ``lock 'orders'``.
-        about: what every ticket of ours says: label, host and pid.
+        what: The primitive in messages, such as ``lock 'orders'``.
+        about: The fields of all our tickets: label, host and PID.
     """
 
     def __init__(self, store: Store, name: str, what: str, label: str = "") -> None:
@@ -189,28 +189,29 @@ class TicketQueue:
         self._strays: set[str] = set()
 
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
-        """All tickets, the first in the queue first; may be empty. What no session owns is none."""
+        """Return all tickets in order. Entries without a session are skipped."""
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
         return in_order(Ticket.of(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None)
 
     async def first_in_words(self) -> str:
-        """The first in the queue, for messages."""
+        """Return the first ticket in words, for messages."""
         try:
             return str(next(iter(await self.tickets()), "nobody now, though it was"))
         except LatchworkError:
             return "others"
 
     async def join(self, session: Session, more: Mapping[str, object] | None = None) -> QueuePosition:
-        """Create a ticket at the end of the queue by one request, whose answer names who is ahead if the backend can.
+        """Create a ticket at the end of the queue with one request, whose answer names older tickets if the backend
+        can.
 
-        A ticket whose creation was cut off is found again by its nonce. If it is not there, or that could not be found
-        out, it never counts as ahead of us, and is removed in the background as soon as it shows.
+        A ticket with a lost answer is searched by its nonce. If it is not found, it is never counted as ahead of us,
+        and is removed in the background as soon as it appears.
 
         Args:
-            session: the session the ticket is bound to.
-            more: what the primitive adds to the ticket's body.
+            session: The session of the ticket.
+            more: The fields of the primitive.
         Raises:
-            OutcomeUnknown: no ticket of ours is there; try again.
+            OutcomeUnknown: There is no ticket of ours. Try again.
         """
         nonce, value, creation = uuid.uuid4().hex, encode({**self.about, **(more or {})}), _Creation()
         create, stem = self.store.create_ordered, f"{self._name}/{_STEM}"
@@ -237,7 +238,7 @@ class TicketQueue:
         )
 
     async def _find_or_disown(self, nonce: str, session: Session) -> Entry | None:
-        """Find the ticket with this nonce. If it is not there, or not found out, have it removed when it shows."""
+        """Find the ticket with this nonce. If it is not found, have it removed when it appears."""
         ticket: Entry | None = None
         try:
             names = await ask(self.store.children, self._name)
@@ -254,15 +255,14 @@ class TicketQueue:
         self._expect_late(session, nonce)
 
     async def ahead(self, place: QueuePosition, blocks: Blocks = everyone) -> list[str]:
-        """The keys of the tickets before ours that block it, the nearest last; empty when it is our turn.
+        """Return the keys of tickets before ours that block it, nearest last; empty when it is our turn.
 
-        A state of the queue that has our ticket will do, however old: all tickets ahead of ours had been created by
-        then, and those that are gone from it never come back. The first look needs no request if the creation named
-        them.
+        Any state of the queue with our ticket will do: all tickets ahead of it had been created by then, and those that
+        have gone never return. The first call needs no request if the creation named them.
 
         Raises:
-            SessionLost: our session has ended.
-            LockLost: our ticket is gone.
+            SessionLost: Our session has ended.
+            LockLost: Our ticket is gone.
         """
         self.refuse_lost(place)
         is_new, place.is_new = place.is_new, False
@@ -279,7 +279,7 @@ class TicketQueue:
         return [ticket.key for ticket in tickets[:ours] if ticket.name not in strays and blocks(ticket)]
 
     async def _remove_strays(self, names: Iterable[str]) -> set[str]:
-        """Delete the tickets among these that are disowned, which would hold up everybody; return their names."""
+        """Delete disowned tickets among these, which would block everybody, and return their names."""
         if not self._strays:
             return set()
         strays = {name for name in names if nonce_of(name) in self._strays}
@@ -302,12 +302,12 @@ class TicketQueue:
         raise self.gone(place)
 
     async def are_gone(self, place: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None) -> bool:
-        """Whether tickets that were seen ahead of ours are gone, by a state of the queue that has ours, as above.
+        """Return whether tickets ahead of ours have gone, by a state of the queue with our ticket.
 
         Args:
-            place: ours.
-            ahead: keys of the tickets seen; none if they are known to be gone, and only ours is in question.
-            names: of the tickets, when they were read already; None: costs one request.
+            place: Our position.
+            ahead: Keys of the tickets; none if they are known to be gone and only ours is in question.
+            names: Names of the tickets if they were read already. None costs one request.
         """
         if names is None and not ahead:
             return await ask(self.store.get, place.ticket.key, stale_ok=True) is not None
@@ -317,12 +317,12 @@ class TicketQueue:
         return place.ticket.key in left and left.isdisjoint(ahead)
 
     async def has_nobody_ahead(self, place: QueuePosition, ahead: Iterable[str]) -> bool:
-        """Whether ours is there, and each of these that were seen ahead is gone by now, or nobody's."""
+        """Return whether our ticket exists, and each of these tickets has gone or has no session."""
         there = {ticket.key for ticket in await self.tickets()}
         return place.ticket.key in there and there.isdisjoint(ahead)
 
     def gone(self, place: QueuePosition) -> LockLost:
-        """The error to raise when our ticket is gone; raises ``SessionLost`` itself if our session has ended."""
+        """Return the error for a lost ticket; raises ``SessionLost`` if our session has ended."""
         self.refuse_lost(place)
         return LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
 
@@ -332,7 +332,7 @@ class TicketQueue:
             raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
 
     def disown(self, nonce: str) -> None:
-        """Stop counting a ticket with this nonce; whichever look of ours sees it removes it."""
+        """Stop counting a ticket with this nonce. Any read that sees it removes it."""
         with self._lock:
             self._strays.add(nonce)
 
@@ -345,10 +345,10 @@ class TicketQueue:
         self._clear_later(place.session, (place.ticket.key, *more))
 
     async def discard(self, session: Session, keys: Iterable[str]) -> bool:
-        """Delete keys of a session: now, or in the background until it works or the session has ended.
+        """Delete keys of a session, now or in the background until that works or the session has ended.
 
         Returns:
-            False if one was not there: somebody else had ended it. True also when nobody knows yet.
+            False if one did not exist, because another client had ended it. True also while it is unknown.
         """
         keys = tuple(keys)
         if session.remaining_s() <= 0.0:
@@ -370,13 +370,13 @@ class TicketQueue:
         return True
 
     async def clear(self, session: Session, keys: tuple[str, ...]) -> None:
-        """Delete these keys, and tickets that are disowned; returns when that is done or the session has ended."""
+        """Delete these keys and disowned tickets. Returns when that is done or the session has ended."""
         backoff = Backoff()
         while (pause_s := await self._clear(session, keys, backoff)) is not None:
             await Pause(self.store.clock, session.lost, pause_s)
 
     async def _clear(self, session: Session, keys: tuple[str, ...], backoff: Backoff) -> float | None:
-        """Try once to delete these keys, and tickets that are disowned; a ``CleanupJob``."""
+        """Try once to delete these keys and disowned tickets; a ``CleanupJob``."""
         if session.remaining_s() <= 0.0:
             return None
         try:
@@ -389,7 +389,7 @@ class TicketQueue:
         return None
 
     async def _delete(self, keys: tuple[str, ...]) -> bool:
-        """Delete these keys, and tickets that are disowned; True if each of the keys was there."""
+        """Delete these keys and disowned tickets. Return whether all keys existed."""
         were_there = [await ask(self.store.delete, key) for key in keys]
         if self._strays:
             await self._remove_strays(await ask(self.store.children, self._name))
@@ -409,17 +409,17 @@ class TicketQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """One ticket that may appear."""
+    """A ticket that may appear."""
 
     session: Session
     until: float
 
 
 class LateTickets:
-    """The tickets of unknown creation, which may appear late in the queues of one store. Thread-safe.
+    """Tickets of one store whose creation is unknown and that may appear late. Thread-safe.
 
-    Each is deleted once it is there: nobody waits by it, and it would hold up its queue until its session ends. One
-    look at a queue finds all of them.
+    Each is deleted once it exists, because it would block its queue until its session ends. One read of a queue finds
+    all of them.
     """
 
     def __init__(self, store: Store) -> None:
@@ -433,7 +433,7 @@ class LateTickets:
         return store.shared("late tickets", cls)
 
     def close(self) -> None:
-        """Do nothing: the cleanup of the store drops the jobs, and the sessions take the tickets with them."""
+        """Do nothing: the cleanup of the store drops the jobs, and the tickets end with their sessions."""
 
     def expect(self, queue: str, nonce: str, session: Session) -> None:
         """Delete the ticket with this nonce if it appears within the next minutes. Does not block."""
@@ -445,7 +445,7 @@ class LateTickets:
             self._store.cleanup.add(partial(self._look, queue, Backoff(longest_s=_LOOK_S)))
 
     async def _look(self, queue: str, backoff: Backoff) -> float | None:
-        """Look once for the tickets that are expected in a queue, and delete them; a ``CleanupJob``."""
+        """Read a queue once for expected tickets, and delete them; a ``CleanupJob``."""
         wanted = self._wanted(queue)
         if not wanted:
             return None
@@ -482,18 +482,18 @@ class LateTickets:
 
 
 def is_ticket(key: str) -> bool:
-    """True for the key or the name of a ticket or lease: others may keep other keys below the same name."""
+    """Return whether this is the key or the name of a ticket or lease. Others may store other keys below the name."""
     return nonce_of(key.rpartition("/")[2]) != ""
 
 
 def nonce_of(name: str) -> str:
-    """The nonce in the name of a ticket; empty for any other name."""
+    """Return the nonce in the name of a ticket; empty for any other name."""
     found = _NAME.match(name)
     return "" if found is None else found[1]
 
 
 def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
-    """Tickets in the order of their creation."""
+    """Return tickets in the order of their creation."""
     return sorted(tickets, key=lambda ticket: (ticket.token, ticket.key))
 
 
@@ -506,15 +506,15 @@ async def take_turn(
     body: Mapping[str, object] | None = None,
     on_ahead: Callable[[int], None] | None = None,
 ) -> QueuePosition | None:
-    """Queue, and wait until nothing that blocks is ahead; None when time is over or the waiter was called off.
+    """Queue, and wait until nothing that blocks is ahead. Return None after the timeout or when called off.
 
-    No ticket is left behind when it ends without a place. ``on_ahead`` is called with how many block us, whenever that
-    is looked at: with 0 when it seems to be our turn.
+    No ticket is left behind without a place. ``on_ahead`` is called with the number of blocking tickets at each read; 0
+    when it seems to be our turn.
 
     Raises:
-        SessionLost: the session ended while waiting.
-        LockLost: somebody deleted our ticket while we waited.
-        Unavailable, OutcomeUnknown: the server could not be reached before the time was over.
+        SessionLost: The session ended while waiting.
+        LockLost: Another client deleted our ticket while we waited.
+        Unavailable, OutcomeUnknown: The server could not be reached in time.
     """
     if patience.is_over and any(map(blocks, await queue.tickets())):
         return None  # a single try: do not even queue
@@ -537,11 +537,11 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
     blocks: Blocks = everyone,
     on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
-    """Wait until nothing that blocks is ahead of a place; False when time is over or called off.
+    """Wait until nothing that blocks is ahead of a place. Return False after the timeout or when called off.
 
     Raises:
-        SessionLost: the session has ended; also when our turn seems to have come, but the session ended while we slept.
-        LockLost: our ticket is gone.
+        SessionLost: The session has ended, also if our turn seems to have come while we slept.
+        LockLost: Our ticket is gone.
     """
     tell = on_ahead or _nobody
     if place.is_new and place.older == ():  # its creation said that nobody is ahead
@@ -554,7 +554,7 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
 
 
 def _nobody(_ahead: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the number of tickets ahead."""
 
 
 async def _await_turn(  # noqa: PLR0917 - one caller
@@ -582,11 +582,10 @@ async def _await_turn(  # noqa: PLR0917 - one caller
 
 
 async def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, beside: bool = False) -> bool:
-    """Wait until a ticket is gone or blocks no more; False when time is over or called off.
+    """Wait until a ticket has gone or blocks no more. Return False after the timeout or when called off.
 
-    One that no session owns is nobody's: another program wrote it, and nothing would ever end it.
-
-    With ``beside`` the waiter may have the names of the other tickets then.
+    A ticket without a session is from another program and never ends; it counts as gone. With ``beside`` the waiter may
+    get the names of the other tickets.
     """
 
     def is_over(batch: Batch) -> bool:
