@@ -102,7 +102,7 @@ ROWS = {
         "workflows.exchange", exchange.Running("w1", "h", 5.0, "it was drained").to_bytes(), exchange.Running.of
     ),
     "result of an attempt": ("workflows.exchange", ENDED.to_bytes(), exchange.Result.of),
-    "outputs of an attempt": ("workflows.worker.outputs", dumped(rows=17), read_outputs),
+    "outputs of an attempt": ("workflows.worker.attempt", dumped(rows=17), read_outputs),
     "epoch of workers": (
         "worker_group.records",
         groups.encode_epoch(3),

@@ -64,7 +64,7 @@ def test_a_record_is_read_as_it_was_written(name):
 
 
 #: These read what a person typed, and no record: see the tests of the pages and of the command line.
-TYPED = {"workflows.cli.operate", "workflows.web.forms", "workflows.ui.settings", "workflows.ui.workflows"}
+TYPED = {"workflows.cli.actions", "workflows.web.forms", "workflows.ui.settings", "workflows.ui.workflows"}
 
 
 @pytest.mark.parametrize("name", KINDS)

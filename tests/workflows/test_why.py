@@ -10,7 +10,7 @@ from latchwork_workflows import cluster
 from latchwork_workflows.explain import Ahead, Around, Crew, Full, Known, blamed, causes, why
 from latchwork_workflows.keys import Item
 from latchwork_workflows.model.validate import checked
-from latchwork_workflows.services import causes as causes_of_desk
+from latchwork_workflows.services import explanations
 from latchwork_workflows.state import InstanceState, Outcome, TaskState
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
@@ -209,7 +209,7 @@ def test_queued_tasks_say_how_many_are_before_them_and_no_more_than_some_hundred
         assert all(each in told[name] for name, each in zip("xyabc", place, strict=True)), told
         hand.take(limit=1)
         eventually(lambda: "the next in line" in client.runs.explain(high).tasks["y"])  # what is taken is before nobody
-        monkeypatch.setattr(causes_of_desk, "MOST_AHEAD", 2)
+        monkeypatch.setattr(explanations, "MOST_AHEAD", 2)
         told = client.runs.explain(low).tasks
         assert ("behind 1 task;" in told["a"], "behind 2 tasks;" in told["b"]) == (True, True)
         assert "It is queued behind more than 2 tasks;" in told["c"]

@@ -18,7 +18,7 @@ from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.schemas.workflows import WorkflowDetail
 from latchwork_workflows.services import Parts, WorkerSeen, schedules, workflows
 from latchwork_workflows.services import attempts as attempts_desk
-from latchwork_workflows.services import causes as causes_desk
+from latchwork_workflows.services import explanations as causes_desk
 from latchwork_workflows.services import runs as runs_desk
 from latchwork_workflows.services.workers import at_work
 from latchwork_workflows.state import InstanceState

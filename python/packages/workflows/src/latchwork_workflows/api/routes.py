@@ -11,8 +11,8 @@ from latchwork_workflows.api import (
     lineage,
     people,
     pools,
-    rest,
     runs,
+    server,
     settings,
     workflows,
 )
@@ -28,5 +28,5 @@ routers: tuple[APIRouter, ...] = (
     alerts.router,
     people.router,
     settings.router,
-    rest.router,
+    server.router,
 )

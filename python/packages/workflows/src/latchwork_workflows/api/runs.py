@@ -13,7 +13,7 @@ from latchwork_workflows.api import models as m
 from latchwork_workflows.schemas.commands import Command, CommandSent
 from latchwork_workflows.schemas.runs import ChildRun, Explanation, RecoverRequest, Run, RunDetail, StartRequest
 from latchwork_workflows.schemas.tasks import Attempt, LogText, Task, TaskDetail
-from latchwork_workflows.services import attempts, causes, commands, runs, tasks
+from latchwork_workflows.services import attempts, commands, explanations, runs, tasks
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Hub, Who, may_still
 
@@ -95,7 +95,7 @@ def list_attempts(*, request: Request, who: Who, run_id: m.Id) -> list[Attempt]:
 @router.get("/runs/{run_id}/why")
 def explain_run(*, request: Request, who: Who, run_id: m.Id) -> Explanation:
     """Return why a run waits or failed, and why each of its tasks is in its state."""
-    return causes.explain(parts_of(request), who, run_id)
+    return explanations.explain(parts_of(request), who, run_id)
 
 
 @router.get("/runs/{run_id}/children")

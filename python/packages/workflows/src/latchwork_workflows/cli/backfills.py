@@ -23,8 +23,8 @@ from latchwork.spi import (
     told,
     utc_text,
 )
+from latchwork_workflows.cli.actions import DryRun, NoCache, Params, PriorityWord, params_of
 from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
-from latchwork_workflows.cli.operate import DryRun, NoCache, Params, PriorityWord, params_of
 
 if TYPE_CHECKING:
     from latchwork_workflows import Backfill, DateRange

@@ -11,7 +11,6 @@ import typer
 
 from latchwork.errors import WaitTimeout
 from latchwork.spi import FAILURE, USAGE, Json, Line, command, counted, printable, say, say_json, show, utc_text
-from latchwork_workflows.cli.define import text_of
 from latchwork_workflows.cli.opening import (
     DatabaseUrl,
     HomeDir,
@@ -22,6 +21,7 @@ from latchwork_workflows.cli.opening import (
     opened_database,
     opened_store,
 )
+from latchwork_workflows.cli.workflows import text_of
 
 if TYPE_CHECKING:
     from latchwork_workflows.maintenance import Change, Finding

@@ -23,8 +23,8 @@ from latchwork.spi import (
     show,
     told,
 )
+from latchwork_workflows.cli.actions import value_of
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
-from latchwork_workflows.cli.operate import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

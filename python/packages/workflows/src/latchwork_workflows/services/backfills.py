@@ -147,7 +147,8 @@ def _dates(given: BackfillRequest) -> DateRange | Sequence[date]:
     try:
         return given.chosen()
     except ValueError as error:
-        raise Problem(422, f"dates: {error}", errors=[("dates", str(error))]) from None
+        field = "last" if given.first and given.last and not given.dates else "dates"
+        raise Problem(422, f"{field}: {error}", errors=[(field, str(error))]) from None
 
 
 def row_of(parts: Parts, who: Identity, number: int) -> Row:

@@ -13,7 +13,7 @@ from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import ChildRun
 from latchwork_workflows.schemas.tasks import AwaitedRun, Task, TaskDetail
-from latchwork_workflows.services import causes, held, runs, workflows
+from latchwork_workflows.services import explanations, runs, workflows
 from latchwork_workflows.services.parts import Parts, need, seen
 from latchwork_workflows.services.runs import attempt_of, task_of
 from latchwork_workflows.state import ForceStart, ForceSuccess, base_of
@@ -51,7 +51,7 @@ def get(parts: Parts, who: Identity, task_id: int) -> TaskDetail:
     return TaskDetail(
         **dict(task_of(row)),
         workflow=f"{run.project}.{run.name}",
-        why=causes.reasons(parts, who, run, definition, tasks, [row.name]).get(row.name, ""),
+        why=explanations.reasons(parts, who, run, definition, tasks, [row.name]).get(row.name, ""),
         child=child.id if child is not None else None,
         awaited=awaited(parts, who, run, definition, row.name) if row.run == run.run else [],
         elements=counts.get(row.name, {}),
@@ -137,7 +137,7 @@ def awaited(parts: Parts, who: Identity, row: Row, definition: Definition, task:
     if spec is None or spec.type != "dependent":
         return []
     with parts.database.read() as connection:
-        found = held.wanted(connection, row, definition, spec)
+        found = explanations.wanted(connection, row, definition, spec)
     shown = [
         AwaitedRun(workflow=full_name(each.workflow), task=each.task, window=each.window, there=there)
         for each, there in found

@@ -6,15 +6,15 @@ from fastapi import APIRouter
 
 from latchwork_workflows.ui import (
     alerts,
-    attempts,
     backfills,
     home,
     lineage,
-    more,
     people,
     pools,
     runs,
+    schedules,
     settings,
+    workers,
     workflows,
 )
 from latchwork_workflows.ui.editing import editor
@@ -42,10 +42,10 @@ ui_routers: tuple[APIRouter, ...] = (
     backfills.router,
     workflows.router,
     runs.router,
-    attempts.router,
     alerts.router,
     lineage.router,
-    more.router,
+    schedules.router,
+    workers.router,
     settings.router,
     pools.router,
     people.router,

@@ -12,10 +12,11 @@ from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
 from latchwork_workflows.api.models import MOST_ID, Id
+from latchwork_workflows.api.runs import AttemptId
 from latchwork_workflows.db import families, history
 from latchwork_workflows.db.views import catalog, instances
 from latchwork_workflows.schemas.tasks import Attempt
-from latchwork_workflows.services import causes, runs, tasks, workflows
+from latchwork_workflows.services import attempts, explanations, runs, tasks, workflows
 from latchwork_workflows.services.parts import Parts, parts_of, seen
 from latchwork_workflows.services.runs import attempt_of, run_of
 from latchwork_workflows.state import InstanceState, base_of, possible
@@ -28,6 +29,7 @@ _MOST = 50
 _MOST_TASKS = 200
 _MOST_ROWS = 60
 _MOST_ELEMENTS = 100
+_LOG_PART = 65_536
 _STATES = [each.value for each in InstanceState]
 #: From left to right in a bar: what is done, what needs somebody, what is at work; the rest waits.
 _TASK_STATES = (
@@ -81,7 +83,7 @@ def show_run(
     all_tasks.sort(key=lambda each: place.get(each.name, 0))
     start = max(0, min(first, len(all_tasks)))
     shown = all_tasks[start : start + _MOST_TASKS]
-    why = causes.reasons(parts, who, row, body, all_tasks, _asked(all_tasks, shown))
+    why = explanations.reasons(parts, who, row, body, all_tasks, _asked(all_tasks, shown))
     states = {each.name: each.state for each in all_tasks}
     is_drawn = len(body.tasks) <= MOST_DRAWN or bool(draw)
     links = {each.name: f"/tasks/{each.id}" for each in all_tasks}
@@ -98,7 +100,7 @@ def show_run(
         following=start + _MOST_TASKS if start + _MOST_TASKS < len(all_tasks) else 0,
         why=why,
         counts=Counter(sorted((each.state for each in all_tasks), key=_TASK_STATES.index)),
-        cause=causes.of_run(parts, row, all_tasks, why),
+        cause=explanations.of_run(parts, row, all_tasks, why),
         can_cache=any(task.cache_s is not None for task in body.tasks),
         numbers={each.name: each.id for each in all_tasks},
         newest={each.task: each.id for each in reversed(tried) if each.has_log},
@@ -171,7 +173,7 @@ def show_task(
     states = {each.name: each for each in others}
     after = [states[each] for each in (spec.after if spec else ()) if each in states]
     behind = [states[each.name] for each in body.tasks if task.name in each.after and each.name in states]
-    why = causes.reasons(parts, who, row, body, others, [task.name]).get(task.name, "")
+    why = explanations.reasons(parts, who, row, body, others, [task.name]).get(task.name, "")
     values: dict[str, Any] = {"why": why}
     values |= {"counts": counts, **_elements(parts, who, task, state if state in _TASK_STATES else "", index)}
     values |= {
@@ -227,6 +229,24 @@ def ask_task(
         return led(f"/runs/{task.instance}")
     tasks.force(parts_of(request), who, task_id, action, unique_key=f"page-{key}")
     return led(f"/tasks/{task_id}")
+
+
+@router.get("/attempts/{attempt_id}", response_class=HTMLResponse)
+def show_attempt(
+    request: Request, who: Who, attempt_id: AttemptId, offset: Annotated[int | None, Query(ge=0, le=MOST_ID)] = None
+) -> HTMLResponse:
+    """The end of the log, or the part that begins at an offset."""
+    parts = parts_of(request)
+    found = attempts.find(parts, who, attempt_id)
+    row = runs.row_of(parts, who, found.task.instance)
+    part = None
+    if parts.logs is not None:
+        part = (
+            attempts.tail(parts, found, _LOG_PART) if offset is None else attempts.read(parts, found, offset, _LOG_PART)
+        )
+    values = {"attempt": found.attempt, "task": found.task, "row": row, "part": part, "attempt_id": attempt_id}
+    earlier = max(0, part.offset - _LOG_PART) if part is not None and part.offset else None
+    return page(request, who, "attempt.html", earlier=earlier, is_end=offset is None, **values)
 
 
 @router.get("/commands/{command_id}", response_class=HTMLResponse)

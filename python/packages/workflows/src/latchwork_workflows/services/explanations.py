@@ -1,29 +1,35 @@
-"""Why tasks and runs are where they are: what the answer needs, read from the database and, as far as it is there, the
-store.
-"""
+"""Explanations: why runs and tasks are in their states, read from the database and, as far as possible, the store."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
+from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
+from pydantic import ValidationError
 
-from latchwork_workflows.db import attempts, concurrency, pools, workers
+from latchwork_workflows.db import attempts, concurrency, families, grants, pools, workers
 from latchwork_workflows.db.tables import shard
 from latchwork_workflows.db.views import instances
+from latchwork_workflows.errors import NotAllowed, UnknownWorkflow
 from latchwork_workflows.explain import Ahead, Around, Cause, Crew, Full, Held, Known, blamed, causes, why
 from latchwork_workflows.keys import Item, pool_key, pools_of, x_of
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.schemas.runs import Cause as Why
 from latchwork_workflows.schemas.runs import Explanation
 from latchwork_workflows.schemas.workers import ActiveTask
-from latchwork_workflows.services import held, runs, workflows
+from latchwork_workflows.services import runs, workflows
 from latchwork_workflows.services.parts import Line, Parts, WorkerSeen
 from latchwork_workflows.services.workers import tasks_of
 from latchwork_workflows.state import InstanceState, TaskState, base_of
 from latchwork_workflows.state.concurrency import GOING
+from latchwork_workflows.state.conditions import Ended, Other, leaves
+from latchwork_workflows.state.families import of_run as outcome_of
+from latchwork_workflows.state.families import of_spans, spans
+from latchwork_workflows.types.logical import DependentParams
 from latchwork_workflows.web import Identity
 
 Row: TypeAlias = Any
@@ -31,6 +37,7 @@ Row: TypeAlias = Any
 MOST_AHEAD, _MOST_LANES = 200, 4
 #: So many cancels are looked for.
 _MOST_CANCELS = 200
+_LOGICAL = frozenset({"sub_process", "dependent", "switch", "conditions"})
 
 
 class _Read(NamedTuple):
@@ -108,7 +115,7 @@ def _read(  # noqa: PLR0917 - one caller
         sizes = {each.name: each.size for each in pools.every(connection)}
         return _Read(
             owner or "",
-            held.held(connection, row, body, tasks, [each.name for each in asked]),
+            held(connection, row, body, tasks, [each.name for each in asked]),
             sizes,
             attempts.last_outcomes(connection, [each.id for each in asked]),
             workers.claims(connection, [each.id for each in asked if each.state == TaskState.RUNNING.value]),
@@ -219,3 +226,66 @@ def explain(parts: Parts, who: Identity, run_id: int) -> Explanation:
     found = reasons(parts, who, row, body, tasks, [each.name for each in tasks])
     cause = [Why(task=each.task, why=each.text) for each in of_run(parts, row, tasks, found)]
     return Explanation(cause=cause, tasks=found)
+
+
+def held(
+    connection: sa.Connection, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
+) -> dict[str, Held]:
+    """Of those of these tasks that a master holds, or held.
+
+    Args:
+        connection: a transaction.
+        row: of the instance.
+        body: the version that it has.
+        tasks: of its run; elements of maps need not be among them.
+        names: which are asked for.
+    """
+    asked = set(names)
+    specs = {each.name: each for each in body.tasks}
+    mine = [each for each in tasks if each.name in asked and base_of(each.name) in specs]
+    chosen = [each for each in mine if _kind(specs[base_of(each.name)], each.name)]
+    children = {
+        row: (each.id, InstanceState(each.state))
+        for row, each in families.children(connection, [each.id for each in chosen]).items()
+    }
+    found = {}
+    for task in chosen:
+        spec = specs[base_of(task.name)]
+        kind = _kind(spec, task.name)
+        elements = families.element_states(connection, row.id, task.run, task.name) if kind == "map" else {}
+        is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
+        others = wanted(connection, row, body, spec) if is_waiting else []
+        found[task.name] = Held(kind, children.get(task.id), others, elements, task.until)
+    return found
+
+
+def _kind(spec: TaskSpec, name: str) -> str:
+    if spec.map is not None and name == spec.name:
+        return "map"
+    return spec.type if spec.type in _LOGICAL else ""
+
+
+def wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec) -> list[tuple[Other, bool | None]]:
+    """What a dependent waits for, and whether each is as wanted, as its master would see it now; None: not yet."""
+    try:
+        condition = DependentParams.model_validate(spec.params).on.condition()
+    except ValidationError:
+        return []
+    moment = datetime.fromtimestamp(row.schedule_time, ZoneInfo(body.schedule.tz if body.schedule else "UTC"))
+    without = [row.id, *families.above(connection, row.parent_task)]
+    return [
+        (each, _is_as_wanted(connection, body.project, each, moment, without))
+        for each in dict.fromkeys(leaves(condition))
+        if not isinstance(each, Ended)
+    ]
+
+
+def _is_as_wanted(
+    connection: sa.Connection, project: str, other: Other, moment: datetime, without: Sequence[int]
+) -> bool | None:
+    try:
+        code = grants.resolve(connection, project, other.workflow, "dependent").code
+    except (NotAllowed, UnknownWorkflow):
+        return None
+    found = [families.newest(connection, code, span, without) for span in spans(other.window, moment)]
+    return of_spans(None if run is None else outcome_of(run.state, other.task, run.tasks) for run in found)

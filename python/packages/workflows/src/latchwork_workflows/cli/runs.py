@@ -22,8 +22,8 @@ from latchwork.spi import (
     show,
     utc_text,
 )
-from latchwork_workflows.cli.define import show_definition
 from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.workflows import show_definition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,0 +1,52 @@
+"""Schedules, and when a cron expression would fire."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from latchwork_workflows.services import schedules
+from latchwork_workflows.services.parts import parts_of
+from latchwork_workflows.ui.frame import page
+from latchwork_workflows.web import Problem, Role, Who
+
+router = APIRouter()
+#: So many tasks of a worker are named.
+_MOST_NAMED = 8
+
+
+@router.get("/schedules", response_class=HTMLResponse)
+def list_schedules(
+    request: Request,
+    who: Who,
+    cron: Annotated[str, Query(max_length=200)] = "",
+    tz: Annotated[str, Query(max_length=100)] = "UTC",
+) -> HTMLResponse:
+    """All schedules by when they fire next; and a field that says when an expression would."""
+    rows = schedules.listed(parts_of(request), who)
+    rows.sort(key=lambda each: each.next_fires or [math.inf])
+    may = {each.project for each in rows if who.may(Role.OPERATOR, each.project)}
+    return page(request, who, "schedules.html", rows=rows, cron=cron, tz=tz, may=may, **_preview(cron, tz))
+
+
+@router.get("/schedules/preview", response_class=HTMLResponse)
+def preview(
+    request: Request,
+    who: Who,
+    cron: Annotated[str, Query(max_length=200)] = "",
+    tz: Annotated[str, Query(max_length=100)] = "UTC",
+) -> HTMLResponse:
+    """The part of the page that changes as one types."""
+    return page(request, who, "fires.html", **_preview(cron, tz))
+
+
+def _preview(cron: str, tz: str) -> dict[str, Any]:
+    if not cron.strip():
+        return {"fires": [], "wrong": ""}
+    try:
+        return {"fires": schedules.preview(cron.strip(), tz.strip() or "UTC", 5), "wrong": ""}
+    except Problem as error:
+        return {"fires": [], "wrong": error.detail}
