@@ -50,8 +50,8 @@ async def meets(me: str, other: str) -> str:
 @WORK.task(name="lingers")
 async def lingers(key: str, context: TaskContext) -> str:
     """Until somebody writes ``<key>/go``; says when it was cancelled, and that it has cleaned up."""
-    await asyncio.to_thread(_told, context, key, "starts")
     try:
+        await asyncio.to_thread(_told, context, key, "starts")
         await asyncio.to_thread(_until_go, context, key)
     except asyncio.CancelledError:
         await asyncio.sleep(0.05)
