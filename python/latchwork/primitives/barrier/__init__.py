@@ -1,6 +1,5 @@
-"""Barriers: several parties wait for each other. A door for what goes with them: who is expected, and how one stands.
-
-The rounds and their phases stay inside.
+"""Barriers: several parties wait for each other. It exports what other packages need: expected parties, and the
+state.
 """
 
 from latchwork.primitives.barrier.phases import BarrierState, Expected, arrivals_at, barrier_state

@@ -1,10 +1,10 @@
-"""Barriers: members wait until all have arrived, again and again; a double barrier has an entrance and an exit.
+"""Barriers: members wait until all have arrived, repeatedly. A double barrier has an entrance and an exit.
 
-Keys:  <name>/board             the open generation or phase, who is expected, how the last ones ended; as JSON
-       <name>/arrived/<member>  at which generation or phase a member has arrived; bound to no session
-Rule:  a generation passes once as many members as expected, counted by their ids, have arrived at it; or it is broken,
-       for all that wait in it, and the next one is open. A double barrier has two phases per round (even: entering,
-       odd: leaving). A broken phase ends its round.
+Keys:  <name>/board             the open generation or phase, the expected members, the last results; as JSON
+       <name>/arrived/<member>  the generation or phase at which a member has arrived; not bound to a session
+Rule:  a generation passes once as many members as expected, counted by ID, have arrived; or it is broken for all
+       waiting members, and the next one is open. A double barrier has two phases per round (even: entering, odd:
+       leaving). A broken phase ends its round.
 """
 
 from __future__ import annotations
@@ -27,51 +27,50 @@ _log = logging.getLogger(__name__)
 
 
 class Barrier(Meeting, Closes):
-    """One member of a barrier: ``Barrier(store, "phase", parties=3, member_id="n1").wait(timeout_s=60)``.
+    """A member of a barrier: ``Barrier(store, "phase", parties=3, member_id="n1").wait(timeout_s=60)``.
 
-    A member is its id: an arrival outlives the process, so one that dies and comes back counts once, and if its
-    generation passed meanwhile, and it was not told, is let through at once. Whoever loses patience breaks the
-    generation for all. Construction does no I/O. Safe to share between threads, which are then one member.
+    A member is its ID: an arrival outlives its process, so a member that dies and returns counts once. If its
+    generation passed in the meantime and it was not notified, it passes at once. A timeout of one member breaks the
+    generation for all. Construction does no I/O. Thread-safe; all threads are one member.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which it is stored.
-        parties: how many members have to come, or the ids of those that have to. The same at every member, unless
-            ``per_generation`` is set: then the first to arrive at a generation decides for all, until that has ended.
-            With it, also a function that is called when we are the first, and returns ``Expected``: the parties, and
-            what must still hold when they are written down.
-        member_id: who we are: the same after a restart, and nobody else's.
-        session: whose end wakes our waits; it stays the caller's. None takes the store's primary session.
-        per_generation: whether parties, and the time to wait, are those of the first to arrive at each generation. All
-            members of a barrier have to agree on this.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the barrier.
+        parties: The number of members, or the IDs of those that must arrive. The same for all members, unless
+            ``per_generation`` is set: then the first arrival decides for its generation, and this may also be a
+            function that returns ``Expected``: the parties, and checks for the moment when they are written.
+        member_id: The ID of this member: unique, and the same after a restart.
+        session: The session whose end ends our waits; the caller closes it. None uses the store's primary session.
+        per_generation: Whether the first arrival at each generation decides its parties and timeout. All members must
+            agree on this.
     """
 
     @driven
     async def wait(
         self, timeout_s: float | None = None, *, generation: int | None = None, checks: Sequence[Check] = ()
     ) -> int:
-        """Arrive, and wait until all have.
+        """Arrive, and wait until all members have.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever. When it is over the generation is broken for everybody.
-                With ``per_generation`` nobody waits longer than the first to arrive would, each by its own clock from
-                when it saw the generation open: the first may have died.
-            generation: which one is meant, for members that keep that themselves: one that has passed lets through at
-                once. None means the one that is open, or the one at which our process had arrived before a restart if
-                that has passed and we did not hear of it.
-            checks: what must hold when our arrival is written. Not looked at when that is there already, by an earlier
-                call or an earlier process of this member.
+            timeout_s: Seconds to wait. None waits forever. After the timeout the generation is broken for everybody.
+                With ``per_generation`` no member waits longer than the first arrival would, each by its own clock from
+                when it saw the generation open, because the first may have died.
+            generation: The generation, for members that track it themselves; one that has passed returns at once. None
+                means the open one, or the one at which our process had arrived before a restart if that has passed
+                without our notice.
+            checks: Checks for the moment when our arrival is written. They are ignored if an earlier call or process
+                has written it.
         Returns:
-            The generation that has passed: 0 for the first.
+            The generation that has passed, from 0.
         Raises:
-            BarrierBroken: time was over, here or elsewhere, or it was aborted; ``missing`` says who had not come. The
-                next generation is open.
-            Conflict: one of the checks did not hold; we have not arrived.
-            SessionLost: our session ended; the arrival still counts, wait again.
-            Closed: the barrier, its session or its store was closed; the arrival still counts.
-            Unavailable, OutcomeUnknown: the server could not be reached in time; the arrival may count, wait again.
-            LatchworkError: the barrier expects others than we were told, or this is a callback.
-            ValueError: that generation is to come.
+            BarrierBroken: A timeout here or elsewhere, or it was aborted. ``missing`` names those that had not arrived.
+                The next generation is open.
+            Conflict: A check failed. We have not arrived.
+            SessionLost: Our session ended. The arrival counts; wait again.
+            Closed: The barrier, its session or its store was closed. The arrival counts.
+            Unavailable, OutcomeUnknown: The server could not be reached in time. The arrival may count; wait again.
+            LatchworkError: The barrier expects other parties, or the call is inside a callback.
+            ValueError: The generation is in the future.
         """
 
         def choose(board: Board, last: int) -> int:
@@ -84,20 +83,20 @@ class Barrier(Meeting, Closes):
 
     @driven
     async def abort(self, why: str = "", *, lacking: Lacking | None = None) -> None:
-        """Break the open generation: everybody who waits gets ``BarrierBroken``, and the next one is open.
+        """Break the open generation: all waiting members get ``BarrierBroken``, and the next one is open.
 
         Args:
-            why: the reason that the others get.
-            lacking: a function of ``Expected.basis`` of the open generation that returns ids of members. If given,
-                break the generation only if a member has arrived in it and one of these ids has not.
+            why: The reason for the others.
+            lacking: A function that returns member IDs for the ``Expected.basis`` of the open generation. If given, the
+                generation is broken only if a member has arrived and one of these IDs has not.
         """
         await self._abort(why, lacking)
 
     @driven
     async def check(self, generation: int = 0) -> tuple[bool, At | Absent]:
-        """Whether a generation, or a later one, has passed; and a check for transactions that depend on that answer.
+        """Return whether a generation, or a later one, has passed, and a check for transactions that depend on that.
 
-        The check is refused once any generation has been opened, has passed or was broken since.
+        The check fails once any generation was opened, has passed or was broken since.
         """
         self._waits.check()
         entry = await ask(self._store.get, self._board_key)
@@ -107,31 +106,31 @@ class Barrier(Meeting, Closes):
 
     @driven
     async def generation(self) -> int:
-        """The open generation."""
+        """Return the open generation."""
         return (await self._now()).phase
 
     @driven
     async def arrived(self) -> list[str]:
-        """The members that have arrived at the open generation, sorted; may be empty."""
+        """Return the members that have arrived at the open generation, sorted."""
         return await self._here()
 
 
 class DoubleBarrier(Meeting):
-    """One member of a double barrier: ``with DoubleBarrier(store, "join", parties=3, member_id="n1"): work()``.
+    """A member of a double barrier: ``with DoubleBarrier(store, "join", parties=3, member_id="n1"): work()``.
 
-    A member is its id: one that dies inside and comes back is let in again at once, and counts once when it leaves. One
-    that does not come back keeps the others from leaving until one of them loses patience: that ends the round for all,
-    and the next is usable. A call that is cancelled or interrupted ends the round too. Construction does no I/O.
+    A member is its ID: one that dies inside and returns enters at once, and counts once when it leaves. One that does
+    not return keeps the others from leaving until one of them times out, which ends the round for all; the next one is
+    usable. A call that is cancelled or interrupted ends the round, too. Construction does no I/O.
 
-    Safe to share between threads, which are then one member.
+    Thread-safe; all threads are one member.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which it is stored.
-        parties: how many members have to come, or the ids of those that have to. The same at every member.
-        member_id: who we are: the same after a restart, and nobody else's.
-        session: whose end wakes our waits; it stays the caller's. None takes the store's primary session.
-        timeout_s: seconds that ``with`` waits to enter, and again to leave; None for ever.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the barrier.
+        parties: The number of members, or the IDs of those that must arrive. The same for all members.
+        member_id: The ID of this member: unique, and the same after a restart.
+        session: The session whose end ends our waits; the caller closes it. None uses the store's primary session.
+        timeout_s: Seconds that ``with`` waits to enter, and again to leave. None waits forever.
     """
 
     _kind, _cycle = "double barrier", 2
@@ -169,10 +168,10 @@ class DoubleBarrier(Meeting):
     async def enter(self, timeout_s: float | None = None) -> int:
         """Wait until all have entered. Arguments and errors as for ``Barrier.wait``.
 
-        While a round is on whose part we are not any more, it is waited for.
+        A round that is in progress without us is waited for.
 
         Returns:
-            The round: 0 for the first.
+            The round, from 0.
         """
         phase = await self._meet_or_end(self._to_enter, timeout_s)
         self._round = phase // 2
@@ -185,7 +184,7 @@ class DoubleBarrier(Meeting):
         Returns:
             The round that has ended.
         Raises:
-            LatchworkError: we have not entered.
+            LatchworkError: We have not entered.
         """
         phase = await self._meet_or_end(self._to_leave, timeout_s)
         self._round = None
@@ -193,27 +192,27 @@ class DoubleBarrier(Meeting):
 
     @driven
     async def abort(self, why: str = "") -> None:
-        """End the round: everybody who waits gets ``BarrierBroken``, and the next round is open."""
+        """End the round: all waiting members get ``BarrierBroken``, and the next round is open."""
         await self._abort(why)
         self._round = None
 
     @driven
     async def round(self) -> int:
-        """The open round."""
+        """Return the open round."""
         return (await self._now()).phase // 2
 
     @driven
     async def members(self) -> list[str]:
-        """Who is inside, sorted; before all have entered, who has arrived."""
+        """Return the members inside, sorted; before all have entered, those that have arrived."""
         board = await self._now()
         if board.phase % 2 == 0:
             return await self._here()
         return sorted(set(board.regulars) - set(await self._here()))
 
     async def _meet_or_end(self, choose: Choice, timeout_s: float | None) -> int:
-        """Meet; if the call is cancelled or interrupted, end the round that it was for, in the background.
+        """Meet. If the call is cancelled or interrupted, end its round in the background.
 
-        Nobody would leave it: if all its members were cancelled, it would keep every later round from beginning.
+        Otherwise no member would leave it, and it would keep every later round from beginning.
         """
         chosen: int | None = None
 
@@ -232,7 +231,7 @@ class DoubleBarrier(Meeting):
     async def _end_round(self, phase: int, backoff: Backoff) -> float | None:
         """Try once to end the round of a phase at which we may have arrived; a ``CleanupJob``.
 
-        An arrival that is still on its way is refused afterwards: it depends on the board, which this changes.
+        An arrival in flight is refused afterwards, because it depends on the board.
         """
         why = f"a call of {self.member_id!r} was cancelled"
         try:

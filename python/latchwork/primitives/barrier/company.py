@@ -1,10 +1,10 @@
-"""Members of one barrier that are threads of one process: what they read and write at the same time goes together.
+"""Members of a barrier in one process, whose reads and writes at the same time are combined.
 
-A member that is alone talks to the store by itself. Where there are more, their reads gather into one, their arrivals
-into one transaction, and one watch of the board wakes them all: a hundred members cost about what their processes do.
-Nothing here decides anything, and nobody depends on it for long: who was not woken after a while watches by itself.
+A single member uses the store directly. With more members, their reads are combined, their arrivals share transactions,
+and one watch of the board wakes all, so a hundred members cost about as much as their processes. Nothing here decides
+anything, and a member that is not woken for a while watches by itself.
 
-Tasks of event loops keep to themselves: a loop may end in the middle, and has many calls in flight anyway.
+Tasks of event loops are not combined, because a loop may end at any time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _OPENS_S = 0.5
 
 @dataclass(eq=False)
 class _Request:
-    """What one member wants of the store, and what came of it.
+    """A request of one member, and its answer.
 
     Attributes:
-        keys: to be read; empty for a write.
-        checks, ops: to be committed.
-        done: set once ``entries`` or ``error`` is the answer.
+        keys: Keys to read; empty for a write.
+        checks, ops: The transaction.
+        done: Set once ``entries`` or ``error`` is the answer.
     """
 
     keys: Sequence[str] = ()
@@ -53,7 +53,7 @@ class _Request:
 
     @property
     def weight(self) -> int:
-        """How many checks it has."""
+        """Return the number of its checks."""
         return sum(len(check.checks) if isinstance(check, Fence) else 1 for check in self.checks)
 
     def answer(self, entries: Sequence[Entry | None]) -> None:
@@ -66,7 +66,7 @@ class _Request:
 
 
 class Company:
-    """The members of one barrier, on one store, in one process. Safe to share between threads."""
+    """The members of one barrier on one store in one process. Thread-safe."""
 
     def __init__(self, store: Store, name: str, on_empty: Callable[[Company], object] = bool) -> None:
         self.clock = store.clock
@@ -88,11 +88,11 @@ class Company:
     # Members
 
     def enter(self, member: object) -> None:
-        """One more member."""
+        """Add a member."""
         self._members.append(member)
 
     def leave(self, member: object) -> None:
-        """One member less. Twice is fine."""
+        """Remove a member. Idempotent."""
         with suppress(ValueError):
             self._members.remove(member)
         follower = self._follower
@@ -105,21 +105,21 @@ class Company:
                 self._bell.ring()
 
     def may_follow(self, member: object, phase: int) -> bool:
-        """Whether a member is the one of us that follows the arrivals at a phase: one is enough."""
+        """Return whether a member is the one of ours that follows the arrivals at a phase."""
         with self._lock:
             if self._follower is None or self._follower[1] != phase:
                 self._follower = (member, phase)
             return self._follower[0] is member
 
     def may_open(self, member: object, phase: int) -> Signal | None:
-        """None for the one of us that opens a phase; for all others a signal that is set once it has tried."""
+        """Return None for the member that opens a phase; for the others a signal that is set once it has tried."""
         with self._lock:
             if self._opener is None or self._opener[1] != phase:
                 self._opener = (member, phase, Signal())
             return None if self._opener[0] is member else self._opener[2]
 
     def has_opened(self, member: object) -> None:
-        """A member has opened a phase, or found that it is open, or was not the one to. Twice is fine."""
+        """Record that a member has opened a phase, found it open, or was not the one to. Idempotent."""
         opener = self._opener
         if opener is not None and opener[0] is member:
             self._opener = None
@@ -132,20 +132,20 @@ class Company:
     # Calls
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[Entry | None]:
-        """The entries of keys as they are after the call."""
+        """Return the entries of keys as of after the call."""
         if self._is_alone:
             found: Sequence[Entry | None] = await ask(self._store.get_many, list(keys))
             return found
         return await self._ask(_Request(keys=keys))
 
     async def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Sequence[Entry | None]:
-        """Commit these, all or none; the entries that were written, in order."""
+        """Commit a transaction, and return the written entries in order."""
         if self._is_alone:
             return (await ask(self._store.commit, checks, ops)).entries
         return await self._ask(_Request(checks=checks, ops=ops))
 
     async def delete(self, entry: Entry) -> None:
-        """Delete a key, if it is as it was read."""
+        """Delete a key if it is unchanged since it was read."""
         if self._is_alone:
             await ask(self._store.delete, entry.key, version=entry.version)
         else:
@@ -211,7 +211,7 @@ class Company:
                 request.answer([written[op.key] for op in request.ops if op.key in written])
 
     async def _refused(self, requests: Sequence[_Request], error: Exception) -> None:
-        """Those that it is about are refused, the others go again; each alone where nobody knows."""
+        """Refuse the requests that a conflict concerns, and send the others again; each alone if it is unknown."""
         failed = error.failed if isinstance(error, Conflict) else ()
         guilty = [each for each in requests if any(one in failed for one in (*each.checks, *each.ops))]
         if len(requests) == 1:
@@ -228,7 +228,9 @@ class Company:
     # The board
 
     async def await_board(self, phase: int, off: Signal, timeout_s: float | None) -> bool:
-        """Wait until the board shows that a phase has ended; False when time is over, called off, or by mistake."""
+        """Wait until the board shows the end of a phase. Return False after the timeout, when called off, or by
+        mistake.
+        """
         signal = Signal()
         take_back = off.call_when_set(signal.set)
         try:
@@ -257,7 +259,7 @@ class Company:
         self._wake(None if known is None else known.get(self._board_key))
 
     def ignore(self, signal: Signal) -> None:
-        """Wait no more with this signal; the last one closes the watch. Twice is fine."""
+        """Stop waiting with this signal. The last one closes the watch. Idempotent."""
         with self._lock:
             self._listening.pop(signal, None)
             mirror = None
@@ -272,7 +274,7 @@ class Company:
                 self._wake(change.entry)
 
     def _wake(self, entry: Entry | None) -> None:
-        """Wake those whose phase has ended; all, if that cannot be read: each finds out what it is."""
+        """Wake the members whose phase has ended, or all if the board is invalid."""
         try:
             open_phase = None if entry is None else Board.of(entry).phase
         except BadRecord:
@@ -286,7 +288,7 @@ class Company:
 
 
 def _gathered(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Request]]:
-    """The requests that go into the next call, in order, and those that wait on: reads first, no key written twice."""
+    """Return the requests of the next call in order, and those that wait: reads first, no key written twice."""
     reads = [request for request in waiting if request.keys]
     if reads:
         return reads[:_MOST_OPS], [request for request in waiting if request not in reads[:_MOST_OPS]]
@@ -304,7 +306,7 @@ def _gathered(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Reques
 
 
 class Attendance:
-    """One wait of a member: while it lasts the member is in the company. One thread only."""
+    """A wait of a member, which is in the company meanwhile. For one thread."""
 
     def __init__(self, company: Company) -> None:
         self.company = company
@@ -316,15 +318,15 @@ class Attendance:
         self.end()
 
     def end(self) -> None:
-        """It is over. Twice is fine."""
+        """End the wait. Idempotent."""
         self.company.leave(self)
 
     def may_follow(self, phase: int) -> bool:
-        """Whether this member is the one of its company that follows the arrivals at a phase."""
+        """Return whether this member is the one of its company that follows the arrivals at a phase."""
         return self.company.may_follow(self, phase)
 
     async def may_open(self, phase: int, waiter: Waiter) -> bool:
-        """Whether this member is the one of its company that opens a phase; else it waits until another one has."""
+        """Return whether this member opens a phase; otherwise wait until another one has."""
         signal = self.company.may_open(self, phase)
         if signal is None:
             return True
@@ -335,7 +337,7 @@ class Attendance:
             take_back()
 
     def has_opened(self) -> None:
-        """We have tried."""
+        """Record that we have tried."""
         self.company.has_opened(self)
 
 
@@ -343,7 +345,7 @@ _companies: WeakKeyDictionary[Store, dict[str, Company]] = WeakKeyDictionary()
 
 
 def company_of(store: Store, name: str) -> Company:
-    """The company of a barrier: the same one for all threads that share a store, one of its own for a task."""
+    """Return the company of a barrier: shared by all threads of a store, separate for a task."""
     if current() is not None:
         return Company(store, name)
     shelf = _companies.setdefault(store, {})
@@ -351,7 +353,7 @@ def company_of(store: Store, name: str) -> Company:
 
 
 def _forget(shelf: dict[str, Company], one: Company) -> None:
-    """Nobody is in it: who has it still uses it, others make another one; two only cost more."""
+    """Remove an empty company. Members that still have it may use it; a second one only costs more."""
     for name, each in list(shelf.items()):
         if each is one:
             shelf.pop(name, None)

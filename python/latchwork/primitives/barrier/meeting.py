@@ -1,19 +1,18 @@
-"""Members that meet: the loop behind both barriers. Its decisions are in ``phases``.
+"""The loop behind both barriers. Its decisions are in ``phases``.
 
-Keys:  <name>/board             the open phase, who is expected, how the last phases ended; as JSON
-       <name>/arrived/<member>  the phase at which a member has arrived, host and pid, whether it ``follows``; as JSON;
-                                bound to no session
+Keys:  <name>/board             the open phase, the expected members, the last results; as JSON
+       <name>/arrived/<member>  as JSON, not bound to a session: the phase at which a member has arrived, host and PID,
+                                and whether it ``follows``
 
-An arrival is written on condition that the board is unchanged, so it counts for the open phase. While a phase is open
-its arrivals only become more, so a member that has seen enough of them may end it, again on condition that the board is
-unchanged. Where each phase has its own number of parties, the first arrival writes that to the board in one transaction
-with itself. docs/design/groups-and-queues.md has the races.
+An arrival is written on condition that the board is unchanged, so it counts for the open phase. Arrivals only grow
+while a phase is open, so a member that has seen enough of them may end it, on condition that the board is unchanged. If
+each phase has its own parties, the first arrival writes them to the board in its transaction.
+docs/design/groups-and-queues.md has the races.
 
-With few members all follow the arrivals, and the last to arrive ends the phase. With more than ``MANY`` each member
-would learn of each arrival, n x n events: there each draws, before it arrives, whether it follows, so that about
-``FOLLOWERS`` do. They say so in their arrivals, and the first of them ends the phase. All others watch the board alone;
-while they wait they draw again now and then, so that a phase ends when every follower has died. Nothing is stored
-for this but a word in an arrival, so nothing of it can be left behind.
+With few members all follow the arrivals, and the last arrival ends the phase. With more than ``MANY``, each member
+would see each arrival: n x n events. There each member draws before its arrival whether it follows, so that about
+``FOLLOWERS`` do, as their arrivals say, and the first of them ends the phase. The others watch the board and draw again
+now and then, in case all followers have died.
 """
 
 from __future__ import annotations
@@ -68,20 +67,20 @@ Parties = int | Collection[str] | Callable[[], Expected]
 
 
 def is_many(parties: int) -> bool:
-    """True when not everybody can follow the arrivals."""
+    """Return whether there are too many members for all to follow the arrivals."""
     return parties > MANY
 
 
 def drawn(parties: int) -> bool:
-    """Whether one of so many is to follow the arrivals."""
+    """Draw whether one of this many members follows the arrivals."""
     return not is_many(parties) or random.random() < FOLLOWERS / parties
 
 
 class Arrivals:
-    """Follows a barrier until the phase has ended or everybody is here. One thread only.
+    """Follows a barrier until the phase has ended or all have arrived. For one thread.
 
     Attributes:
-        board: the board, once the phase has ended.
+        board: The board, once the phase has ended.
     """
 
     def __init__(self, board_key: str, arrivals: str, parties: int, phase: int) -> None:
@@ -94,7 +93,7 @@ class Arrivals:
         self._followers: dict[str, int] = {}
 
     def __call__(self, batch: Batch) -> bool:
-        """Take in a batch of changes; True once there is nothing to wait for."""
+        """Take in a batch of changes. Return True once there is nothing to wait for."""
         for change in batch:
             entry = change.entry
             if entry is None:
@@ -110,21 +109,21 @@ class Arrivals:
 
     @property
     def here(self) -> set[str]:
-        """The members that have arrived."""
+        """Return the members that have arrived."""
         return {key.rpartition("/")[2] for key in self._here}
 
     def is_first_to_end(self, key: str) -> bool:
-        """True for the arrival whose member ends the phase: of few the last one, of many the first that follows."""
+        """Return whether the member of this arrival ends the phase: of few the last, of many the first that follows."""
         if is_many(self._parties):
             return key in self._followers and self._followers[key] <= min(self._followers.values())
         return self._here.get(key, 0) >= max(self._here.values(), default=0)
 
 
 class EndOf:
-    """Follows the board of a barrier until a phase has ended. One thread only.
+    """Follows the board of a barrier until a phase has ended. For one thread.
 
     Attributes:
-        board: the board, once it has.
+        board: The board, once the phase has ended.
     """
 
     def __init__(self, phase: int) -> None:
@@ -132,7 +131,7 @@ class EndOf:
         self._phase = phase
 
     def __call__(self, batch: Batch) -> bool:
-        """Take in a batch of changes; True once the phase has ended."""
+        """Take in a batch of changes. Return True once the phase has ended."""
         entries = [change.entry for change in batch if change.entry is not None]
         if entries:
             board = Board.of(entries[-1])
@@ -141,7 +140,7 @@ class EndOf:
 
 
 class Meeting:
-    """One member of a barrier: the base of both kinds, which document its arguments. Safe to share between threads."""
+    """A member of a barrier, the base of both kinds, which document its arguments. Thread-safe."""
 
     #: For messages; and how many phases a round has.
     _kind, _cycle = "barrier", 1
@@ -178,17 +177,17 @@ class Meeting:
         return f"<{type(self).__name__} {self.name!r} {self.member_id!r}>"
 
     def close(self) -> None:
-        """Call off who waits through this object. An arrival still counts. From any thread; twice is fine."""
+        """End the waits of this object. An arrival still counts. Thread-safe and idempotent."""
         self._waits.close()
 
     async def _now(self) -> Board:
-        """The state now; a barrier that nobody has used has the one it will begin with."""
+        """Return the board; an unused barrier has its initial one."""
         self._waits.check()
         entry = await ask(self._store.get, self._board_key)
         return self._fresh if entry is None else Board.of(entry)
 
     async def _here(self) -> list[str]:
-        """Who has arrived at the open phase, sorted."""
+        """Return the members that have arrived at the open phase, sorted."""
         phase = (await self._now()).phase
         return sorted(arrived_at(await ask(self._store.list, self._arrivals), phase))
 
@@ -196,7 +195,7 @@ class Meeting:
         """Arrive at a phase, and wait until it has passed.
 
         Raises:
-            BarrierBroken: it ended without everybody, for lack of time here or elsewhere.
+            BarrierBroken: It ended without all members, after a timeout here or elsewhere.
         """
         here = Attendance(company_of(self._store, self.name))
         async with self._waits.begin(timeout_s) as (waiter, patience):
@@ -209,7 +208,7 @@ class Meeting:
                     await self._await_change(arrival.board.phase, waiter, patience)
 
     async def _abort(self, why: str, lacking: Lacking | None = None) -> None:
-        """Break the open phase; with ``lacking``, if a member that it returns has not arrived."""
+        """Break the open phase; with ``lacking``, only if a member that it returns has not arrived."""
         self._waits.check()
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
@@ -244,7 +243,7 @@ class Meeting:
     async def _arrive(
         self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None, here: Attendance
     ) -> _Arrival:
-        """Arrive once at the phase that is meant."""
+        """Arrive once at the requested phase."""
         has_paused = False
         while True:
             names = [self._board_key] if self._has_left else [self._board_key, self._mine]
@@ -284,7 +283,9 @@ class Meeting:
         *,
         here: Attendance,
     ) -> _Arrival | None:
-        """Write our arrival at the open phase, and open that if we are the first; None when the board has changed."""
+        """Write our arrival at the open phase, and open it if we are the first. Return None if the board has
+        changed.
+        """
         ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]
         ops: list[Op] = []
         is_first = not board.is_open
@@ -309,7 +310,7 @@ class Meeting:
         return _Arrival(board.phase, written[0] if is_first else entry, board, written[-1], is_follower)
 
     async def _expected(self) -> Expected:
-        """Who has to come to a phase that is opened now."""
+        """Return the parties of a phase that is opened now."""
         if self._expect is None:
             return Expected(self._parties)
         expected = await called_as_steps(self._expect)
@@ -320,7 +321,7 @@ class Meeting:
     # Waiting
 
     async def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
-        """Wait until another phase is open than the one that was seen: perhaps it is already."""
+        """Wait until another phase is open than the one that was seen."""
         if await waiter.keep_trying(lambda: self._open(seen), patience) is not None:
             return  # it had ended, but the last to come was gone before it said so
         if not await waiter.follow(self._board_key, EndOf(seen), patience):
@@ -344,7 +345,7 @@ class Meeting:
     async def _follow(
         self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience, here: Attendance
     ) -> Board:
-        """Wait until the phase has ended, or end it; the board after that."""
+        """Wait until the phase has ended, or end it, and return the board."""
         board = None
         if not arrival.follows:
             board = await self._await_board(phase, arrival.board.parties, waiter, patience, here)
@@ -366,7 +367,9 @@ class Meeting:
     async def _await_board(
         self, phase: int, parties: int, waiter: Waiter, patience: Patience, here: Attendance
     ) -> Board | None:
-        """Wait by the board alone for the end of the phase: the board then; None to follow, or when time is over."""
+        """Wait by the board alone for the end of the phase. Return the board, or None to follow or after the
+        timeout.
+        """
         longest_s = random.uniform(*AGAIN_S)
         if await here.company.await_board(phase, waiter.off, patience.left_s(longest_s)):
             (entry,) = await waiter.keep_trying(lambda: here.company.get_many([self._board_key]), patience)
@@ -384,16 +387,16 @@ class Meeting:
     async def _open(
         self, phase: int, here: set[str] | None = None, known: Iterable[tuple[Entry, Board]] = ()
     ) -> Board | None:
-        """End the phase as passed, unless not everybody is here; the board once it has ended, else None.
+        """End the phase as passed if all have arrived, and return the board if it has ended.
 
-        Whoever has been seen to be here, while the phase was open, still is.
+        A member that was seen to be here while the phase was open still counts.
         """
         return await self._end(
             phase, lambda board, here: board.passed(here) if board.is_complete(here) else None, known, here
         )
 
     async def _break(self, phase: int, why: str) -> Board:
-        """End the phase as broken, or as passed if everybody is here after all; the board after that."""
+        """End the phase as broken, or as passed if all have arrived after all, and return the board."""
         board = await self._end(
             phase,
             lambda board, here: board.passed(here) if board.is_complete(here) else board.broken(why, here, self._cycle),
@@ -440,7 +443,7 @@ class Meeting:
         )
 
     async def _forget(self, mine: Entry | None, here: Attendance) -> None:
-        """Delete our arrival. If it stays, our process believes after a restart that it did not hear of the end."""
+        """Delete our arrival. If it stayed, our process would believe after a restart that it was not notified."""
         if mine is None:
             return
         try:
@@ -453,7 +456,7 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """The phase that is meant, None when it has to be waited for; the board at which we arrived, and our arrival."""
+    """The requested phase (None: it must be waited for), the board at our arrival, and our arrival."""
 
     phase: int | None
     entry: Entry | None
@@ -463,7 +466,7 @@ class _Arrival:
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds that the first to arrive gave to the phase; None for ever."""
+        """The seconds that the first arrival gave to the phase; None for ever."""
         return None if self.board.opening is None else self.board.opening.deadline_s
 
 

@@ -1,9 +1,7 @@
-"""The state of a barrier as it is stored, and what follows from it; and how it is seen without waiting in it.
+"""The stored state of a barrier and its transitions, and reading it without waiting.
 
-A barrier counts *phases*: each one ends passed or broken. A plain barrier passes one phase per round, a double barrier
-two: entering and leaving. After a broken phase the next is the first of the next round.
-
-Only ``barrier_state`` touches the network.
+A barrier counts *phases*, each of which passes or is broken. A barrier has one phase per round, a double barrier two:
+entering and leaving. After a broken phase the next one is the first of the next round. Only ``barrier_state`` does I/O.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ class Ended(Struct, frozen=True, omit_defaults=True):
     """How a phase ended.
 
     Attributes:
-        phase: which.
-        broken: why it was broken; empty when it passed.
-        arrived: who had come, sorted.
-        missing: who had not, sorted.
-        lacking: how many had not.
-        parties: how many had to come, where each phase has its own number; else 0.
+        phase: The phase.
+        broken: Why it was broken; empty if it passed.
+        arrived: The members that had arrived, sorted.
+        missing: The members that had not, sorted.
+        lacking: The number of missing members.
+        parties: The number of expected members if each phase has its own; else 0.
     """
 
     phase: Whole
@@ -49,13 +47,13 @@ class Ended(Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Who has to come to one generation of a barrier, as its first member to arrive has found it.
+    """The parties of one generation of a barrier, as its first arrival determines them.
 
     Attributes:
-        parties: how many, or the ids of those that have to.
-        checks: what must still hold when that is written down; else it is asked again.
-        ops: written in the same transaction.
-        basis: a number of the caller's that is stored with it; see ``Barrier.abort``.
+        parties: Their number, or the IDs of those that must arrive.
+        checks: Conditions for the moment when this is written; otherwise it is asked again.
+        ops: Operations in the same transaction.
+        basis: A number of the caller that is stored with it; see ``Barrier.abort``.
     """
 
     parties: int | Collection[str]
@@ -65,12 +63,12 @@ class Expected:
 
 
 class Opening(Struct, frozen=True, omit_defaults=True):
-    """What the first to arrive at a phase has written down, where each phase is opened.
+    """What the first arrival at a phase has written, where each phase is opened.
 
     Attributes:
-        deadline_s: seconds that each member counts from when it saw the phase open; None for ever.
-        at: when, by the clock of that machine, in seconds since the epoch: for people.
-        basis: as in ``Expected``.
+        deadline_s: Seconds that each member counts from when it saw the phase open; None for ever.
+        at: Seconds since the epoch on the clock of that machine, for people.
+        basis: As in ``Expected``.
     """
 
     deadline_s: Seconds | None = None
@@ -82,14 +80,14 @@ class Board(Struct, frozen=True, omit_defaults=True):
     """The state of a barrier.
 
     Attributes:
-        parties: how many have to come; 0 while a phase is not opened.
-        names: who has to come, sorted; empty when it may be anybody.
-        phase: the phase that is open.
-        regulars: who came to the last phase that passed, sorted.
-        ended: the last ended phases, the oldest first.
-        is_per_phase: whether each phase has its own number of parties: from its opening to its end.
-        opening: how the open phase was opened; None while nobody has arrived at it, and where phases are not opened.
-        last_passed: the last phase that passed, where phases are opened; -1 for none.
+        parties: The number of expected members; 0 while a phase is not opened.
+        names: The expected members, sorted; empty if any may arrive.
+        phase: The open phase.
+        regulars: The members of the last phase that passed, sorted.
+        ended: The last ended phases, oldest first.
+        is_per_phase: Whether each phase has its own parties, from its opening to its end.
+        opening: How the open phase was opened; None before the first arrival, and if phases are not opened.
+        last_passed: The last phase that passed, if phases are opened; -1 for none.
     """
 
     parties: Count
@@ -107,71 +105,71 @@ class Board(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def expecting(cls, parties: int | Collection[str]) -> Board:
-        """A new barrier for so many, or for these members."""
+        """Return a new barrier for this number of members, or for these IDs."""
         if isinstance(parties, int):
             return cls(parties)
         return cls(len(parties), tuple(sorted(parties)))
 
     @classmethod
     def per_phase(cls) -> Board:
-        """A new barrier whose phases are opened one by one."""
+        """Return a new barrier whose phases are opened one by one."""
         return cls(0, is_per_phase=True)
 
     @classmethod
     def of(cls, entry: Entry) -> Board:
-        """What is stored.
+        """Return the stored state.
 
         Raises:
-            BadRecord: it is no barrier.
+            BadRecord: It is not a barrier.
         """
         return _parsed(entry.value) or _BOARD.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
-        """What to store."""
+        """Return the value to store."""
         return encode(self)
 
     def is_like(self, other: Board) -> bool:
-        """True when both expect the same, or both have it told for each phase."""
+        """Return whether both expect the same parties, or both have them per phase."""
         if self.is_per_phase or other.is_per_phase:
             return self.is_per_phase == other.is_per_phase
         return (self.parties, self.names) == (other.parties, other.names)
 
     @property
     def is_open(self) -> bool:
-        """True when it is known who has to come to the open phase."""
+        """Whether the parties of the open phase are known."""
         return not self.is_per_phase or self.opening is not None
 
     def opened(self, parties: int | Collection[str], opening: Opening) -> Board:
-        """The state after the first has arrived at a phase, and has said who has to come."""
+        """Return the state after the first arrival at a phase has set its parties."""
         told = Board.expecting(parties)
         return replace(self, parties=told.parties, names=told.names, opening=opening)
 
     def has_passed(self, phase: int) -> bool:
-        """True once this phase, or a later one, has passed."""
+        """Return whether this phase, or a later one, has passed."""
         passed = (each.phase for each in self.ended if not each.broken)
         return max(self.last_passed, *passed, -1) >= phase
 
     def how_ended(self, phase: int) -> Ended | None:
-        """How a phase ended; None when it is open, to come, or too long ago."""
+        """Return how a phase ended; None if it is open, in the future, or too long ago."""
         return next((each for each in self.ended if each.phase == phase), None)
 
     def is_complete(self, arrived: Collection[str]) -> bool:
-        """True when everybody has come."""
+        """Return whether all have arrived."""
         return self.is_open and len(arrived) >= self.parties
 
     def missing(self, arrived: Collection[str]) -> tuple[str, ...]:
-        """Who has not come, sorted: of those that have to, or of those that came the last time."""
+        """Return the missing members, sorted: of the expected IDs, or of those that arrived the last time."""
         expected = self.names or self.regulars
         return tuple(sorted(set(expected) - set(arrived)))
 
     def passed(self, arrived: Iterable[str]) -> Board:
-        """The state after the open phase has passed."""
+        """Return the state after the open phase has passed."""
         here = tuple(sorted(arrived))
         kept = here if not self.is_per_phase or len(here) <= MANY else ()  # each who waits reads the whole board
         return replace(self._after(self.phase + 1, Ended(self.phase, "", kept), kept), last_passed=self.phase)
 
     def broken(self, why: str, arrived: Collection[str], cycle: int) -> Board:
-        """The state after the open phase was broken: the next phase is the first of the next round."""
+        """Return the state after the open phase was broken: the next phase is the first of the next round."""
         end = Ended(
             self.phase,
             why or "it was broken",
@@ -190,11 +188,11 @@ class Board(Struct, frozen=True, omit_defaults=True):
 
 
 class Arrival(Struct, frozen=True):
-    """What the key of a member at a barrier says.
+    """The arrival of a member.
 
     Attributes:
-        phase: at which it has arrived.
-        follows: whether it follows the others, where not all do.
+        phase: The phase at which it has arrived.
+        follows: Whether it follows the arrivals, where not all do.
     """
 
     phase: Whole = -1
@@ -212,39 +210,39 @@ _parsed = lru_cache(maxsize=128)(_BOARD.find)
 
 
 def read_arrival(entry: Entry) -> tuple[str, int]:
-    """Whose arrival it is, and at which phase; -1 when it cannot be read."""
+    """Return the member and the phase of an arrival; -1 for an invalid one."""
     found = _ARRIVAL.find(entry.value)
     return entry.key.rpartition("/")[2], -1 if found is None else found.phase
 
 
 def follows(entry: Entry) -> bool:
-    """Whether the member of an arrival follows the others, where not all do."""
+    """Return whether the member of an arrival follows the others, where not all do."""
     found = _ARRIVAL.find(entry.value)
     return found is not None and found.follows
 
 
 def write_arrival(phase: int, about: Mapping[str, object]) -> bytes:
-    """The value of an arrival."""
+    """Return the value of an arrival."""
     return encode({"phase": phase, **about})
 
 
 def arrived_at(entries: Iterable[Entry], phase: int) -> set[str]:
-    """The members that have arrived at a phase."""
+    """Return the members that have arrived at a phase."""
     return {member for member, at in map(read_arrival, entries) if at == phase}
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierState:
-    """How a barrier stands.
+    """The state of a barrier.
 
     Attributes:
-        generation: the open one; of a double barrier the open phase.
-        parties: how many have to come; 0 while that is not known, because each generation says it anew.
-        arrived: who has come, sorted.
-        missing: who has not, sorted, where names are known: those that have to come, or came the last time.
-        opened_at: when the first came, by the clock of its machine, in seconds since the epoch; None if not known.
-        last_passed: the last generation that passed; -1 for none.
-        last_broken: why the last generation was broken, if it was; else empty.
+        generation: The open generation; of a double barrier the open phase.
+        parties: The number of expected members; 0 while it is unknown, because each generation sets it.
+        arrived: The members that have arrived, sorted.
+        missing: The missing members, sorted, if IDs are known: the expected ones, or those of the last time.
+        opened_at: Seconds since the epoch of the first arrival on its machine's clock; None if unknown.
+        last_passed: The last generation that passed; -1 for none.
+        last_broken: Why the last generation was broken; empty if it was not.
     """
 
     generation: int
@@ -257,10 +255,10 @@ class BarrierState:
 
 
 def barrier_state(store: Store, name: str) -> BarrierState | None:
-    """How the barrier of a name stands; None when nobody has used it.
+    """Return the state of a barrier; None if it was never used.
 
     Raises:
-        BadRecord: something else is stored there.
+        BadRecord: Another record is stored there.
     """
     entry = store.get(f"{check_name(name, 'barrier')}/board")
     if entry is None:

@@ -1,7 +1,6 @@
 """Elections in terms: a campaign waits to be elected, leads with a public value, and resigns.
 
-Keys:   <name>/t-<nonce>  one ticket per campaign, bound to its session; node ID as label, its value, host and PID as
-JSON
+Keys:   <name>/t-<nonce>  one ticket per campaign, bound to its session: node ID as label, value, host and PID as JSON
 Leader: the oldest ticket. Each other campaign watches the ticket directly before its own.
 
 A ``LeaderLatch`` stays a candidate and calls listeners. Here a thread asks for each term, holds it and ends it.

@@ -1,9 +1,9 @@
 """Many readers or one writer, in the order of their arrival.
 
-Keys:    <name>/t-<nonce>  one ticket per holder or waiter, bound to its session; its mode (read, write), label, host
-and PID as JSON
+Keys:    <name>/t-<nonce>  one ticket per holder or waiter, bound to its session: mode (read, write), label, host and
+                           PID as JSON
 Holders: the oldest ticket, and if that reads, all that follow up to the first writer. A reader watches the nearest
-writer before it, a writer the nearest ticket, so no one overtakes a waiting writer.
+         writer before it, a writer the nearest ticket, so no one overtakes a waiting writer.
 """
 
 from __future__ import annotations

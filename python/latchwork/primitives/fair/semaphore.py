@@ -4,7 +4,7 @@ Keys:   <name>/leases/size       the number of leases, as JSON
         <name>/leases/t-<nonce>  one per holder, bound to its session; label, host and PID as JSON
         <name>/queue/t-<nonce>   one ticket per waiter, bound to its session
 Holder: the owner of a lease. Only the first in the queue may take one, in the transaction that deletes its ticket and
-checks the size. The others watch the ticket before their own, the first one watches the leases.
+        checks the size. The others watch the ticket before their own, the first one watches the leases.
 
 docs/design/locks.md says why there are never more than n holders.
 """

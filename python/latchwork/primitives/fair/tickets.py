@@ -1,9 +1,9 @@
 """A queue of session-bound tickets, which every fair primitive uses.
 
-Keys:  <name>/t-<nonce>   one per attempt to queue, bound to its owner's session; a JSON of label, host, PID and fields
-of the primitive. ZooKeeper appends a number
-Order: by the token of the creation, which grows with every write. Nothing appears ahead of a ticket later, and a ticket
-that has disappeared from ahead never returns.
+Keys:  <name>/t-<nonce>   one per attempt to queue, bound to its owner's session: label, host, PID and fields of the
+                          primitive as JSON. ZooKeeper appends a number
+Order: by the token of the creation, which grows with every write. Nothing appears ahead of a ticket later, and a
+       ticket that has disappeared from ahead never returns.
 Turn:  each waiter watches exactly one ticket ahead of its own.
 
 docs/design/locks.md has the states, and which fence closes which race.

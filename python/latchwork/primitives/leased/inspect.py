@@ -1,4 +1,4 @@
-"""Who holds which lock, read without taking anything; and the removal of what nobody holds any more."""
+"""Read the holders of persistent locks, release a lock by force, and remove records of free locks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FORGET_FREE_AFTER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """An owner, as it described itself. It may be dead already: others take its lock over when that is certain.
+    """An owner, as it described itself. It may be dead; then others take over its locks when that is certain.
 
     Attributes:
-        owner_id: the owner's uuid.
-        label: what the owner calls itself, may be empty.
-        host: its machine.
-        pid: its process.
-        ttl_s: seconds its locks outlive its last renewal.
+        owner_id: The UUID of the owner.
+        label: The name of the owner; may be empty.
+        host: Its host.
+        pid: Its process.
+        ttl_s: Seconds that its locks outlive its last renewal.
     """
 
     owner_id: str
@@ -49,11 +49,11 @@ class LockState:
     """A lock as last written.
 
     Attributes:
-        name: the lock's name.
-        holder: who holds it; None when it is free (or its owner is gone, which is the same).
-        token: the token of its last write: the fencing token of the holder.
-        since_s: when the holder took it, in seconds since the epoch by the holder's clock, for people; None when it is
-            free, or was taken by an older version.
+        name: The name of the lock.
+        holder: The holder; None if the lock is free (or its owner is gone, which is the same).
+        token: The token of its last write: the fencing token of the holder.
+        since_s: When the holder took it, in seconds since the epoch on the holder's clock, for people; None if it is
+            free.
     """
 
     name: str
@@ -64,13 +64,13 @@ class LockState:
 
 @driven
 async def lock_states(store: Store, *, below: str = "") -> list[LockState]:
-    """Every lock that was ever taken and not yet forgotten; takes nothing and needs no keeper.
+    """Return every lock that was ever taken and not yet forgotten. Acquires nothing and needs no keeper.
 
     Args:
-        store: where the locks are.
-        below: only names below this one; "" for all.
+        store: The store of the locks.
+        below: Only names below this one; "" for all.
     Returns:
-        Sorted by name, one per lock, may be empty; free locks included. Not a snapshot.
+        Sorted by name, including free locks. Not a snapshot.
     """
     return await states_below(LockTable(store), below)
 
@@ -82,20 +82,20 @@ async def force_release(
     *,
     also: Callable[[LockState], Sequence[Op]] = lambda _before: (),
 ) -> LockState | None:
-    """Take a lock from its holder: for people who know that the holder does no harm any more.
+    """Release a lock of another holder by force, when you know that the holder can do no harm any more.
 
-    Every fenced write of the holder is refused from now on. Not promised: that it notices, or has stopped.
+    Every fenced write of the holder is refused from now on. This does not mean that the holder notices or has stopped.
 
     Args:
-        store: where the lock is.
-        name: the lock's name.
-        also: returns operations for the same transaction, given the state before: a record of who did it, and why.
-            Their keys are relative to ``store``.
+        store: The store of the lock.
+        name: The name of the lock.
+        also: Returns operations for the same transaction, given the state before, such as a record of who did it and
+            why. Their keys are relative to ``store``.
     Returns:
-        The state before; None when it was free, and nothing was done.
+        The state before; None if the lock was free, and nothing was done.
     Raises:
-        Conflict: it changed hands at this very moment, or a key that ``also`` creates exists; look again.
-        InvalidKey: a key of ``also`` is malformed, or reserved.
+        Conflict: The lock changed at the same time, or a key that ``also`` creates exists. Read again.
+        InvalidKey: A key of ``also`` is malformed or reserved.
     """
     table = LockTable(store)
     entry = await ask(table.store.get, table.lock_key(name))
@@ -109,10 +109,10 @@ async def force_release(
 
 @driven
 async def forget_free_locks(store: Store, *, below: str = "", at_most: int | None = None) -> int:
-    """Remove the records of locks that nobody holds, and return how many; they come back when the lock is taken.
+    """Remove the records of free locks, and return their number. A record is created again when its lock is taken.
 
-    A keeper's ``sweep`` does so ten minutes after it first saw a lock free; this is for the end, when no keeper is
-    left. A lock that is taken at this moment stays.
+    A keeper's ``sweep`` does so ten minutes after it first saw a lock free. Use this when no keeper is left. A lock
+    that is being taken stays.
     """
     table = LockTable(store)
     found = (await table.locks(below))[:at_most]
@@ -125,7 +125,7 @@ async def forget_free_locks(store: Store, *, below: str = "", at_most: int | Non
 
 
 async def _forget(store: Store, entries: list[Entry]) -> int:
-    """Delete these in one transaction, or one by one if some of them have changed; returns how many."""
+    """Delete entries in one transaction, or one by one if some have changed, and return their number."""
     try:
         await ask(store.commit, [At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
     except Conflict:
@@ -136,19 +136,19 @@ async def _forget(store: Store, entries: list[Entry]) -> int:
 
 
 async def state_of(table: LockTable, name: str) -> LockState:
-    """The state of one lock; free if it was never taken."""
+    """Return the state of a lock; free if it was never taken."""
     entry = await ask(table.store.get, table.lock_key(name))
     states = await states_of(table, [entry] if entry is not None else [])
     return states[0] if states else LockState(name, None, 0)
 
 
 async def states_below(table: LockTable, below: str) -> list[LockState]:
-    """The states of all locks below a name, "" for all; sorted by name. Not a snapshot."""
+    """Return the states of all locks below a name, "" for all, sorted by name. Not a snapshot."""
     return await states_of(table, await table.locks(below))
 
 
 async def states_of(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
-    """The states of these L, in their order."""
+    """Return the states of these lock entries, in order."""
     holders = await _holders(table, owners_of(found))
     states = []
     for entry in found:
@@ -181,10 +181,10 @@ class LockSweeper:
         self._free_since: dict[str, tuple[object, float]] = {}
 
     async def sweep(self) -> tuple[int, int]:
-        """Remove owners silent for 2 TTL, and then what names owners that are gone.
+        """Remove owners that were silent for 2 TTL, and then the locks of owners that are gone.
 
         Returns:
-            How many owners were removed, and how many locks were freed or, long free, forgotten.
+            The number of removed owners, and the number of locks that were freed or, after a long time, forgotten.
         """
         return await self._sweep_owners(), await self._sweep_locks()
 

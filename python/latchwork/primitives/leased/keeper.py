@@ -1,12 +1,11 @@
 """Persistent locks: they outlive their process and its session for a TTL, and one write renews any number of them.
 
-Keys:   @locks/owners/<uuid>  one per owner, used once; TTL, label, host and pid; rewritten every third of the TTL
-        @locks/locks/<name>   who holds it; names may have several segments (``report/item-1``)
-Holder: the owner that the lock names, until its own deadline: the send of its last confirmed renewal + TTL.
+Keys:   @locks/owners/<uuid>  one per owner, used once; TTL, label, host and PID; rewritten every third of the TTL
+        @locks/locks/<name>   the owner; names may have several segments (``report/item-1``)
+Holder: the owner in the lock, until its own deadline: the send of its last confirmed renewal + TTL.
 
-A keeper of another system, such as that of a job cluster, has ``owners/`` and ``locks/`` in the tree of that system.
-
-The decisions are in ``protocol``, their race analysis in docs/design/locks.md.
+The keeper of another system, such as a job cluster, has ``owners/`` and ``locks/`` in the tree of that system. The
+decisions are in ``protocol``; docs/design/locks.md has the races.
 """
 
 from __future__ import annotations
@@ -35,20 +34,21 @@ T = TypeVar("T")
 
 
 class LockKeeper(Starts):
-    """Holds any number of persistent locks under one owner. Safe to share between threads.
+    """Holds any number of persistent locks under one owner. Thread-safe.
 
     Construction does no I/O. The keeper starts with its first use, with ``start()`` or with ``with``, and then follows
-    the other owners: one that will compete for locks should start early, so that it need not wait for another TTL
-    after a dead owner without a session. Close it to release everything and to end its thread.
+    the other owners. A keeper that will compete for locks should start early, so that it need not wait for another TTL
+    after the death of an owner without a session. Closing it releases everything and ends its thread.
 
-    Locks are not reentrant, and not fair: whoever notices first takes a free lock. A lock held by this keeper is held
-    for every thread of this process. A keeper that lost its locks goes on with a new owner.
+    Locks are neither reentrant nor fair: any client may get a free lock. A lock of this keeper is held for all threads
+    of the process. A keeper that lost its locks continues with a new owner.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        ttl_s: seconds that locks outlive the last renewal; less than 0.3 is raised to that, with a logged warning.
-        owner_label: what others see when they ask who holds a lock.
-        session: gives the session to share renewals with, None for none: its end tells newcomers, too, that we died.
+        store: The store, or a namespace of it. The caller closes it.
+        ttl_s: Seconds that locks outlive the last renewal; less than 0.3 is raised to that, with a logged warning.
+        owner_label: The name of the holder for others.
+        session: Returns the session to share renewals with, None for none. Its end shows others, too, that we have
+            died.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class LockKeeper(Starts):
 
     @ending
     async def close(self, *, release: bool = True) -> None:
-        """End the keeper; whoever waits for a lock gets ``Closed``. From any thread; twice is fine.
+        """End the keeper. Calls that wait for a lock raise ``Closed``. Thread-safe and idempotent.
 
         Args:
-            release: give all locks back: others can have them at once. With False they run out, in up to 1.05 TTL: for
-                when what they protect may still be going on.
+            release: Release all locks at once. With False they expire within 1.05 TTL, for work that may still be
+                running.
         """
         if self._home.is_foreign:
             return
@@ -100,66 +100,66 @@ class LockKeeper(Starts):
         """Follow the other owners from now on. Idempotent.
 
         Raises:
-            Closed: the keeper was closed.
+            Closed: The keeper was closed.
         """
         self._upkeep.start()
 
     def end_soon(self) -> None:
-        """Give back what is held, and end the thread, in the background."""
+        """Release all locks and end the thread, in the background."""
         self._upkeep.end_soon()
 
     # Taking and releasing
 
     @driven
     async def acquire(self, name: str, timeout_s: float | None = None) -> HeldLock:
-        """Wait for a lock and take it.
+        """Wait for a lock and acquire it.
 
-        Waits through disconnects: errors of the server are raised only when the time is over. A call that is under way
-        then can take longer, up to the store's call timeout.
+        It waits through disconnects: errors of the server are raised only after the timeout. A call in flight can take
+        up to the store's call timeout longer.
 
         Args:
-            name: the lock's name, one or more key segments.
-            timeout_s: seconds to wait; None waits for ever, 0 tries once.
+            name: The name of the lock, one or more key segments.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once.
         Returns:
             The lock, with the fence for the writes that depend on it.
         Raises:
-            WaitTimeout: somebody else still holds it.
-            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
-            LatchworkError: this is a callback, which must not wait.
-            Closed: the keeper or its store was closed.
-            ForkedProcess: it was made by the parent of this process.
-            InvalidKey: the name cannot be a key.
+            WaitTimeout: Another client still holds it.
+            Unavailable, OutcomeUnknown: The server could not be reached in time. Nothing is left behind.
+            LatchworkError: The call is inside a callback, which must not wait.
+            Closed: The keeper or its store was closed.
+            ForkedProcess: The keeper was created by the parent of this process.
+            InvalidKey: The name cannot be a key.
         Source:
             docs/design/locks.md.
         """
         return await self._taking.acquire(name, timeout_s, Signal())
 
     async def acquire_unless(self, name: str, timeout_s: float | None, off: Signal) -> HeldLock:
-        """Like ``acquire``, until the signal is set: ``Closed`` then."""
+        """Do the same as ``acquire`` until the signal is set, which raises ``Closed``."""
         return await self._taking.acquire(name, timeout_s, off)
 
     @driven
     async def try_acquire(self, name: str) -> HeldLock | None:
-        """Take a lock if it can be had now; None if somebody else holds it, another thread of ours included.
+        """Acquire a lock if it is free. Return None if another client, or another thread of ours, holds it.
 
         Raises:
-            Unavailable: the server could not be reached.
-            OutcomeUnknown: it may have been taken; if so the keeper gives it back by itself.
-            Closed, InvalidKey: as for ``acquire``.
+            Unavailable: The server could not be reached.
+            OutcomeUnknown: It may have been acquired; then the keeper releases it.
+            Closed, InvalidKey: As for ``acquire``.
         """
         return (await self._taking.take_free([check_name(name, "lock")])).get(name)
 
     @driven
     async def try_acquire_many(self, names: Iterable[str]) -> dict[str, HeldLock]:
-        """Take those of the locks that can be had now, many in one transaction.
+        """Acquire those of the locks that are free, many in one transaction.
 
-        Not all or nothing: each lock is taken for itself. When the server fails half-way, the locks taken so far are
-        returned, and the others can be tried again.
+        Each lock is acquired separately. If the server fails halfway, the locks acquired so far are returned, and the
+        others can be tried again.
 
         Returns:
-            The locks taken, by name; those missing are held by others, or by this keeper already.
+            The acquired locks by name. The others are held by other clients, or by this keeper already.
         Raises:
-            Unavailable, OutcomeUnknown, Closed, InvalidKey: as for ``try_acquire``, and nothing was taken.
+            Unavailable, OutcomeUnknown, Closed, InvalidKey: As for ``try_acquire``, and nothing was acquired.
         """
         return await self._taking.take_free([check_name(name, "lock") for name in dict.fromkeys(names)])
 
@@ -167,23 +167,23 @@ class LockKeeper(Starts):
     async def adopt(
         self, owner_id: str, names: Collection[str] | None = None, timeout_s: float | None = None
     ) -> dict[str, HeldLock]:
-        """Take over, at once, the locks that our own process still holds from before its restart; no TTL is waited for.
+        """Take over the locks that our own process held before its restart, at once and without waiting for a TTL.
 
         Each lock passes from exactly that owner to this keeper, with a new fence: writes under the old one are refused
-        from then on. The caller has to know that the earlier process has stopped its work. If it still runs, its
-        keeper reports the loss as soon as it learns of it.
+        from then on. The caller must know that the earlier process has stopped its work. If it is still running, its
+        keeper reports the loss as soon as it notices.
 
         Args:
-            owner_id: the earlier owner: its ``owner_id``, kept by the caller, or that of a ``holder`` in ``holders()``.
-            names: only these locks; None for all of them.
-            timeout_s: seconds to wait for a server that cannot be reached; None waits for ever, 0 tries once.
+            owner_id: The earlier owner: its stored ``owner_id``, or that of a ``holder`` in ``holders()``.
+            names: Only these locks. None: all of them.
+            timeout_s: Seconds to wait for an unreachable server. None waits forever, 0 tries once.
         Returns:
-            The locks that are ours now, by name; not those that others had taken over meanwhile. May be empty.
+            The adopted locks by name, without those that others had taken over.
         Raises:
-            ValueError: it is the owner by which this keeper holds its locks now.
-            Unavailable, OutcomeUnknown: the server could not be reached in that time; what was adopted is in
-                ``held()``, call again for the rest.
-            Closed, ForkedProcess, LatchworkError: as for ``acquire``.
+            ValueError: It is the current owner of this keeper.
+            Unavailable, OutcomeUnknown: The server could not be reached in time. Adopted locks are in ``held()``; call
+                again for the rest.
+            Closed, ForkedProcess, LatchworkError: As for ``acquire``.
         Source:
             docs/design/locks.md.
         """
@@ -201,26 +201,26 @@ class LockKeeper(Starts):
 
     @ending
     async def release(self, names: Iterable[str]) -> None:
-        """Give locks back, many in one transaction; others can have them at once.
+        """Release locks, many in one transaction. Others can have them at once.
 
-        When the server cannot be reached the keeper goes on trying; they run out at the latest.
+        If the server cannot be reached, the keeper retries, and the locks expire at the latest.
 
         Raises:
-            LockLost: some had run out or were not held; all the others are released all the same.
+            LockLost: Some had expired or were not held. All others are released.
         """
         self._home.check()
         found, missing = self._state.find(list(dict.fromkeys(names)))
         await self._upkeep.release_found(found, missing)
 
     def when_free(self, name: str, fn: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``fn(name)`` once, in a callback thread, when the lock looks free: then try to acquire it.
+        """Call ``fn(name)`` once, in a callback thread, when the lock looks free. Then try to acquire it.
 
-        It may be taken again by then, or have been seen wrongly; ask again if so. Waiting costs no thread, and names
-        that share their first segment share one watch. Returns what cancels it.
+        It may have been taken again by then; ask again in that case. Waiting costs no thread, and names with the same
+        first segment share one watch. Returns a function that cancels it.
 
         Raises:
-            Closed, InvalidKey: as for ``acquire``.
-            TypeError: it is no plain function.
+            Closed, InvalidKey: As for ``acquire``.
+            TypeError: It is not a plain function.
         """
         call = partial(check_listener(fn), check_name(name, "lock"))
         self._upkeep.start()
@@ -232,49 +232,49 @@ class LockKeeper(Starts):
 
     @driven
     async def state(self, name: str) -> LockState:
-        """Who holds a lock, without taking it."""
+        """Return the state of a lock, without acquiring it."""
         return await state_of(self._table, check_name(name, "lock"))
 
     @driven
     async def holders(self, below: str = "") -> list[LockState]:
-        """Every lock that somebody holds, sorted by name. Not a snapshot.
+        """Return all held locks, sorted by name. Not a snapshot.
 
         Args:
-            below: only names below this one; "" for all.
+            below: Only names below this one; "" for all.
         """
         return [state for state in await states_below(self._table, below) if state.holder is not None]
 
     def waiting(self) -> list[str]:
-        """The names that this keeper waits for, sorted."""
+        """Return the names that this keeper waits for, sorted."""
         return self._waits.names()
 
     @driven
     async def sweep(self) -> tuple[int, int]:
-        """Remove what dead owners left behind; safe to run anywhere, at any time, best by one node now and then.
+        """Remove what dead owners left. Safe at any time; best done by one node now and then.
 
         Returns:
-            How many owners were removed (silent for 2 TTL), and how many locks were freed, or forgotten because nobody
-            had taken them since an earlier sweep at least ten minutes ago.
+            The number of removed owners (silent for 2 TTL), and the number of locks that were freed, or forgotten
+                because they were free in an earlier sweep at least ten minutes ago.
         """
         self._upkeep.start()
         return await self._upkeep.sweeper.sweep()
 
     def held(self) -> dict[str, HeldLock]:
-        """The locks this keeper holds for certain, by name."""
+        """Return the locks that this keeper certainly holds, by name."""
         return {} if self._home.is_foreign else self._state.held()
 
     def holds(self, held: HeldLock) -> bool:
-        """True if this very hold was not released; it may have run out."""
+        """Return whether this hold was not released. It may have expired."""
         return held.is_kept
 
     @property
     def owner_id(self) -> str | None:
-        """The id of the owner that holds our locks, None before the first; another one after a loss. See ``adopt``."""
+        """The ID of the owner of our locks; None before the first, and another one after a loss. See ``adopt``."""
         owner = self._state.current
         return owner.id if owner is not None else None
 
     def remaining_s(self) -> float:
-        """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any. Does no I/O."""
+        """Seconds for which the locks are certainly ours without a further renewal; 0 without locks. No I/O."""
         if self._home.is_foreign:
             return 0.0
         owner = self._state.current
@@ -282,40 +282,40 @@ class LockKeeper(Starts):
 
     @property
     def lost(self) -> Signal:
-        """Set when the locks held at this moment run out; ask again after that, for the next ones."""
+        """A signal that is set when the currently held locks expire. Read it again afterwards for the next ones."""
         if self._home.is_foreign:
             return lost_by_fork()
         owner = self._state.current
         return owner.lost if owner is not None else Signal()
 
     def renew_within(self, seconds: float | None) -> None:
-        """Renew as often as a TTL of so many seconds would need, from now on; None for as often as this TTL needs.
+        """Renew as often as this TTL in seconds would need, from now on. None: as often as the keeper's own TTL needs.
 
-        For callers that have to know sooner than after a TTL that the server is out of reach. The TTL stays as it is.
-        This does nothing after ``close``.
+        For callers that must know earlier that the server is unreachable. The TTL does not change. No effect after
+        ``close``.
         """
         self._upkeep.within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
         self._upkeep.wake.set()
 
     def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> Callable[[], None]:
-        """Call ``fn(names)`` when locks run out or are taken over: what they protected must stop. Not on release.
+        """Call ``fn(names)`` when locks expire or are taken over, so that the protected work must stop. Not on release.
 
         Returns:
-            A function that ends it.
+            A function that removes the listener.
         """
         self._upkeep.refuse_closed()
         return listen(self._upkeep.lost_listeners, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
-        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered; the locks are ours that long.
+        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered. The locks are ours for that long.
 
         Returns:
-            A function that ends it.
+            A function that removes the listener.
         """
         self._upkeep.refuse_closed()
         return listen(self._upkeep.failed_listeners, fn)
 
     @ending
     async def release_held(self, locks: Sequence[HeldLock]) -> None:
-        """Give exactly these locks back; see ``release``. A lock taken again since is not meant."""
+        """Release exactly these holds; see ``release``. A lock that was acquired again since is not released."""
         await self._upkeep.release(locks)

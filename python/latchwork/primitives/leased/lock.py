@@ -1,8 +1,8 @@
-"""One persistent lock: it outlives its process and its session for a TTL, then others may take it over.
+"""A persistent lock: it outlives its process and its session for a TTL, then others may take it over.
 
-Keys:   @locks/locks/<name>   who holds it
-        @locks/owners/<uuid>  its owner, rewritten every third of the TTL
-Holder: see ``keeper``; to hold many locks, share one keeper among them.
+Keys:   @locks/locks/<name>   the owner
+        @locks/owners/<uuid>  its record, rewritten every third of the TTL
+Holder: see ``keeper``. To hold many locks, share one keeper among them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _log = logging.getLogger(__name__)
 
 
 class PersistentLock(GuardsWork):
-    """An exclusive lock that its holder keeps through disconnects, and that others get after its TTL when it dies.
+    """An exclusive lock that its holder keeps through disconnects, and that others get after its TTL if it dies.
 
-    Construction does no I/O. Safe to share between threads: they exclude each other as processes do. Not reentrant: a
-    thread that holds it gets an error when it asks again. Not fair: whoever notices first takes a free lock. The locks
-    of a store are renewed together, by a thread that ends with the store and gives back what is still held then.
+    Construction does no I/O. Thread-safe: threads exclude each other as processes do. Not reentrant: a thread that
+    holds it gets an error. Not fair: any client may get a free lock. The locks of a store are renewed together, by a
+    thread that ends with the store and releases what is still held.
 
     Args:
-        store: the store, or a namespace of it.
-        name: the lock's name: one or more key segments.
-        ttl_s: seconds the lock outlives its last renewal; less than 0.3 is raised to that, with a logged warning.
-            Ignored when a keeper is given.
-        keeper: renews this lock together with others; it stays the caller's. None takes the one that all locks of this
-            store have in common which have the same TTL and label.
-        owner_label: what others see when they ask who holds it; ignored when a keeper is given.
+        store: The store, or a namespace of it.
+        name: The name of the lock, one or more key segments.
+        ttl_s: Seconds the lock outlives its last renewal; less than 0.3 is raised to that, with a logged warning.
+            Ignored with a keeper.
+        keeper: Renews this lock together with others; the caller closes it. None uses the keeper of all locks of this
+            store with the same TTL and label.
+        owner_label: The name of the holder for others; ignored with a keeper.
     """
 
     def __init__(
@@ -107,19 +107,19 @@ class PersistentLock(GuardsWork):
 
     @driven
     async def acquire(self, timeout_s: float | None = None) -> Fence:
-        """Wait for the lock and return proof of ownership.
+        """Wait for the lock and return its fence.
 
-        Holding the lock does not stop a paused process from writing late: pass the fence to every write that matters.
+        Holding it does not prevent a paused process from writing late: pass the fence to every write that matters.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever, 0 tries once.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once.
         Returns:
-            A fence whose ``token`` grows with each new holder.
+            A fence whose ``token`` is greater than that of every earlier holder.
         Raises:
-            WaitTimeout: still held by another.
-            LatchworkError: this thread holds it already, through this object.
-            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
-            Closed: the lock, its keeper or its store was closed.
+            WaitTimeout: Another client still holds it.
+            LatchworkError: This thread holds it already, through this object.
+            Unavailable, OutcomeUnknown: The server could not be reached in time. Nothing is left behind.
+            Closed: The lock, its keeper or its store was closed.
         Source:
             docs/design/locks.md.
         """
@@ -127,17 +127,17 @@ class PersistentLock(GuardsWork):
 
     @driven
     async def adopt(self, owner_id: str, timeout_s: float | None = None) -> Fence:
-        """Take the lock over from our own process before its restart, at once, without waiting for its TTL to end.
+        """Take over the lock that our own process held before its restart, at once and without waiting for its TTL.
 
-        The caller has to know that the earlier process has stopped its work. The lock passes from exactly that owner
-        to us, with a new fence: writes under the old one are refused from then on. See ``LockKeeper.adopt``.
+        The caller must know that the earlier process has stopped its work. The lock passes from exactly that owner to
+        us, with a new fence: writes under the old one are refused from then on. See ``LockKeeper.adopt``.
 
         Args:
-            owner_id: the earlier owner: its ``owner_id``, kept by the caller, or that of ``holder()``.
-            timeout_s: seconds to wait for a server that cannot be reached; None waits for ever, 0 tries once.
+            owner_id: The earlier owner: its stored ``owner_id``, or that of ``holder()``.
+            timeout_s: Seconds to wait for an unreachable server. None waits forever, 0 tries once.
         Raises:
-            LockLost: that owner does not hold it any more; acquire it.
-            Unavailable, OutcomeUnknown, Closed, LatchworkError: as for ``acquire``.
+            LockLost: That owner no longer holds it. Acquire it.
+            Unavailable, OutcomeUnknown, Closed, LatchworkError: As for ``acquire``.
         """
 
         async def inherit(keeper: LockKeeper) -> HeldLock:
@@ -150,13 +150,13 @@ class PersistentLock(GuardsWork):
 
     @ending
     async def release(self) -> None:
-        """Give the lock back; somebody else can have it at once.
+        """Release the lock. Another client can have it at once.
 
-        When the server cannot be reached its keeper goes on trying, and the lock runs out at the latest.
+        If the server cannot be reached, its keeper retries, and the lock expires at the latest.
 
         Raises:
-            LockLost: it had run out, or was not held.
-            ForkedProcess: it was made by the parent of this process.
+            LockLost: It had expired, or was not held.
+            ForkedProcess: The lock was created by the parent of this process.
         """
         self._home.check()
         held = self._held
@@ -166,7 +166,7 @@ class PersistentLock(GuardsWork):
 
     @ending
     async def close(self) -> None:
-        """Release the lock if it is held, and call off who waits for it. From any thread; twice is fine."""
+        """Release the lock if it is held, and end the waits for it. Thread-safe and idempotent."""
         if self._home.is_foreign:
             return
         with self._lock:
@@ -185,57 +185,58 @@ class PersistentLock(GuardsWork):
         """The fence of the current hold.
 
         Raises:
-            LockLost: it has run out, or is not held.
+            LockLost: It has expired, or is not held.
         """
         return self._current().fence
 
     @property
     def owner_id(self) -> str:
-        """The id of the owner of the current hold. If it is stored, ``adopt`` can take the lock over after a restart.
+        """The ID of the owner of the current hold. If you store it, ``adopt`` can take over the lock after a restart.
 
         Raises:
-            LockLost: it has run out, or is not held.
+            LockLost: It has expired, or is not held.
         """
         return self._current().owner_id
 
     @property
     def is_held(self) -> bool:
-        """True while the lock is ours for certain, by our own clock."""
+        """Whether the lock is certainly ours, by our own clock."""
         held = self._held
         return held is not None and held.is_held
 
     @property
     def lost(self) -> Signal:
-        """Set when the current hold runs out; ask again after each ``acquire``."""
+        """A signal that is set when the current hold expires. Read it after each ``acquire``."""
         if self._home.is_foreign:
             return lost_by_fork()
         held = self._held
         return held.lost if held is not None else Signal()
 
     def remaining_s(self) -> float:
-        """Seconds the lock is ours for certain if no further renewal succeeds; 0 when it is not. Does no I/O."""
+        """Seconds for which the lock is certainly ours without a further renewal; 0 without a hold. No I/O."""
         held = self._held
         return held.remaining_s() if held is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` each time a hold runs out or is taken over: stop what it protected. Not on release.
+        """Call ``fn()`` each time a hold expires or is taken over: stop the protected work. Not on release.
 
-        Returns a function that ends that.
+        Returns a function that removes the listener.
         """
         self._refuse_closed()
         return listen(self._lost_listeners, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
-        """Call ``fn(error, remaining_s)`` when a renewal of the hold fails, or is not answered; it is ours that long.
+        """Call ``fn(error, remaining_s)`` when a renewal of the hold fails or is not answered. It is ours for that
+        long.
 
-        Returns a function that ends that.
+        Returns a function that removes the listener.
         """
         self._refuse_closed()
         return listen(self._failed_listeners, fn)
 
     @driven
     async def holder(self) -> LockHolder | None:
-        """Who holds it as last written, this process included; None if nobody. Takes nothing."""
+        """Return the holder as last written, this process included; None if the lock is free. Acquires nothing."""
         if self._given is not None:
             return (await steps_of(self._given.state)(self.name)).holder
         return (await state_of(LockTable(self._store), self.name)).holder
@@ -288,12 +289,12 @@ class PersistentLock(GuardsWork):
         await steps_of(held.release)()
 
     def _entered_here(self) -> list[HeldLock]:
-        """The holds of this thread's ``with`` blocks, each of which releases its own and none other."""
+        """Return the holds of this thread's ``with`` blocks, each of which releases its own."""
         entered: list[HeldLock] = self._entered.own.setdefault("stack", [])
         return entered
 
     def _keeper_for_use(self, claimer: object) -> LockKeeper:
-        """The keeper; we listen to it until the acquisition has failed, or its hold ended."""
+        """Return the keeper, and listen to it until the acquisition has failed or its hold has ended."""
         with self._lock:
             self._refuse_closed()
             is_mine = self._holder == identity()

@@ -1,6 +1,6 @@
-"""One owner of persistent locks, a lock that it holds, and how an owner is created and renewed.
+"""An owner of persistent locks, a lock that it holds, and the creation and renewal of owners.
 
-An owner is renewed by itself, or by the transactions that renew a session, too.
+An owner is renewed separately, or by transactions that also renew a session.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ SessionOfTheMoment = Callable[[], Session | None]
 
 
 class LockOwner(Renewer):
-    """A uuid that is used once: created, renewed, then lost or given up for good. Safe to share between threads.
+    """A UUID that is used once: created, renewed, then lost or given up. Thread-safe.
 
-    Its lease counts from its construction. As long as it has a session, it ends a moment after that one, too: others
-    take the end of the session for its own, unless it says before that it goes on without one (see ``grace_s``).
+    Its lease counts from its construction. With a session, it also ends a moment after the session does, because others
+    treat the end of the session as its own, unless it first says that it continues without one (see ``grace_s``).
 
     Args:
-        clock: the clock of its lease.
-        ttl_s: how long the lease lasts without a renewal.
-        session: the session that its sign is bound to, and that its renewals renew, too; None for none.
-        home: the process of its keeper.
-        renew: sends a renewal; returns the future of the local time of its send.
-        renewed: called with the error of each renewal that has ended, None if it has none, in any thread.
-        release: releases these locks.
+        clock: The clock of its lease.
+        ttl_s: Seconds that the lease lasts without a renewal.
+        session: The session of its sign, which its renewals also renew; None for none.
+        home: The process of its keeper.
+        renew: Sends a renewal, and returns a future of the local time of the send.
+        renewed: Called with the error of each finished renewal, or None, in any thread.
+        release: Releases these locks.
 
     Attributes:
-        id: the uuid.
-        lost: set once it has run out or was taken over.
-        held: its locks by name; guarded by ``Holdings``, as are the next two.
-        users: the calls that are using it now.
-        idle_since: when it last had a lock or a user.
+        id: The UUID.
+        lost: Set once it has expired or was taken over.
+        held: Its locks by name, guarded by ``Holdings``, as are the next two.
+        users: The calls that use it now.
+        idle_since: When it last had a lock or a user.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class LockOwner(Renewer):
 
     @property
     def session(self) -> Session | None:
-        """The session that its sign is bound to; None when others judge it by its renewals alone."""
+        """The session of its sign; None if others judge it by its renewals alone."""
         return self._session
 
     def remaining_s(self) -> float:
-        """Seconds left, 0 when it is over."""
+        """Return the remaining seconds; 0 after its end."""
         left_s, session = super().remaining_s(), self._session
         if session is None or left_s <= 0.0:
             return left_s
@@ -97,8 +97,9 @@ class LockOwner(Renewer):
     def spare_s(self, margin_s: float) -> float:
         """Return the seconds until work must be told to stop, 0 or less if now.
 
-        Work is told so many seconds before the lease ends. The end of the session leaves a shorter time, the grace, in
-        which the owner is renewed without one: of that at most half is for the work to stop, half is for the renewal.
+        Work is told ``margin_s`` seconds before the end of the lease. The end of the session leaves a shorter time, the
+        grace, in which the owner is renewed without one: at most half of it is for the work to stop, the rest for the
+        renewal.
         """
         spare_s, session = super().remaining_s() - margin_s, self._session
         if session is None:
@@ -108,12 +109,12 @@ class LockOwner(Renewer):
 
     @property
     def is_signed(self) -> bool:
-        """True while its sign is there, as far as is known here."""
+        """Return whether its sign exists, as far as is known here."""
         session = self._session
         return self._has_sign and session is not None and session.remaining_s() > 0.0
 
     def follow_session(self, fn: Callable[[], None]) -> None:
-        """When its session ends, have it renewed with the next step, and call ``fn``, which must not block."""
+        """When its session ends, renew it with the next step, and call ``fn``, which must not block."""
 
         def ended() -> None:
             self.hurry()
@@ -123,31 +124,31 @@ class LockOwner(Renewer):
             self._unlisten = self._session.on_end(ended)
 
     def lose_sign(self) -> None:
-        """Somebody removed its sign: have it renewed without, with the next step."""
+        """Handle the removal of its sign: renew it without one with the next step."""
         if self._has_sign and self._session is not None:
             self._has_sign = False
             self.hurry()
 
     def without_session(self) -> None:
-        """Its renewals alone count from now on. Twice is fine."""
+        """Count only its renewals from now on. Idempotent."""
         self._session = None
         self.follow_no_more()
 
     def follow_no_more(self) -> None:
-        """Do not wait for the end of its session any more. Twice is fine."""
+        """Stop waiting for the end of its session. Idempotent."""
         if self._unlisten is not None:
             self._unlisten()
 
 
 class HeldLock(GuardsWork):
-    """A lock that this process holds, until it is released or its owner's lease runs out. Safe to share.
+    """A lock that this process holds, until it is released or its owner's lease expires. Thread-safe.
 
-    Get one from ``LockKeeper.acquire``. Holding it does not stop a paused process from writing late: put ``fence``
-    among the checks of every write that matters.
+    ``LockKeeper.acquire`` returns it. Holding it does not prevent a paused process from writing late: add ``fence`` to
+    the checks of every write that matters.
 
     Attributes:
-        name: the lock's name.
-        fence: the check that the lock was not taken by another; its ``token`` grows with each new holder.
+        name: The name of the lock.
+        fence: The check that no other client has taken the lock. Its ``token`` grows with each new holder.
     """
 
     def __init__(self, owner: LockOwner, name: str, entry: Entry, fence: Fence) -> None:
@@ -162,41 +163,41 @@ class HeldLock(GuardsWork):
 
     @property
     def lost(self) -> Signal:
-        """Set when the lock runs out; never by a release."""
+        """A signal that is set when the lock expires, never by a release."""
         return self.owner.lost
 
     @property
     def owner_id(self) -> str:
-        """The id of the owner that holds it; with it a restarted process can ``adopt`` the lock."""
+        """The ID of its owner, with which a restarted process can ``adopt`` the lock."""
         return self.owner.id
 
     @property
     def is_held(self) -> bool:
-        """True while it is ours for certain, by our own clock."""
+        """Whether it is certainly ours, by our own clock."""
         return self.remaining_s() > 0.0
 
     @property
     def is_kept(self) -> bool:
-        """True until it is released; it may have run out."""
+        """Whether it was not released. It may have expired."""
         return self.owner.held.get(self.name) is self and not self.owner.home.is_foreign
 
     def remaining_s(self) -> float:
-        """Seconds it is ours for certain if no further renewal succeeds; 0 once released or lost. Does no I/O."""
+        """Seconds for which it is certainly ours without a further renewal; 0 once released or lost. No I/O."""
         return self.owner.remaining_s() if self.is_kept else 0.0
 
     @ending
     async def release(self) -> None:
-        """Give the lock back; somebody else can have it at once.
+        """Release the lock. Another client can have it at once.
 
-        When the server cannot be reached the keeper goes on trying, and the lock runs out at the latest.
+        If the server cannot be reached, the keeper retries, and the lock expires at the latest.
 
         Raises:
-            LockLost: it had run out or been released already; what it protected may have been done twice.
+            LockLost: It had expired or been released. The protected work may have been done twice.
         """
         await self.owner.release([self])
 
     def end_work(self) -> None:
-        """Tell work under it to stop: it is lost or released. Does not block."""
+        """Tell work under it to stop, because it is lost or released. Does not block."""
         with _making:
             ownership = self._ownership
         if ownership is not None:
@@ -224,7 +225,7 @@ class HeldLock(GuardsWork):
 
 
 class Renewals:
-    """Creates and renews the owners of one keeper. Safe to share between threads."""
+    """Creates and renews the owners of a keeper. Thread-safe."""
 
     def __init__(self, table: LockTable, record: OwnerRecord, session: SessionOfTheMoment | None) -> None:
         self._table = table
@@ -232,18 +233,20 @@ class Renewals:
         self._session = session
 
     def session(self) -> Session | None:
-        """The session for a new owner: one that lasts no shorter than its locks, or its end would cut them short."""
+        """Return the session of a new owner, if its TTL is not shorter than that of the locks."""
         session = self._session() if self._session is not None else None
         if session is None or session.ttl_s < self._record.ttl_s or session.remaining_s() <= 0.0:
             return None
         return session
 
     async def create(self, owner: LockOwner) -> None:
-        """Create O, and its sign."""
+        """Create O and its sign."""
         await self._table.create_owner(owner.id, self._of(owner.session), owner.session)
 
     def renew(self, owner: LockOwner) -> Future[float]:
-        """Rewrite O: the future of the local time of the send. Once its session has ended it goes on without one."""
+        """Rewrite O, and return a future of the local time of the send. After the end of its session it continues
+        without one.
+        """
         session = owner.session
         if session is None or owner.is_signed:
             return self._table.renew(owner.id, self._of(session), session)
@@ -255,7 +258,9 @@ class Renewals:
         return then(self._table.renew_unsigned(owner.id, self._record), parted)
 
     def is_taken_over(self, owner: LockOwner, error: BaseException) -> bool:
-        """Whether a renewal failed because O is gone. If only its sign is, it is renewed without one at once."""
+        """Return whether a renewal failed because O is gone. If only its sign is gone, it is renewed without one at
+        once.
+        """
         if not isinstance(error, Conflict):
             return False
         if owner.session is None or Exists(self._table.owner_key(owner.id)) in error.failed:
@@ -264,7 +269,7 @@ class Renewals:
         return False
 
     async def part(self, owner: LockOwner | None) -> None:
-        """Leave an owner that holds something to run out by its own TTL, however soon its session ends."""
+        """Let an owner that holds something expire by its own TTL, whenever its session ends."""
         if owner is None or owner.session is None or not owner.held or owner.is_over:
             return
         try:

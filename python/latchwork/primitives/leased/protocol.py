@@ -1,12 +1,12 @@
-"""Decisions of the persistent TTL lock: pure. No I/O, no threads, no clock of their own.
+"""Decisions of the persistent lock. Pure: no I/O, no threads, no clock.
 
-Keys:   owners/<uuid>         O: one per owner; renewed by rewriting it; a uuid is never used twice
-        owners/<uuid>/alive   its sign: bound to the session that O names, made with O and never again
-        locks/<name>          L: names its O, or nobody
+Keys:   owners/<uuid>         O: one per owner, rewritten to renew it; a UUID is never reused
+        owners/<uuid>/alive   its sign: bound to the session that O names, created with O and never again
+        locks/<name>          L: names its O, or none
 Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
         session, a moment after the end of that (``grace_s``).
-Others: take over once they saw O unchanged for 1.05 TTL since the *response* that showed it, or without its sign for
-        ``grace_s`` (``Sightings``), in a transaction that checks exactly that O and that L (``plan``).
+Others: take over once they have seen O unchanged for 1.05 TTL since the *response* that showed it, or without its sign
+        for ``grace_s`` (``Sightings``), in a transaction that checks exactly that O and that L (``plan``).
 docs/design/locks.md has the race that each check closes.
 """
 
@@ -38,9 +38,9 @@ TAKEOVER_FACTOR = 1.05
 
 
 class OwnerRecord(Struct, frozen=True, omit_defaults=True):
-    """What O says: who owns, how long its locks outlive its last renewal, and whose end is its own end, too.
+    """The record O: the owner, the TTL of its locks, and the session whose end is its own.
 
-    ``session`` is the id of the session that the sign of O is bound to; "" when there is none, or none any more.
+    ``session`` is the ID of the session of its sign; "" for none.
     """
 
     ttl_s: Annotated[float, Meta(gt=0.0, le=MAX_DURATION_S)]
@@ -50,19 +50,19 @@ class OwnerRecord(Struct, frozen=True, omit_defaults=True):
     session: str = ""
 
     def encode(self) -> bytes:
-        """The value of O."""
+        """Return the value of O."""
         return encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> OwnerRecord | None:
-        """What an O says; None if its value is none of ours."""
+        """Return the record of an O; None if the value is invalid."""
         return _OWNER_RECORD.find(value)
 
 
 class LockRecord(Struct, frozen=True, omit_defaults=True):
-    """What L says: its owner's id, None when free; the nonce tells one attempt from another.
+    """The record L: the ID of its owner, None if free, and a nonce per attempt.
 
-    ``since_s`` is when it was taken, in seconds since the epoch by the owner's clock: for people, it decides nothing.
+    ``since_s`` is when it was taken, in seconds since the epoch on the owner's clock, for people.
     """
 
     owner: Annotated[str, Meta(pattern=_OWNER)] | None
@@ -70,12 +70,12 @@ class LockRecord(Struct, frozen=True, omit_defaults=True):
     since_s: Timestamp | None = None
 
     def encode(self) -> bytes:
-        """The value of L."""
+        """Return the value of L."""
         return encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> LockRecord | None:
-        """What an L says; None if its value is none of ours: then it must not be written."""
+        """Return the record of an L; None if the value is invalid and must not be overwritten."""
         return _LOCK_RECORD.find(value)
 
 
@@ -85,12 +85,12 @@ FREE = LockRecord(None).encode()
 
 
 def sign_key(owner_key: str) -> str:
-    """The key of the sign of an owner, whose key is given."""
+    """Return the key of an owner's sign."""
     return f"{owner_key}/{SIGN}"
 
 
 def raised_ttl_s(ttl_s: float, what: str) -> float:
-    """The TTL, raised to the least that is allowed, with a warning; ``ValueError`` if it is no positive number."""
+    """Return the TTL, raised to the minimum with a warning. ``ValueError`` if it is not a positive number."""
     if not 0.0 < ttl_s <= MAX_DURATION_S:
         raise ValueError(f"ttl_s of {what} must be more than 0 seconds, and at most {MAX_DURATION_S:g}, not {ttl_s!r}")
     if ttl_s < LEAST_TTL_S:
@@ -99,19 +99,19 @@ def raised_ttl_s(ttl_s: float, what: str) -> float:
 
 
 def grace_s(ttl_s: float) -> float:
-    """Seconds from the end of its session for which an owner of this TTL is still taken for one that lives.
+    """Return the seconds after the end of its session for which an owner of this TTL counts as alive.
 
-    In these a process that lives, and whose session somebody else ended, says that it goes on without one.
+    In that time a running process whose session was ended by another client says that it continues without one.
     """
     return min(1.0, max(0.3, ttl_s / 5))
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An O as last seen, and the time, by our own clock, since which it is unchanged.
+    """An O as last seen, and the local time since which it is unchanged.
 
-    ``session`` is the one that it names, and ``unsigned_since`` since when it is seen without the sign of that; None:
-    with its sign, or it names none.
+    ``session`` is the one that it names. ``unsigned_since`` is since when it is seen without its sign; None: it has its
+    sign, or names no session.
     """
 
     version: Hashable
@@ -122,21 +122,21 @@ class Sighting:
 
     @property
     def silent_at(self) -> float:
-        """When its owner must have stopped, if O is still unchanged then."""
+        """When its owner must have stopped if O is still unchanged."""
         return self.since + self.ttl_s * TAKEOVER_FACTOR
 
     @property
     def dead_at(self) -> float:
-        """When its owner must have stopped, if O is still unchanged then, and there is no sign of it."""
+        """When its owner must have stopped if O is still unchanged and has no sign."""
         if self.unsigned_since is None:
             return self.silent_at
         return min(self.silent_at, self.unsigned_since + grace_s(self.ttl_s))
 
 
 class Sightings:
-    """What this node has seen of the owners. One thread at a time.
+    """What this node has seen of the owners. For one thread at a time.
 
-    An owner that is not here was never seen, or is gone: read its key to know which.
+    An owner that is not here was never seen, or is gone: read its key.
     """
 
     def __init__(self) -> None:
@@ -144,9 +144,9 @@ class Sightings:
         self._signs: set[str] = set()
 
     def seen(self, owner: str, version: Hashable, ttl_s: float, now: float, *, session: str = "") -> bool:
-        """A response showed this O, which names this session; ``now`` is when it came, or later. True if O had changed.
+        """Record a response with this O, which arrived at ``now`` or later. Return whether O had changed.
 
-        The sign is to be told before, if the same response showed it.
+        The sign must be recorded first if the same response showed it.
         """
         known = self._seen.get(owner)
         if known is not None and known.version == version:
@@ -156,36 +156,36 @@ class Sightings:
         return True
 
     def signed(self, owner: str) -> None:
-        """A response showed the sign of an owner."""
+        """Record a response with the sign of an owner."""
         self._signs.add(owner)
         known = self._seen.get(owner)
         if known is not None and known.unsigned_since is not None:
             self._seen[owner] = replace(known, unsigned_since=None)
 
     def unsigned(self, owner: str, now: float) -> None:
-        """A response showed that an owner has no sign; ``now`` is when it came, or later."""
+        """Record a response without the sign of an owner, which arrived at ``now`` or later."""
         self._signs.discard(owner)
         known = self._seen.get(owner)
         if known is not None and known.unsigned_since is None and known.session:
             self._seen[owner] = replace(known, unsigned_since=now)
 
     def gone(self, owner: str) -> None:
-        """O was deleted: for good."""
+        """Record that O was deleted."""
         self._seen.pop(owner, None)
         self._signs.discard(owner)
 
     def of(self, owner: str) -> Sighting | None:
-        """The last sighting, or None."""
+        """Return the last sighting, or None."""
         return self._seen.get(owner)
 
     def silent_since(self, seconds_per_ttl: float, now: float) -> list[tuple[str, Sighting]]:
-        """Owners seen unchanged for more than so many of their TTLs."""
+        """Return owners that were seen unchanged for more than this many of their TTLs."""
         return [(owner, seen) for owner, seen in self._seen.items() if now > seen.since + seconds_per_ttl * seen.ttl_s]
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The lock can be written with these checks and operations; ``buries`` is the owner that they remove."""
+    """The lock can be written with these checks and operations. ``buries`` is the owner that they remove."""
 
     checks: tuple[Check, ...]
     ops: tuple[Op, ...]
@@ -194,7 +194,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The lock is held: ask again when L or O changes, or at ``dead_at``; None if only a change helps."""
+    """The lock is held: try again when L or O changes, or at ``dead_at``; None if only a change helps."""
 
     owner: str
     dead_at: float | None
@@ -202,7 +202,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """A write of L that may have landed or may land yet; ``before`` is L as that write's check wants it."""
+    """A write of L that may have been applied or may still be. ``before`` is L as that write's check wants it."""
 
     name: str
     before: Entry | None
@@ -214,16 +214,16 @@ Plan = Take | Held
 def plan(
     key: str, entry: Entry | None, value: bytes, *, me: str | None, owner_key: str, seen: Sighting | None, now: float
 ) -> Plan:
-    """How to write a lock that may be somebody else's.
+    """Return how to write a lock that may have another owner.
 
     Args:
-        key: L.
-        entry: L as read, None when absent.
-        value: what to write: our own claim, or ``FREE``.
-        me: the key of our O, which must live; None when the lock is only to be freed.
-        owner_key: the key of the O that L names; ignored when it names nobody.
-        seen: that O as sighted; None when it is known to be gone.
-        now: our own clock.
+        key: The key of L.
+        entry: L as read; None if absent.
+        value: The value to write: our claim, or ``FREE``.
+        me: The key of our O, which must exist; None if the lock is only freed.
+        owner_key: The key of the O that L names; ignored if it names none.
+        seen: That O as sighted; None if it is known to be gone.
+        now: The local time.
     """
     alive: tuple[Check, ...] = (Exists(me),) if me is not None else ()
     write = Put(key, value)
@@ -244,15 +244,15 @@ def plan(
 
 
 def plan_adoption(key: str, entry: Entry | None, value: bytes, *, me: str, owner_key: str, old: str) -> Plan:
-    """How to write a lock that is to pass from one owner to its heir, and from nobody else.
+    """Return how to write a lock that may pass only from one owner to its heir.
 
     Args:
-        key: L.
-        entry: L as read, None when absent.
-        value: what to write: our own claim.
-        me: the key of our O, which must live.
-        owner_key: the key of the O that L names; ignored when it names nobody.
-        old: the key of the O that is inherited from; it may live or not.
+        key: The key of L.
+        entry: L as read; None if absent.
+        value: The value to write: our claim.
+        me: The key of our O, which must exist.
+        owner_key: The key of the O that L names; ignored if it names none.
+        old: The key of the O that is inherited from, alive or not.
     """
     record = LockRecord.decode(entry.value) if entry is not None else None
     if entry is None or record is None or record.owner is None:

@@ -1,7 +1,7 @@
-"""What one keeper holds and writes: no I/O, one mutex, and answers instead of calls.
+"""What a keeper holds and writes: no I/O, one mutex, and answers instead of calls.
 
-A name is busy while some call, its claimer, writes its lock; no other call of this process touches it meanwhile.
-A doubt is a write of a lock that may have landed or may still land; the keeper settles it once the name is not busy.
+A name is busy while a call, its claimer, writes its lock; no other call of this process uses it meanwhile. A doubt is a
+write of a lock that may have been applied or may still be; the keeper settles it once the name is not busy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ IDLE_TTLS = 2.0
 
 
 class Holdings:
-    """Owners, holds, busy names and doubts of one keeper. Safe to share; calls nobody with its mutex held.
+    """Owners, holds, busy names and doubts of a keeper. Thread-safe; it calls nothing with its mutex held.
 
     Attributes:
-        current: the owner in use; None before the first, and between two.
-        ids: the ids of all owners of this keeper, ended ones included.
+        current: The current owner; None before the first, and between two.
+        ids: The IDs of all owners of this keeper, including ended ones.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -39,7 +39,7 @@ class Holdings:
         self._doubts: dict[str, InDoubt] = {}
 
     def close(self) -> list[HeldLock] | None:
-        """Refuse everything new; returns what is held, lost holds included, or None if it was closed already."""
+        """Refuse everything new, and return what is held, including lost holds; None if it was closed already."""
         with self._changed.mutex:
             if self._is_closed:
                 return None
@@ -53,13 +53,13 @@ class Holdings:
             raise Closed("the lock keeper was closed; make another one")
 
     def rung(self, rings: int, timeout_s: float) -> Step[bool]:
-        """The step of waiting until an owner was made, or failed to be, or this was closed."""
+        """Return the step of waiting until an owner was created or failed, or the keeper was closed."""
         return self._changed.rung(rings, self._clock, timeout_s)
 
     # Owners
 
     def use_owner(self, claimer: object) -> tuple[LockOwner | None, int]:
-        """The current owner, used by this call, and the rings so far; None if there is none, or it has run out."""
+        """Return the current owner, which this call uses, and the number of rings; None without a valid owner."""
         with self._changed.mutex:
             self.refuse_closed()
             owner = self.current if self.current is not None and not self.current.is_over else None
@@ -68,7 +68,7 @@ class Holdings:
             return owner, self._changed.rings
 
     def begin_making(self, owner: LockOwner, claimer: object) -> bool:
-        """True if the caller has to create this owner, which it uses; False if there is one, or another makes one."""
+        """Return True if the caller must create this owner; False if there is one, or another call creates one."""
         with self._changed.mutex:
             if self._making is not None or self.current is not None:
                 return False
@@ -78,12 +78,12 @@ class Holdings:
             return True
 
     def end_making(self, owner: LockOwner, *, created: bool) -> None:
-        """The owner was created, or may have been created all the same."""
+        """Record whether the owner was created; its creation may also be unknown."""
         with self._changed.mutex:
             self._end_making(owner, created=created)
 
     def lose(self, owner: LockOwner) -> list[HeldLock] | None:
-        """End this owner; returns the holds that are lost with it, or None if it had ended already."""
+        """End this owner, and return the lost holds; None if it had ended."""
         with self._changed.mutex:
             if self.current is not owner:
                 return None
@@ -104,7 +104,7 @@ class Holdings:
         return True
 
     def to_bury(self, *, also_current: bool = False) -> list[LockOwner]:
-        """Owners that ended and hold nothing, whose keys can be deleted."""
+        """Return ended owners that hold nothing, whose keys can be deleted."""
         with self._changed.mutex:
             if also_current and self.current is not None:
                 self._ended.append(self.current)
@@ -112,26 +112,26 @@ class Holdings:
             return [owner for owner in self._ended if not owner.held and (also_current or not owner.users)]
 
     def buried(self, owner: LockOwner) -> None:
-        """The key of this owner is gone."""
+        """Record that the key of this owner is gone."""
         with self._changed.mutex:
             self._ended = [other for other in self._ended if other is not owner]
 
     # Holds
 
     def held(self) -> dict[str, HeldLock]:
-        """The locks held for certain, by name."""
+        """Return the locks that are certainly held, by name."""
         with self._changed.mutex:
             owner = self.current
             return dict(owner.held) if owner is not None and not owner.is_over else {}
 
     def find(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
-        """The holds of these names, lost ones included; and the names that are not held."""
+        """Return the holds of these names, including lost ones, and the names that are not held."""
         with self._changed.mutex:
             by_name = {held.name: held for held in self._all_held()}
         return [by_name[name] for name in names if name in by_name], [name for name in names if name not in by_name]
 
     def claim(self, names: Iterable[str], claimer: object) -> list[str]:
-        """Make these names busy, except those that are held or busy already; returns those that were claimed."""
+        """Make these names busy unless they are held or busy, and return the claimed ones."""
         with self._changed.mutex:
             self.refuse_closed()
             claimed = [name for name in names if not self._is_ours(name)]
@@ -139,7 +139,7 @@ class Holdings:
             return claimed
 
     def done_with(self, claimer: object) -> list[str]:
-        """The end of a claim; returns the names that were claimed."""
+        """End a claim, and return its names."""
         with self._changed.mutex:
             claimed = [name for name, other in self._busy.items() if other is claimer]
             for name in claimed:
@@ -147,19 +147,19 @@ class Holdings:
             return claimed
 
     def is_ours(self, name: str) -> bool:
-        """True if the lock is held here, or some thread of this process is writing it."""
+        """Return whether the lock is held here, or a thread of this process is writing it."""
         with self._changed.mutex:
             return self._is_ours(name)
 
     def are_busy(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that some thread of this process is writing."""
+        """Return the names that a thread of this process is writing."""
         with self._changed.mutex:
             return [name for name in names if name in self._busy]
 
     def grant(
         self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[InDoubt], claimer: object
     ) -> dict[str, HeldLock]:
-        """Hold what was taken, by name, and note what may have been taken. Ends this call's use of the owner."""
+        """Hold the taken locks by name, and record doubts. Ends this call's use of the owner."""
         with self._changed.mutex:
             owner.users.discard(claimer)
             owner.idle_since = self._clock.now()
@@ -174,9 +174,9 @@ class Holdings:
         return {held.name: held for held in holds}
 
     def take_back(self, holds: Iterable[HeldLock], claimer: object) -> list[InDoubt]:
-        """Forget these holds, and claim their names for their release; returns the doubts about it.
+        """Forget these holds, claim their names for the release, and return the doubts about it.
 
-        The doubts are noted before the release is sent, so that they are settled however it ends.
+        The doubts are recorded before the release is sent, so that they are settled however it ends.
         """
         with self._changed.mutex:
             doubts = [InDoubt(held.name, held.entry) for held in holds]
@@ -192,12 +192,12 @@ class Holdings:
 
     @property
     def doubts(self) -> list[InDoubt]:
-        """Writes that may have landed or may still land."""
+        """Return the writes that may have been applied or may still be."""
         with self._changed.mutex:
             return list(self._doubts.values())
 
     def begin_settling(self, doubt: InDoubt, claimer: object) -> frozenset[str] | None:
-        """Claim the name of a doubt; returns the owners whose lock may be freed, or None if there is nothing to do."""
+        """Claim the name of a doubt, and return the owners whose lock may be freed; None if there is nothing to do."""
         name = doubt.name
         with self._changed.mutex:
             if self._doubts.get(name) is not doubt or name in self._busy:
@@ -210,7 +210,7 @@ class Holdings:
             return frozenset(self.ids - {held.owner.id for held in self._all_held() if held.name == name})
 
     def settled(self, doubts: Iterable[InDoubt]) -> None:
-        """These are no doubts any more."""
+        """Remove settled doubts."""
         with self._changed.mutex:
             for doubt in doubts:
                 if self._doubts.get(doubt.name) is doubt:

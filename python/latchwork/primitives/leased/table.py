@@ -1,6 +1,6 @@
-"""The keys of the persistent locks: what was read of them, and every transaction that writes one.
+"""The keys of the persistent locks: what was read of them, and every transaction that writes them.
 
-It has no thread, and does not know what this process holds: ``Holdings`` does.
+It has no thread, and does not know what this process holds; ``Holdings`` does.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _ROUNDS = 5
 
 
 class LockTable:
-    """Reads and writes ``owners/<uuid>``, their signs and ``locks/<name>``. Safe to share between threads.
+    """Reads and writes ``owners/<uuid>``, their signs and ``locks/<name>``. Thread-safe.
 
     Attributes:
-        store: the namespace in which they are.
+        store: The namespace of the keys.
     """
 
     def __init__(self, store: Store) -> None:
@@ -61,29 +61,29 @@ class LockTable:
         self._sightings = Sightings()
 
     def lock_key(self, name: str) -> str:
-        """The key of a lock."""
+        """Return the key of a lock."""
         return f"{LOCKS}/{name}"
 
     def name_of(self, key: str) -> str:
-        """The name of the lock with this key."""
+        """Return the name of a lock's key."""
         return key[len(LOCKS) + 1 :]
 
     def owner_key(self, owner: str) -> str:
-        """The key of an owner."""
+        """Return the key of an owner."""
         return f"{OWNERS}/{owner}"
 
     def sign_key(self, owner: str) -> str:
-        """The key of the sign of an owner."""
+        """Return the key of an owner's sign."""
         return sign_key(self.owner_key(owner))
 
     # What is known of the owners
 
     def note(self, changes: Iterable[Change]) -> list[str]:
-        """Take in what a watch of the owners showed; the ids of those that are gone."""
+        """Take in changes from a watch of the owners, and return the IDs of those that are gone."""
         return self._note([(change.key, change.entry) for change in changes])
 
     def _note(self, found: Collection[tuple[str, Entry | None]]) -> list[str]:
-        """Take in keys of owners and of their signs as a response showed them; the ids of owners that are gone."""
+        """Take in keys of owners and signs from a response, and return the IDs of owners that are gone."""
         now = self.store.clock.now()
         gone = []
         owners: list[tuple[str, Entry | None]] = []
@@ -106,36 +106,36 @@ class LockTable:
         return gone
 
     def sighting(self, owner: str) -> Sighting | None:
-        """The last sighting of an owner; None if it was never seen or is gone."""
+        """Return the last sighting of an owner; None if it was never seen or is gone."""
         with self._lock:
             return self._sightings.of(owner)
 
     def in_the_way(self, entry: Entry | None) -> str | None:
-        """The owner that keeps others from taking L; "" for a key that is no lock, None if it looks free."""
+        """Return the owner that prevents taking L; "" for a key that is not a lock, None if it looks free."""
         record = LockRecord.decode(entry.value) if entry is not None else LockRecord(None)
         if record is None or record.owner is None:
             return "" if record is None else None
         return record.owner if self.dead_at(record.owner) is not None else None
 
     def dead_at(self, owner: str) -> float | None:
-        """When an owner must have stopped unless it is renewed; None if that is past, or it was not seen."""
+        """Return when an owner must have stopped without a renewal; None if that has passed, or it was not seen."""
         seen = self.sighting(owner)
         return seen.dead_at if seen is not None and seen.dead_at > self.store.clock.now() else None
 
     async def look(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
-        """Read these L, and each O they name that was never seen; with ``fresh`` every O they name."""
+        """Read these L, and each O that they name and that was never seen; with ``fresh`` every O that they name."""
         entries = dict(zip(names, await ask(self.store.get_many, [self.lock_key(name) for name in names]), strict=True))
         await self.gone([owner for owner in owners_of(entries.values()) if fresh or self.sighting(owner) is None])
         return entries
 
     async def gone(self, owners: Sequence[str]) -> list[str]:
-        """Read these O, and their signs; the ids of those that are gone."""
+        """Read these O and their signs, and return the IDs of those that are gone."""
         keys = [key for owner in owners for key in (self.owner_key(owner), self.sign_key(owner))]
         found = await ask(self.store.get_many, keys) if keys else []
         return self._note(list(zip(keys, found, strict=True)))
 
     async def silent_owners(self) -> list[tuple[str, Hashable]]:
-        """Read all O: key and version of those that were seen unchanged for 2 of their TTLs."""
+        """Read all O, and return the key and version of those that were unchanged for 2 of their TTLs."""
         found = await ask(self.store.list, OWNERS)
         self._note([(entry.key, entry) for entry in found if entry.key.count("/") == 1])
         with self._lock:
@@ -147,15 +147,15 @@ class LockTable:
     async def take(
         self, names: Sequence[str], me: str, written: dict[str, Entry | InDoubt], *, heir_of: str | None = None
     ) -> None:
-        """Take each lock that may be taken for the owner ``me``.
+        """Take each lock that is free or whose owner is dead for the owner ``me``.
 
-        With ``heir_of`` those that this owner has, alive or not, and no others. However this ends, ``written`` has, by
-        name, L of what was taken for certain, and a doubt for what was written without an answer.
+        With ``heir_of`` take exactly those of this owner, alive or not. However this ends, ``written`` has the L of
+        each lock that was certainly taken, and a doubt for each write without an answer.
 
         Raises:
-            OutcomeUnknown: the answer to one transaction was lost; those after it were not tried.
-            Unavailable: the locks after those taken were not tried.
-            Conflict: our own O is gone.
+            OutcomeUnknown: The answer to a transaction was lost. Later ones were not tried.
+            Unavailable: The locks after the taken ones were not tried.
+            Conflict: Our own O is gone.
         """
         guess = len(names) >= _GUESS_FROM and heir_of is None
         todo = [(list(names[at : at + _BATCH]), 0) for at in range(0, len(names), _BATCH)]
@@ -219,10 +219,10 @@ class LockTable:
                 self._sightings.gone(owner)
 
     async def free(self, held: dict[str, Entry]) -> list[str]:
-        """Free these locks, each if it is still as we hold it; returns the names of those that are not.
+        """Free these locks if they are still as we hold them, and return the names of those that are not.
 
         Raises:
-            OutcomeUnknown, Unavailable: some may not be free yet: settle all of them.
+            OutcomeUnknown, Unavailable: Some may not be free yet. Settle all of them.
         """
         gone: list[str] = []
         names = list(held)
@@ -240,13 +240,13 @@ class LockTable:
         return gone
 
     async def settle(self, doubt: InDoubt, ours: frozenset[str]) -> None:
-        """Make sure that a doubtful write has not landed and never will: the lock is not ours afterwards.
+        """Make sure that a doubtful write was not applied and never will be. The lock is not ours afterwards.
 
         Args:
-            doubt: the write.
-            ours: the ids of all owners that this keeper ever had.
+            doubt: The write.
+            ours: The IDs of all owners of this keeper so far.
         Raises:
-            Conflict, Unavailable, OutcomeUnknown: not settled; do it again later.
+            Conflict, Unavailable, OutcomeUnknown: Not settled. Try again later.
         """
         entry = (await self.look([doubt.name], fresh=True))[doubt.name]
         if owner_of(entry) in ours and entry is not None:
@@ -262,9 +262,9 @@ class LockTable:
     # Owners
 
     async def create_owner(self, owner: str, record: OwnerRecord, session: Session | None) -> None:
-        """Create O, with its sign if a session is given. An unknown outcome leaves at most an O that names nothing.
+        """Create O, with its sign if a session is given. An unknown outcome leaves at most an O without locks.
 
-        ``delete_owner`` it then.
+        Then call ``delete_owner``.
         """
         key, value = self.owner_key(owner), record.encode()
         if session is None:
@@ -273,7 +273,7 @@ class LockTable:
             await ask(self.store.commit, [], [Create(key, value), Create(self.sign_key(owner), b"", session)])
 
     async def delete_owner(self, owner: str, *, signed: bool = True) -> None:
-        """Delete O, and its sign if it may have one: every lock that names it is free at once."""
+        """Delete O, and its sign if it may have one. Every lock that names it is free at once."""
         if signed:
             await ask(self.store.commit, [], [Delete(self.owner_key(owner)), Delete(self.sign_key(owner))])
         else:
@@ -281,9 +281,9 @@ class LockTable:
         self._bury([owner])
 
     def renew(self, owner: str, record: OwnerRecord, session: Session | None = None) -> Future[float]:
-        """Rewrite O, which must be there: the future of the local time of the send.
+        """Rewrite O, which must exist, and return a future of the local time of the send.
 
-        With a session its sign must be there, too, and the session is renewed by the same transaction.
+        With a session its sign must exist, too, and the same transaction renews the session.
         """
         key, sent_at = self.owner_key(owner), self.store.clock.now()
         if session is None:
@@ -294,12 +294,12 @@ class LockTable:
         return then(written, lambda _written: sent_at)
 
     def renew_unsigned(self, owner: str, record: OwnerRecord) -> Future[float]:
-        """Rewrite O, which must be there, and remove its sign: from then on only its silence counts."""
+        """Rewrite O, which must exist, and remove its sign. From then on only its silence counts."""
         sent_at = self.store.clock.now()
         return then(self.store.begin("commit", *self._parting(owner, record)), lambda _written: sent_at)
 
     async def part_owner(self, owner: str, record: OwnerRecord) -> None:
-        """The same, waited for."""
+        """Do the same, and wait for the answer."""
         await ask(self.store.commit, *self._parting(owner, record))
 
     def _parting(self, owner: str, record: OwnerRecord) -> tuple[list[Check], list[Op]]:
@@ -307,7 +307,7 @@ class LockTable:
         return [Exists(key)], [Put(key, record.encode()), Delete(self.sign_key(owner))]
 
     async def prolong(self, owner: str) -> None:
-        """Renew another owner once, if it is still there, so that nobody takes its locks over meanwhile."""
+        """Renew another owner once, if it exists, so that no client takes its locks over meanwhile."""
         key = self.owner_key(owner)
         while (entry := await ask(self.store.get, key)) is not None:
             record = OwnerRecord.decode(entry.value)  # it names no session any more, whose end could come any moment
@@ -317,29 +317,29 @@ class LockTable:
                 return
 
     async def held_by(self, owner: str) -> list[str]:
-        """The names of the locks that name an owner, sorted. Not a snapshot."""
+        """Return the names of the locks of an owner, sorted. Not a snapshot."""
         return [self.name_of(entry.key) for entry in await self.locks() if owner_of(entry) == owner]
 
     async def locks(self, below: str = "") -> list[Entry]:
-        """Every L below a name, "" for all, sorted. Not a snapshot."""
+        """Return every L below a name, "" for all, sorted. Not a snapshot."""
         prefix = self.lock_key(below) if below else LOCKS
         found: list[Entry] = await ask(self.store.list, prefix, recursive=True)
         return found
 
 
 def owner_of(entry: Entry | None) -> str | None:
-    """The owner that an L names, or None."""
+    """Return the owner that an L names, or None."""
     record = LockRecord.decode(entry.value) if entry is not None else None
     return record.owner if record is not None else None
 
 
 def owners_of(entries: Iterable[Entry | None]) -> list[str]:
-    """The owners that these L name, sorted, each once."""
+    """Return the owners that these L name, sorted and unique."""
     return sorted({owner for entry in entries if (owner := owner_of(entry))})
 
 
 def _said(entry: Entry) -> tuple[float, str]:
-    """The TTL of an owner and the session that it names; if it is not one of ours it is never judged dead."""
+    """Return the TTL of an owner and the session that it names. An invalid O is never judged dead."""
     record = OwnerRecord.decode(entry.value)
     return (record.ttl_s, record.session) if record is not None else (math.inf, "")
 
@@ -360,7 +360,7 @@ def _merge(takes: Iterable[Take]) -> tuple[list[Check], list[Op]]:
 
 
 def _fit(takes: dict[str, Take]) -> tuple[dict[str, Take], list[str]]:
-    """As many as one transaction holds, and the names of the others."""
+    """Return as many as fit into a transaction, and the names of the others."""
     checks: set[Check] = set()
     ops: set[Op] = set()
     now: dict[str, Take] = {}
@@ -379,7 +379,7 @@ def _halves(names: list[str]) -> list[list[str]]:
 
 
 def _again(names: list[str], tries: int) -> list[tuple[list[str], int]]:
-    """The batches to try after a conflict: halves, so that one contended lock does not stop the others."""
+    """Return the batches to try after a conflict: halves, so that one contended lock does not block the others."""
     if len(names) > 1:
         return [(half, 1) for half in _halves(names)]
     return [(names, tries + 1)] if tries < _ROUNDS else []

@@ -1,6 +1,6 @@
-"""How anything waits, owns and stops. The second door of primitives, for the systems built on them.
+"""Waiting, ownership and stopping: the second public part of primitives, for the systems built on them.
 
-What is not named here is for the other wings of primitives.
+Names that are not exported here are for the other parts of primitives.
 """
 
 from latchwork.primitives.waiting.common import (

@@ -1,7 +1,4 @@
-"""What every primitive has in common: checked names, who this process is, listeners called in order, patience.
-
-Nothing here talks to a server.
-"""
+"""What all primitives share: validated names, the identity of this process, ordered listeners, timeouts. No I/O."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ S = TypeVar("S", bound="Starts")
 
 
 def check_name(name: str, kind: str) -> str:
-    """The name itself; ``InvalidKey`` if it cannot be a key. The message says which primitive's name it is."""
+    """Return the name. ``InvalidKey`` if it cannot be a key; the message names the primitive."""
     try:
         return validate_name(name)
     except InvalidKey as error:
@@ -50,7 +47,7 @@ def check_name(name: str, kind: str) -> str:
 
 
 def check_node_id(node_id: str, kind: str) -> str:
-    """The id itself; ``InvalidKey`` if it is no text, or empty. It is no key: any characters will do, ``/`` too."""
+    """Return the ID. ``InvalidKey`` if it is not a non-empty text. Any characters are allowed, including ``/``."""
     given: object = node_id
     if not isinstance(given, str) or not given:
         raise InvalidKey(f"{kind} node id {node_id!r} cannot be used: it must be text, and not empty")
@@ -58,7 +55,7 @@ def check_node_id(node_id: str, kind: str) -> str:
 
 
 def check_text(text: str, what: str) -> str:
-    """The text itself, which may be empty; ``TypeError`` if it is no text, and could not be stored."""
+    """Return the text, which may be empty. ``TypeError`` if it is not a text that can be stored."""
     given: object = text
     if not isinstance(given, str):
         raise TypeError(f"{what} must be text, not {text!r}")
@@ -66,7 +63,7 @@ def check_text(text: str, what: str) -> str:
 
 
 def check_bytes(value: bytes, what: str) -> bytes:
-    """The value itself; ``TypeError`` if it is no ``bytes``."""
+    """Return the value. ``TypeError`` if it is not ``bytes``."""
     given: object = value
     if not isinstance(given, bytes):
         raise TypeError(f"{what} must be bytes, not {type(given).__name__}; encode it first")
@@ -74,14 +71,14 @@ def check_bytes(value: bytes, what: str) -> bytes:
 
 
 def check_least(value: float, what: str, least: float) -> float:
-    """The number itself; ``ValueError`` if it is below the least."""
+    """Return the number. ``ValueError`` if it is less than the minimum."""
     if not value >= least:
         raise ValueError(f"{what} must be at least {least:g}, not {value!r}")
     return float(value)
 
 
 def check_whole(value: int, what: str) -> int:
-    """The number itself; ``TypeError`` if it is no whole one: a float could be another number when it is read."""
+    """Return the number. ``TypeError`` if it is not an integer, because a float may change when it is read."""
     if isinstance(value, bool):
         raise TypeError(f"{what} must be a whole number, not {value!r}")
     try:
@@ -92,14 +89,16 @@ def check_whole(value: int, what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which process this is, for people who look at what is stored."""
+    """This process, for people who read what is stored."""
 
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
 
 
 def refuse_in_callback(what: str, timeout_s: float | None) -> None:
-    """Refuse a wait inside a callback: what would end the wait may itself wait for this callback. A try is allowed."""
+    """Refuse a wait inside a callback, because what ends the wait may wait for this callback. A single try is
+    allowed.
+    """
     if timeout_s != 0 and in_callback():
         raise LatchworkError(
             f"{what} must not be waited for in a callback, others wait for that to end; use a thread, or timeout_s=0"
@@ -107,17 +106,17 @@ def refuse_in_callback(what: str, timeout_s: float | None) -> None:
 
 
 def delay_s(rank: int) -> float:
-    """Seconds to leave something to those of a lower rank; who is first in rank has rank 0."""
+    """Return the seconds that a rank leaves to lower ranks; 0 for rank 0."""
     return STAND_IN_S * min(rank, MOST_RANKS)
 
 
 def tell(calls: Iterable[Callable[[], None]], what: str) -> None:
-    """Call each listener of ``what``, in this thread; one that raises is logged and stops no other."""
+    """Call the listeners of ``what`` in this thread. An exception is logged and stops no other listener."""
     call_each(calls, _log, "a listener of %s raised; the others are called all the same", what)
 
 
 class Closes(ABC):
-    """What a ``with`` closes at its end."""
+    """An object that ``with`` closes at its end."""
 
     def __enter__(self) -> Self:
         return self
@@ -128,11 +127,11 @@ class Closes(ABC):
 
     @abstractmethod
     def close(self) -> object:
-        """From any thread; twice is fine."""
+        """End the object. Thread-safe and idempotent."""
 
 
 class Starts(Closes):
-    """What a ``with`` starts, and closes at its end."""
+    """An object that ``with`` starts, and closes at its end."""
 
     @driven
     async def __enter__(self) -> Self:
@@ -142,16 +141,16 @@ class Starts(Closes):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin in the background; twice is fine."""
+        """Start in the background. Idempotent."""
 
     def end_soon(self) -> None:
-        """After an interrupt: what ``close`` does, as far as that needs no wait; the rest in the background."""
+        """Do after an interrupt what ``close`` does, without waiting; the rest happens in the background."""
 
 
 class Patience:
-    """How long a call may still wait. One thread only.
+    """The remaining time of a call. For one thread.
 
-    True and False are refused as a time: other libraries take them for "block or not".
+    Booleans are refused as a time, because other libraries use them for "block or not".
     """
 
     def __init__(self, clock: Clock, timeout_s: float | None) -> None:
@@ -163,7 +162,7 @@ class Patience:
         self._until = None if timeout_s is None else clock.now() + timeout_s
 
     def left_s(self, at_most: float | None = None) -> float | None:
-        """Seconds left, never negative and no more than ``at_most``; None for ever."""
+        """Return the remaining seconds, not negative and at most ``at_most``; None for forever."""
         left = None if self._until is None else max(0.0, self._until - self._clock.now())
         if at_most is None:
             return left
@@ -171,14 +170,14 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """True once the time has run out."""
+        """Return whether the time has passed."""
         return self._until is not None and self._clock.now() >= self._until
 
 
 class Announcer:
-    """Calls listeners in a pool of callback threads: in the order of the posts, one at a time, none lost.
+    """Calls listeners in a pool of callback threads, in the order of the posts, one at a time, none lost.
 
-    Safe to share between threads; calls nobody with its mutex held.
+    Thread-safe; it calls nothing with its mutex held.
     """
 
     def __init__(self, dispatcher: Dispatcher, label: str) -> None:
@@ -195,18 +194,18 @@ class Announcer:
         self.deliver()
 
     def queue(self, *calls: Callable[[], None]) -> None:
-        """Post without starting a thread, which waits for that: for callers that hold a mutex. Then ``deliver``."""
+        """Post without starting a thread, for callers that hold a mutex. Call ``deliver`` afterwards."""
         with self._changed.mutex:
             if not self._is_closed:
                 self._posts.extend(calls)
 
     def deliver(self) -> None:
-        """Have what was queued called. Idempotent."""
+        """Call what was queued. Idempotent."""
         if self._posts:
             self._lane.signal()
 
     def close(self) -> None:
-        """Call nothing more but what is being called: what was posted is dropped, and nobody waits for it."""
+        """Drop everything that was posted and is not being called, without waiting."""
         with self._changed.mutex:
             self._is_closed = True
             self._posts.clear()
@@ -214,11 +213,11 @@ class Announcer:
 
     @property
     def is_mine(self) -> bool:
-        """True in a call that this announcer is making."""
+        """Return whether this code runs in a call of this announcer."""
         return self._runner == identity()
 
     async def settle(self, clock: Clock, timeout_s: float) -> bool:
-        """Wait until everything posted was called; False when the time is over, or in a call that was posted."""
+        """Wait until everything that was posted was called. Return False after the timeout, or inside such a call."""
         if self.is_mine:
             return False
         patience = Patience(clock, timeout_s)

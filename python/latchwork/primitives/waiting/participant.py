@@ -1,7 +1,4 @@
-"""Taking part in the background: what a candidate of a latch and a member of a group have in common.
-
-Nothing here knows what is taken part in.
-"""
+"""Participation in the background: the common part of latch candidates and group members."""
 
 from __future__ import annotations
 
@@ -29,10 +26,10 @@ T = TypeVar("T")
 
 
 class Participant(Starts):
-    """Takes part until it leaves, and begins anew after any trouble that passes. Safe to share between threads.
+    """Participates until it leaves, and starts again after temporary errors. Thread-safe.
 
-    Messages say ``what`` it takes part in and ``who`` it is: ``latch 'leader'``, ``node 'web-1'``. Its threads have the
-    ``name``. Its part ends with the session that was given; None takes the store's primary session.
+    Messages contain ``what`` it participates in and ``who`` it is: ``latch 'leader'``, ``node 'web-1'``. Its threads
+    have the ``name``. Its participation ends with the given session; None uses the store's primary session.
     """
 
     def __init__(self, store: Store, what: str, who: str, session: Session | None, *, name: str) -> None:
@@ -55,19 +52,19 @@ class Participant(Starts):
 
     @abstractmethod
     async def _stay(self, backoff: Backoff) -> None:
-        """Take part until the session ends or we leave; reset the backoff once we take part."""
+        """Participate until the session ends or we leave. Reset the backoff once we participate."""
 
     def _rest(self) -> bool:
-        """Called when staying has ended without trouble; True ends the thread, and whoever needs it begins another."""
+        """Called when ``_stay`` returned. True ends the thread, and another one is started when it is needed."""
         return False
 
     @abstractmethod
     async def _depart(self) -> None:
-        """Leave what was taken part in, at the end of the background thread."""
+        """Leave, at the end of the background thread."""
 
     @abstractmethod
     def _is_final(self, error: LatchworkError) -> bool:
-        """Whether trying again is in vain."""
+        """Return whether a retry is in vain."""
 
     def _trouble(self, error: LatchworkError) -> None:
         """Called with each error, before it is known whether it is final."""
@@ -98,7 +95,7 @@ class Participant(Starts):
         return self._given if self._given is not None else await ask(self._store.primary_session)
 
     async def _pause(self, seconds: float) -> None:
-        """Pause for so long, or until we have to leave."""
+        """Pause for this many seconds, or until we must leave."""
         if not self._leaving:
             await Pause(self._store.clock, self._wake, seconds)
             self._wake.clear()
@@ -112,7 +109,9 @@ class Participant(Starts):
         *,
         look_s: float | None = None,
     ) -> T:
-        """Wait until a look finds something; it looks again after each change, and that often, without the mutex."""
+        """Wait until a function returns a result. It is called after each change and at intervals, without the
+        mutex.
+        """
         self._home.check()
         patience = Patience(self._store.clock, timeout_s)
         while True:
@@ -148,7 +147,7 @@ class Participant(Starts):
 
 
 def is_open(store: Store) -> bool:
-    """False once a store was closed; what was closed may also have been a session of it."""
+    """Return False once the store is closed; a closed session alone does not count."""
     try:
         store.primary_session()  # refuses when the store was closed
     except LatchworkError as error:

@@ -1,7 +1,7 @@
-"""The waits through one object: they are called off when the object is closed, or the session ends.
+"""The waits of an object, which end when the object is closed or its session ends.
 
-Nothing here decides what is waited for. A ``Waiter`` waits for something in the store, by a watch, until called off; a
-``Gate`` lets only so many ask the server at once.
+A ``Waiter`` waits for something in the store by a watch until it is called off. A ``Gate`` limits how many ask the
+server at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def check_member(member_id: str, kind: str) -> str:
-    """The id itself; ``InvalidKey`` if it cannot be one segment of a key."""
+    """Return the ID. ``InvalidKey`` if it is not one key segment."""
     if is_segment(member_id):
         return member_id
     check_name(member_id, kind)
@@ -47,12 +47,12 @@ def check_member(member_id: str, kind: str) -> str:
 
 
 class Waits:
-    """The waits through one object, ``what`` in messages: ``barrier 'start'``. Safe to share between threads.
+    """The waits of an object, ``what`` in messages, such as ``barrier 'start'``. Thread-safe.
 
-    They end with the session that was given; None takes the store's primary session, opened at the first use.
+    They end with the given session; None uses the store's primary session, opened at the first use.
 
     Attributes:
-        home: the process that made the object.
+        home: The process that created the object.
     """
 
     def __init__(self, store: Store, what: str, session: Session | None) -> None:
@@ -66,7 +66,7 @@ class Waits:
         self._closing = Signal()
 
     def check(self, cause: BaseException | None = None) -> None:
-        """Raise ``Closed`` if the object was closed, ``ForkedProcess`` in a child of the process that made it."""
+        """Raise ``Closed`` if the object was closed, ``ForkedProcess`` in a child of the process that created it."""
         if self.home.is_foreign:
             raise self.home.error()
         if self._closed:
@@ -74,22 +74,22 @@ class Waits:
 
     @property
     def is_closed(self) -> bool:
-        """True once closed."""
+        """Whether it was closed."""
         return self._closed
 
     @asynccontextmanager
     async def begin(
         self, timeout_s: float | None, kept: Waiter | None = None
     ) -> AsyncIterator[tuple[Waiter, Patience]]:
-        """Wait inside the ``with``: gives the waiter, and how long it may wait.
+        """Wait inside the ``with``, which returns the waiter and the remaining time.
 
         Args:
-            timeout_s: seconds to wait; None for ever.
-            kept: the waiter of a wait before, which goes on.
+            timeout_s: Seconds to wait. None waits forever.
+            kept: The waiter of an earlier wait, which continues.
         Raises:
-            Closed, ForkedProcess, SessionLost: the object or the session cannot be used, or ended meanwhile.
-            LatchworkError: this is a callback, and not a single try.
-            Unavailable, OutcomeUnknown: the store's session could not be opened in that time.
+            Closed, ForkedProcess, SessionLost: The object or the session cannot be used, or ended meanwhile.
+            LatchworkError: The call is inside a callback, and not a single try.
+            Unavailable, OutcomeUnknown: The store's session could not be opened in time.
         """
         self.check()
         refuse_in_callback(self._what, timeout_s)
@@ -104,16 +104,16 @@ class Waits:
                 raise
 
     async def session(self) -> Session:
-        """The session for a call that does not wait: the one that was given, or the store's.
+        """Return the session of a call that does not wait: the given one, or the store's.
 
         Raises:
-            Closed, ForkedProcess, SessionLost, Unavailable, OutcomeUnknown: as ``begin``.
+            Closed, ForkedProcess, SessionLost, Unavailable, OutcomeUnknown: As for ``begin``.
         """
         self.check()
         return await self._open_session(Patience(self._store.clock, 0.0))
 
     async def _open_session(self, patience: Patience) -> Session:
-        """The session that was given, or the store's: tried again while there is time."""
+        """Return the given session, or the store's, with retries while there is time."""
         if self._given is not None:
             self._given.ensure_usable()
             return self._given
@@ -134,7 +134,7 @@ class Waits:
 
     @contextmanager
     def waiter(self, session: Session) -> Iterator[Waiter]:
-        """Wait inside the ``with`` by another waiter: calling it off does not call off the others."""
+        """Wait inside the ``with`` with a separate waiter. Calling it off does not affect the others."""
         with self._waiting(Waiter(self._store, session)) as waiter:
             yield waiter
 
@@ -159,13 +159,13 @@ class Waits:
             raise Closed(f"the session of {self._what} was closed; use another one") from cause
 
     def refuse_ended(self, waiter: Waiter, cause: BaseException | None = None) -> None:
-        """Raise ``Closed`` or ``SessionLost`` if a wait ended for another reason than lack of time."""
+        """Raise ``Closed`` or ``SessionLost`` if a wait ended for another reason than its timeout."""
         self.refuse_closed(waiter.session, cause)
         if waiter.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a wait for {self._what} has ended; wait again") from cause
 
     def close(self) -> bool:
-        """Call off every wait; False if it was closed before, or in a child of the process that made it."""
+        """End all waits. Return False if it was closed before, or in a child of the process that created it."""
         if self.home.is_foreign:
             return False
         with self._lock:
@@ -178,15 +178,15 @@ class Waits:
 
 
 class Waiter:
-    """Waits for one thing at a time; can be called off for good, from any thread.
+    """Waits for one thing at a time, and can be called off permanently from any thread.
 
-    It is called off when its session ends, lost or closed. The watch of the last wait stays open until the next wait or
-    ``close``: closing it would delay whoever has just got a lock.
+    It is called off when its session is lost or closed. The watch of the last wait stays open until the next wait or
+    ``close``, because closing it would delay a client that has just got a lock.
 
     Attributes:
-        session: the session whose end calls it off.
-        off: set once it is called off.
-        is_kept: set by the caller that keeps it after the wait, and closes it.
+        session: The session whose end calls it off.
+        off: Set once it is called off.
+        is_kept: Set by a caller that keeps it after the wait, and closes it.
     """
 
     def __init__(self, store: Store, session: Session) -> None:
@@ -199,17 +199,17 @@ class Waiter:
         self._cancel = session.on_end(self.call_off)
 
     def close(self) -> None:
-        """Stop listening to the session, and close the last watch. Twice is fine."""
+        """Stop listening to the session, and close the last watch. Idempotent."""
         self._cancel()
         self._replace(None)
 
     @property
     def is_off(self) -> bool:
-        """True once called off."""
+        """Whether it was called off."""
         return self.off.is_set()
 
     def call_off(self) -> None:
-        """End the wait, and every later one, at once. Does not block."""
+        """End this and every later wait at once. Does not block."""
         self.off.set()
         with self._lock:
             watch = self._watch
@@ -217,12 +217,12 @@ class Waiter:
             watch.close()
 
     async def pause(self, seconds: float | None) -> bool:
-        """Pause so long; False when called off."""
+        """Pause for this many seconds. Return False when called off."""
         return not await Pause(self._store.clock, self.off, seconds)
 
     @property
     def beside(self) -> tuple[str, ...] | None:
-        """What the last wait found beside its leaf; see ``Watch.beside``."""
+        """Return what the last wait found next to its leaf; see ``Watch.beside``."""
         watch = self._watch
         return None if watch is None else watch.beside
 
@@ -236,7 +236,8 @@ class Waiter:
         beside: bool = False,
         matters: Matters | None = None,
     ) -> bool:
-        """Wait until a batch of changes at or below a prefix satisfies; False when time is over or called off.
+        """Wait until a batch of changes at or below a prefix satisfies. Return False after the timeout or when called
+        off.
 
         ``leaf`` and ``beside`` as for ``Store.watch``, ``matters`` as for ``Watch``.
         """
@@ -246,7 +247,7 @@ class Waiter:
         return await self._follow(watch, is_done, patience)
 
     async def go_on(self, is_done: Callable[[Batch], bool], patience: Patience) -> bool:
-        """``follow`` on, by the watch of the last wait: what has changed since its last batch."""
+        """Continue ``follow`` with the watch of the last wait: the changes since its last batch."""
         watch = self._watch
         return watch is not None and await self._follow(watch, is_done, patience)
 
@@ -269,11 +270,11 @@ class Waiter:
             before.close()
 
     async def keep_trying(self, step: Callable[[], Steps[T]], patience: Patience) -> T:
-        """Do something with the server, again and again while it cannot be reached and there is time.
+        """Make a request, and retry while the server cannot be reached and there is time.
 
         Raises:
-            SessionLost: the session ended meanwhile.
-            Unavailable, OutcomeUnknown: the last one, when the time is over.
+            SessionLost: The session ended meanwhile.
+            Unavailable, OutcomeUnknown: The last error, after the timeout.
         """
         backoff: Backoff | None = None
         while True:
@@ -293,7 +294,7 @@ class Waiter:
 
 
 async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
-    """The entry of a key, which is created with this value if it is not there."""
+    """Return the entry of a key, which is created with this value if it does not exist."""
     while (entry := await ask(store.get, key)) is None:
         with suppress(KeyExists):
             created: Entry = await ask(store.create, key, value)
@@ -302,7 +303,7 @@ async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
 
 
 class Gate:
-    """Lets so many in at a time, of one process. Safe to share between threads."""
+    """Limits how many waiters of a process enter at a time. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._lock = mutex()
@@ -310,7 +311,7 @@ class Gate:
         self._turns: deque[Signal] = deque()
 
     async def enter(self, waiter: Waiter, clock: Clock) -> bool:
-        """Wait for a place; False when the waiter was called off. Who is let in calls ``leave``."""
+        """Wait for a place. Return False when the waiter was called off. A waiter that entered calls ``leave``."""
         turn = Signal()
         with self._lock:
             if self._free > 0:
@@ -329,7 +330,7 @@ class Gate:
         return not self._give_up(turn)
 
     def _give_up(self, turn: Signal) -> bool:
-        """Wait no more; False if it was our turn already."""
+        """Stop waiting. Return False if it was our turn already."""
         with self._lock:
             waits = turn in self._turns
             if waits:
@@ -345,4 +346,4 @@ class Gate:
                 self._free += 1
 
     def close(self) -> None:
-        """Nothing to end: whoever waits is called off."""
+        """Do nothing: waiters are called off."""

@@ -1,6 +1,6 @@
-"""Work under an ownership: it is told to stop before the ownership can end, whether the server can be reached or not.
+"""Work under an ownership: it is told to stop before the ownership can end, even if the server is unreachable.
 
-Nothing here talks to a server: our own clock decides. A thread cannot be stopped from outside, so work has to ask.
+Our own clock decides, without I/O. A thread cannot be stopped from outside, so work must ask.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ MARGIN_PART = 0.1
 
 
 class Work:
-    """A cancellation token: ``with lock.guard_work() as work:``. Safe to share between threads.
+    """A cancellation token: ``with lock.guard_work() as work:``. Thread-safe.
 
-    It fires, for good, when less than the margin is left of the ownership, when that is lost, and when it is given up;
-    not at the end of the ``with``. Without a ``with`` it watches from the first use of ``stopped`` or ``wait``, in a
-    thread that ends with the ownership. It does not stop a paused process from writing late: pass ``fence`` to every
-    write that matters.
-
-    In a child of a fork it has stopped: nothing is held there.
+    It fires permanently when less than the margin is left of the ownership, when the ownership is lost, and when it is
+    released; not at the end of the ``with``. Without a ``with`` it watches from the first use of ``stopped`` or
+    ``wait``, in a thread that ends with the ownership. It does not prevent a paused process from writing late: pass
+    ``fence`` to every write that matters. In a forked child it has fired.
 
     Attributes:
-        fence: the ownership's.
+        fence: The fence of the ownership.
     """
 
     def __init__(self, ownership: Ownership, margin_s: float) -> None:
@@ -65,7 +63,7 @@ class Work:
         await self.finish()
 
     def begin(self) -> None:
-        """Begin to watch the ownership. Twice is fine."""
+        """Start watching the ownership. Idempotent."""
         if not self._may_begin():
             return
         self._ownership.add(self)  # first: wherever an interrupt comes, the end of the ownership ends our thread
@@ -86,7 +84,7 @@ class Work:
 
     @property
     def stopped(self) -> Signal:
-        """Set when the work has to stop."""
+        """A signal that is set when the work must stop."""
         if self._home.is_foreign:
             return lost_by_fork()
         self.begin()
@@ -94,11 +92,11 @@ class Work:
 
     @property
     def is_stopped(self) -> bool:
-        """True once the work has to stop."""
+        """Whether the work must stop."""
         return self.remaining_s() <= 0.0
 
     def remaining_s(self) -> float:
-        """Seconds until the work has to stop if no further renewal succeeds; 0 once it has to. Does no I/O."""
+        """Seconds until the work must stop without a further renewal; 0 once it must. No I/O."""
         if self._home.is_foreign or self._stopped.is_set():
             return 0.0
         left_s = max(0.0, self._ownership.remaining_s() - self._margin_s)
@@ -108,14 +106,14 @@ class Work:
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the work has to stop: the pause of a loop. True once it has to, False when the time is over."""
+        """Wait until the work must stop, as the pause of a loop. Return True once it must, False after the timeout."""
         return await Pause(self._ownership.clock, self.stopped, timeout_s)
 
     def check(self) -> None:
-        """Go on only while there is time.
+        """Return if the work may continue.
 
         Raises:
-            OwnershipLost: the work has to stop: ``LockLost`` or ``NotLeader``, as the ownership is.
+            OwnershipLost: The work must stop: ``LockLost`` or ``NotLeader``, depending on the ownership.
         """
         if self.is_stopped:
             raise self._ownership.error()
@@ -141,10 +139,10 @@ class Work:
 
 
 def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)) -> None:
-    """Refuse a function that cannot be called with these arguments, or whose body would not run when it is.
+    """Refuse a function that cannot be called with these arguments, or whose body would not run.
 
     Raises:
-        TypeError: the message has what, and why.
+        TypeError: The message says what, and why.
     """
     if not callable(fn):
         raise TypeError(f"{what} was given {fn!r} to run; give a function, called as fn({', '.join(arguments)})")
@@ -162,7 +160,7 @@ def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)
 
 
 async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
-    """Run work under its token: a tuple of its result, empty if it was told to stop."""
+    """Run work under its token, and return a tuple of its result; empty if it was told to stop."""
     work.begin()
     try:
         result = await called(fn, work)
@@ -176,36 +174,36 @@ async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
 
 
 class GuardsWork(ABC):
-    """Something that is owned for a time, so that work can depend on it."""
+    """An ownership that work can depend on."""
 
     def guard_work(self, margin_s: float | None = None) -> Work:
-        """A token that tells work to stop before the ownership can end: ``with lock.guard_work() as work:``.
+        """Return a token that tells work to stop before the ownership can end: ``with lock.guard_work() as work:``.
 
         Args:
-            margin_s: how long before; None takes a tenth of the TTL.
+            margin_s: Seconds before the end. None uses a tenth of the TTL.
         Raises:
-            LockLost, NotLeader: it is not ours, or not any more.
+            LockLost, NotLeader: It is not ours, or no longer.
         """
         return self._owned().guard_work(margin_s)
 
     @abstractmethod
     def _owned(self) -> Ownership:
-        """The ownership as it is now; raises if there is none."""
+        """Return the current ownership, or raise if there is none."""
 
 
 class Ownership:
-    """What work depends on: one hold, one term. Safe to share between threads.
+    """What work depends on: one hold, one term. Thread-safe.
 
     Args:
-        what: the ownership in words, for messages: ``lock 'orders'``.
-        fence: its proof.
-        ttl_s: how long it lasts without renewal.
-        remaining_s: how much of that is left for certain; must do no I/O.
-        error: what ``Work.check`` raises.
-        clock: the clock that decides.
+        what: The ownership in messages, such as ``lock 'orders'``.
+        fence: Its proof.
+        ttl_s: Seconds that it lasts without a renewal.
+        remaining_s: Returns the certain remaining seconds, without I/O.
+        error: Returns the error that ``Work.check`` raises.
+        clock: The clock that decides.
 
     Attributes:
-        lost: set once it has ended otherwise than by being given up.
+        lost: Set once it has ended otherwise than by a release.
     """
 
     def __init__(
@@ -234,7 +232,7 @@ class Ownership:
     def by_session(
         cls, what: str, fence: Fence, session: Session, clock: Clock, error: type[OwnershipLost] = LockLost
     ) -> Ownership:
-        """An ownership that lasts as long as a session: it is lost at the moment that ends, lost or closed."""
+        """Return an ownership that lasts as long as a session, and is lost when that is lost or closed."""
         made = cls(what, fence, ttl_s=session.ttl_s, remaining_s=session.remaining_s, error=error, clock=clock)
         made._forget = session.on_end(made.lose)
         if made._ended:  # it ended meanwhile
@@ -242,20 +240,22 @@ class Ownership:
         return made
 
     def guard_work(self, margin_s: float | None = None) -> Work:
-        """A token for work, to be used in a ``with``; None for a margin takes a tenth of the TTL."""
+        """Return a token for work, to be used in a ``with``. None as margin uses a tenth of the TTL."""
         margin = self._ttl_s * MARGIN_PART if margin_s is None else check_least(margin_s, "margin_s", 0.0)
         return Work(self, margin)
 
     def remaining_s(self) -> float:
-        """Seconds left for certain; 0 once it has ended."""
+        """Return the certain remaining seconds; 0 once it has ended."""
         return 0.0 if self._ended else self._remaining_s()
 
     def end(self) -> None:
-        """Tell all work under it to stop: it was given up. Does not block; twice is fine."""
+        """Tell all work under it to stop, because it was released. Does not block; idempotent."""
         self._end(lost=False)
 
     def lose(self) -> None:
-        """Tell all work under it to stop: it was lost, unless it was given up before. Does not block; twice is fine."""
+        """Tell all work under it to stop, because it was lost, unless it was released before. Does not block;
+        idempotent.
+        """
         self._end(lost=True)
 
     def _end(self, *, lost: bool) -> None:
@@ -269,7 +269,7 @@ class Ownership:
         self._forget()
 
     def error(self) -> OwnershipLost:
-        """The reason for work to stop."""
+        """Return the reason for work to stop."""
         if self.remaining_s() > 0.0:
             return self._error(
                 f"{self.what} ends in {self.remaining_s():.3g} s unless it is renewed; stop the work now"
@@ -285,6 +285,6 @@ class Ownership:
         work.stop()
 
     def remove(self, work: Work) -> None:
-        """Forget this work: it is done."""
+        """Forget this work, which is done."""
         with self._lock:
             self._works.discard(work)
