@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).parents[2]
-sys.path.insert(0, str(TESTS))
+sys.path[0] = str(TESTS)  # not our own folder, whose modules have names of folders there
 #: Says that this process runs in a copy.
 COPIED = "LATCHWORK_STORM_COPY"
 #: From so many minutes on a least number of faults of each kind is demanded.

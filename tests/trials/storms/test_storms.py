@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from levels import LONG
-from trials.storms.forms import storm_of
+from trials.storms.forms import FORMS, storm_of
 from trials.storms.storm import Report
 
 
@@ -48,3 +52,13 @@ def test_too_few_faults_are_a_violation_of_a_long_storm_and_a_note_of_a_short_on
     assert long.violations == ["fewer than 5 faults landed of: cut worker (4), cut manager (0)"]
     assert brief.violations == []
     assert brief.notes == [f"{long.violations[0]}; that is demanded of 4 minutes or more"]
+
+
+def test_the_script_lists_the_faults_of_each_system_at_each_place():
+    command = [sys.executable, Path(__file__).with_name("run_storm.py"), "--list"]
+    environment = {**os.environ, "LATCHWORK_STORM_COPY": "this tree will do"}
+    listed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+    kinds = [
+        f"{of}, {place}, {kind}" for of, form in FORMS.items() for place in form.places for kind in form.kinds(place)
+    ]
+    assert listed.splitlines() == kinds
