@@ -230,6 +230,9 @@ class Connection:
         pg = self._raw
         try:
             pg.consume_input()
+            while self._owed and not pg.is_busy():  # libpq reads no notification behind an answer that nobody took
+                result = pg.get_result()
+                self._owed -= result is not None and result.status == pq.ExecStatus.PIPELINE_SYNC
             found = []
             while (notify := pg.notifies()) is not None:
                 found.append(notify.extra)
