@@ -1,4 +1,4 @@
-"""Tasks that read source files; whoever runs them needs this module and nothing else."""
+"""Tasks that read source files. Workers import this module."""
 
 import ast
 import sysconfig
@@ -12,7 +12,7 @@ ROOT = Path(sysconfig.get_path("stdlib"))
 
 @task(name="library.measure", retry=Retry(attempts=3), timeout_s=60)
 def measure(module: str) -> dict[str, object]:
-    """What one file has: lines, functions, classes, and what it imports."""
+    """Count the lines, functions, classes and imports of one file."""
     text = (ROOT / module).read_text(encoding="utf-8", errors="replace")
     nodes = list(ast.walk(ast.parse(text)))
     kinds = Counter(type(node).__name__ for node in nodes)
@@ -29,7 +29,7 @@ def measure(module: str) -> dict[str, object]:
 
 @task(name="library.merge")
 def merge(parts: list[dict[str, object]]) -> dict[str, object]:
-    """One for many, of the same shape: so it merges what was merged, too."""
+    """Add up the counts of several files. The result has the same form, so it can be merged again."""
     total: dict[str, object] = {}
     imports: Counter[str] = Counter()
     for part in parts:
@@ -41,7 +41,7 @@ def merge(parts: list[dict[str, object]]) -> dict[str, object]:
 
 @task(name="library.report")
 def report(total: dict[str, object]) -> str:
-    """For people."""
+    """Return the counts as a sentence."""
     most = ", ".join(name for name, _ in Counter(total["imports"]).most_common(3))
     counts = "{modules} modules, {lines:,} lines, {functions:,} functions, {classes:,} classes".format(**total)
     return f"{counts}; most imported: {most}"

@@ -1,4 +1,4 @@
-"""Measures the standard library in parallel, and loses a worker half-way: python plan.py [--modules N] [--url URL]."""
+"""Measure the standard library in parallel and kill a worker half-way: python plan.py [--modules N] [--url URL]."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ BATCH = 20
 
 
 def build(plan, modules):
-    """A task for each file, one for each 20 of these, and the report of all."""
+    """Add a task for each file, one for each batch of 20 files, and one for the report."""
     measured = plan.map(measure, modules)
     batches = [measured[at : at + BATCH] for at in range(0, len(measured), BATCH)]
     merged = [plan.add(merge, batch) for batch in batches]
@@ -24,7 +24,7 @@ def build(plan, modules):
 
 
 def worker(url):
-    """A worker in a process of its own, as on any machine that reaches the store."""
+    """Start a worker in its own process, as on any machine that can connect to the store."""
     command = [str(Path(sys.executable).with_name("latchwork")), "plans", "worker", "--import", "library"]
     environment = {**os.environ, "LATCHWORK_URL": url}
     return subprocess.Popen([*command, "--slots", "2", "--session-ttl-s", "5"], env=environment)
