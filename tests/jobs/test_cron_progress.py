@@ -21,7 +21,7 @@ from latchwork.jobs.worker.outcomes import OutcomeTracker
 from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.primitives import LockKeeper
 from latchwork.schedules.fires import Fired, Jitter, rule_of
-from latchwork.schedules.schedule import Due, Instant
+from latchwork.schedules.schedule import DueTime, Instant
 
 EACH_MINUTE = Cron("* * * * *")
 RULE = rule_of(EACH_MINUTE)
@@ -235,7 +235,7 @@ def test_a_start_that_was_written_and_then_told_to_stop_is_owed_still(memory, no
         clock=SYSTEM_CLOCK,
         fire_times=lambda items: Times(here.progress, holds),
     )
-    live = JobRun(1, ("a",), setup, Due(SYSTEM_CLOCK.now(), each, Instant(0.0, 0.0)))
+    live = JobRun(1, ("a",), setup, DueTime(SYSTEM_CLOCK.now(), each, Instant(0.0, 0.0)))
     live.start()
     eventually(lambda: begun)
     live.stop()

@@ -123,11 +123,11 @@ DAILY, RULE = rule_of(Cron("0 3 * * *")), rule_of(cron("all"))
     ],
 )
 def test_fire_times_from_before_a_schedule_came_into_force_are_none_of_it(before, changed_s, through):
-    assert before.under(RULE, 600.0, changed_s) == Fired(through, rule=RULE)
+    assert before.with_rule(RULE, 600.0, changed_s) == Fired(through, rule=RULE)
 
 
 def test_a_run_that_was_interrupted_is_owed_under_another_schedule_too():
-    assert Fired(60.0, 60.0, DAILY).under(RULE, 600.0, None) == Fired(600.0, 60.0, RULE)
+    assert Fired(60.0, 60.0, DAILY).with_rule(RULE, 600.0, None) == Fired(600.0, 60.0, RULE)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_a_close_at_the_moment_the_manager_begins_to_wait_is_not_missed(memory, 
         clear()
 
     manager._wake.clear = closed_just_before
-    manager.look()
+    manager.request_check()
     eventually(lambda: armed.is_set() and not manager._thread.is_alive(), 3.0, "the end of the manager")
 
 

@@ -175,7 +175,7 @@ def test_a_turn_is_looked_at_at_once_and_of_each_job_once_in_a_period():
     assert pace.due_in_s(0.0, 60.0) == 15.0, "the first look comes sooner"
     pace.turn("a", 1.0)
     assert pace.due_in_s(1.0, 60.0) == 0.0
-    pace.look()
+    pace.begin_check()
     pace.done(1.0)
     assert pace.due_in_s(1.0, 60.0) == 60.0
     pace.turn("a", 5.0)
@@ -188,7 +188,7 @@ def test_a_turn_is_looked_at_at_once_and_of_each_job_once_in_a_period():
 def test_what_turns_while_the_last_look_is_written_down_is_not_lost():
     pace = OutcomeSchedule()
     pace.turn("a", 1.0)
-    pace.look()
+    pace.begin_check()
     pace.turn("b", 1.1)
     pace.done(1.2)
     assert pace.due_in_s(1.2, 60.0) <= 0.0

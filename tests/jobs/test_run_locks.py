@@ -9,7 +9,7 @@ import pytest
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockRotation, LockWork, RunLocks
+from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockScheduler, LockWork, RunLocks
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 from latchwork.types import Put
@@ -115,38 +115,38 @@ def fail(self, names):
 def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_in_between(locks, eventually):
     hold(locks, eventually, "first")
     items = [f"i{number:04}" for number in range(LOCK_BATCH * 2 + 10)]
-    turns, work = LockRotation(), LockWork(locks, "j", (), items)
-    assert turns.take([work], lambda _: False)
+    scheduler, work = LockScheduler(), LockWork(locks, "j", (), items)
+    assert scheduler.acquire([work], lambda _: False)
     assert (len(locks.held()["j"]), work.asks) == (1 + LOCK_BATCH, True)
-    assert turns.take([work], lambda _: True)
+    assert scheduler.acquire([work], lambda _: True)
     assert (len(locks.held()["j"]), work.asks) == (1 + len(items), False)
     back = LockWork(locks, "j", items, ())
-    assert not turns.take([back], lambda _: False)
+    assert not scheduler.acquire([back], lambda _: False)
     assert (len(locks.held()["j"]), back.left) == (1 + LOCK_BATCH + 10, 2)
-    turns.take([back], lambda _: True)
+    scheduler.acquire([back], lambda _: True)
     assert list(locks.held()["j"]) == ["first"]
 
 
 def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
     works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 4)]) for job in "abc"]
-    turns = LockRotation()
+    scheduler = LockScheduler()
 
     def held():
         return {job: len(items) // LOCK_BATCH for job, items in locks.held().items()}
 
     for expected in ({"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {"a": 3, "b": 1}, {"a": 3, "b": 1, "c": 1}):
-        turns.take(works, lambda _: False)  # the turns go round; every second one is for the job with the least left
+        scheduler.acquire(works, lambda _: False)  # every second call is for the job with the least left
         assert held() == expected
-    turns.take(works, lambda _: True)
+    scheduler.acquire(works, lambda _: True)
     assert held() == dict.fromkeys("abc", 4)
 
 
 def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
     works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(LOCK_BATCH * 3)]) for job in "abc"]
-    turns = LockRotation()
-    turns.take(works, lambda _: False)
+    scheduler = LockScheduler()
+    scheduler.acquire(works, lambda _: False)
     works.append(LockWork(locks, "z", (), ["new"]))
-    turns.take(works, lambda _: False)
+    scheduler.acquire(works, lambda _: False)
     assert list(locks.held()) == ["a", "z"]
 
 

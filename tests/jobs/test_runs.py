@@ -13,7 +13,7 @@ from latchwork.jobs.job import JobContext
 from latchwork.jobs.worker.outcomes import OutcomeTracker
 from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.schedules.fires import Step
-from latchwork.schedules.schedule import Due, Instant
+from latchwork.schedules.schedule import DueTime, Instant
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def start():
             clock=SYSTEM_CLOCK,
             fire_times=fire_times,
         )
-        made = JobRun(1, ("a",), setup, Due(SYSTEM_CLOCK.now() + due_in_s, schedule, Instant(0.0, 0.0)))
+        made = JobRun(1, ("a",), setup, DueTime(SYSTEM_CLOCK.now() + due_in_s, schedule, Instant(0.0, 0.0)))
         runs.append(made)
         made.start()
         return made

@@ -13,7 +13,7 @@ from latchwork.jobs import Control, Cron, FixedDelay, FixedRate, InvalidJob, Inv
 from latchwork.jobs import settings as stored
 from latchwork.jobs.settings import ClusterSettings, JobSettings, LiveSettings, Settings
 from latchwork.jobs.stored import cluster_store
-from latchwork.schedules.schedule import Due, Instant
+from latchwork.schedules.schedule import DueTime, Instant
 
 
 @pytest.fixture
@@ -61,19 +61,19 @@ def test_fields_that_cannot_be_used_are_left_out_and_named_and_the_others_count(
 
 def test_a_due_is_found_anew_under_another_schedule_from_when_the_last_run_ended():
     ended = Instant(1000.0, 0.0)
-    due = Due.first(FixedDelay(5.0), Instant(990.0, 0.0), None).after(ended)
+    due = DueTime.first(FixedDelay(5.0), Instant(990.0, 0.0), None).after(ended)
     assert due.at == 1005.0
-    assert due.under(FixedDelay(5.0), None) is due
-    assert due.under(FixedDelay(3600.0), None).at == 4600.0
-    assert due.under(FixedRate(1.0), None).remaining_s(Instant(1010.0, 0.0)) < 0
-    assert due.under(Cron("*/1 * * * *"), None).at == 60.0
+    assert due.with_schedule(FixedDelay(5.0), None) is due
+    assert due.with_schedule(FixedDelay(3600.0), None).at == 4600.0
+    assert due.with_schedule(FixedRate(1.0), None).remaining_s(Instant(1010.0, 0.0)) < 0
+    assert due.with_schedule(Cron("*/1 * * * *"), None).at == 60.0
 
 
 def test_the_initial_delay_moves_the_first_due_only():
-    first = Due.first(FixedDelay(5.0), Instant(100.0, 0.0), 50.0)
-    assert first.under(FixedDelay(5.0), 1.0).at == 101.0
+    first = DueTime.first(FixedDelay(5.0), Instant(100.0, 0.0), 50.0)
+    assert first.with_schedule(FixedDelay(5.0), 1.0).at == 101.0
     later = first.after(Instant(200.0, 0.0))
-    assert later.under(FixedDelay(5.0), 1.0) is later
+    assert later.with_schedule(FixedDelay(5.0), 1.0) is later
 
 
 # Stored

@@ -12,7 +12,7 @@ from latchwork.jobs.job import JobContext
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.outcomes import OutcomeTracker
 from latchwork.jobs.worker.runs import JobRun, RunGuard, RunSetup
-from latchwork.schedules.schedule import Due, Instant
+from latchwork.schedules.schedule import DueTime, Instant
 from latchwork.store import connect
 
 
@@ -95,7 +95,7 @@ def make_run(work, spare_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa: B0
         spare_s=spare_s,
     )
     due = 0.0 if isinstance(schedule, Cron) else SYSTEM_CLOCK.now()
-    return JobRun(1, ("a",), setup, Due(due, schedule, Instant(0.0, 0.0)))
+    return JobRun(1, ("a",), setup, DueTime(due, schedule, Instant(0.0, 0.0)))
 
 
 @pytest.mark.parametrize("bad", [{"schedule": Raises(1.0)}, {"schedule": Cron("* * * * *"), "initial_delay_s": 1e12}])

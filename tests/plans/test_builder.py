@@ -140,8 +140,8 @@ def test_starting_twice_is_one_start_and_nothing_is_added_after_it(plan, started
 # What is written
 
 
-def put_item(shelf, item, value):
-    return [Create(f"items/{shelf}/{item}", value)]
+def put_item(sort_key, item, value):
+    return [Create(f"items/{sort_key}/{item}", value)]
 
 
 def task(name, state=TaskState.WAITING, **options):

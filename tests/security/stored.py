@@ -14,7 +14,7 @@ from latchwork.cli.screens.tree import shown
 from latchwork.demo import records as demo
 from latchwork.demo.corpus import Counts
 from latchwork.jobs.cron import CronCell, decode_cell
-from latchwork.jobs.manager.strategies import decode_strategies_note, strategies_note
+from latchwork.jobs.manager.strategies import decode_strategies, encode_strategies
 from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode
 from latchwork.jobs.stored import packed
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark
@@ -192,8 +192,8 @@ KINDS = {
     ),
     "strategies": Kind(
         "jobs.manager.strategies",
-        json.dumps(strategies_note({"*": "balanced"})).encode(),
-        lambda value: decode_strategies_note(at(value)),
+        json.dumps(encode_strategies({"*": "balanced"})).encode(),
+        lambda value: decode_strategies(at(value)),
     ),
     "demo running": Kind("demo.records", encode_it(demo.Running("a", 5)), lambda value: demo.running(at(value))),
     "demo starts": Kind("demo.records", encode_it([demo.Start("n1", 5, 1.0)]), lambda value: demo.starts(at(value))),

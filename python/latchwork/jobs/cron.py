@@ -485,7 +485,7 @@ class FireTimes:
         rule = rule_of(cron)
         if self._fired is None:
             self._fired = self._progress.claim(self._holds, Fired(max(since_s, changed_s or since_s), rule=rule))
-        self._adopt({item: fired.under(rule, now_s, changed_s) for item, fired in self._fired.items()})
+        self._adopt({item: fired.with_rule(rule, now_s, changed_s) for item, fired in self._fired.items()})
         return next_step(cron, self._fired, now_s, jitter)
 
     def _adopt(self, found: dict[str, Fired]) -> None:

@@ -291,8 +291,8 @@ class CompletionBatcher:
                 is_ending = self._is_closed and not ends and not committed
             if is_ending:
                 return
-            for claims_ahead, done in committed:
-                self._begin(claims_ahead.taken(done))
+            for eager_claims, done in committed:
+                self._begin(eager_claims.taken(done))
             if not ends:
                 if committed:
                     continue
@@ -338,12 +338,12 @@ class CompletionBatcher:
         if self._claimer is not None and claims:
             self._claimer.begin(claims)
 
-    def _on_committed(self, known: PlanCache, name: str, claims_ahead: EagerClaims, done: Committed | None) -> None:
+    def _on_committed(self, known: PlanCache, name: str, eager_claims: EagerClaims, done: Committed | None) -> None:
         """Record a committed completion. Called in the thread of the group commit, so it must be fast."""
         known.ended.add(name)
-        if claims_ahead.puts:
+        if eager_claims.puts:
             with self._notifier.mutex:
-                self._committed.append((claims_ahead, done))
+                self._committed.append((eager_claims, done))
                 self._notifier.ring()
 
     async def _drop_lost(self, ends: Sequence[Completion]) -> None:
@@ -390,7 +390,7 @@ class CompletionBatcher:
                 and (another := await self._find_witness(plan_id, known, own, before)) is not None
             ):
                 witnesses[another] = None
-            claims_ahead = self._choose_claims(end, ready, had)
+            eager_claims = self._choose_claims(end, ready, had)
             edit = None
             if not ready or has_no_failures(end):
                 edit = self._plan_store.transitions.complete_delegating(
@@ -401,15 +401,15 @@ class CompletionBatcher:
                     ready=ready,
                     witnesses=witnesses,
                     ended_deps=ended_deps,
-                    items=claims_ahead.items(),
+                    items=eager_claims.items(),
                 )
             if edit is None:
                 left.append(end)
             else:
-                had += len(claims_ahead.puts)
+                had += len(eager_claims.puts)
                 end.end(
                     Done(
-                        tuple(edit.checks), tuple(edit.ops), partial(self._on_committed, known, end.name, claims_ahead)
+                        tuple(edit.checks), tuple(edit.ops), partial(self._on_committed, known, end.name, eager_claims)
                     )
                 )
         known.in_flight.append(frozenset(own))

@@ -238,28 +238,28 @@ class PlanControl:
                 return False
             edit = ended
         if task.record.state in (TaskState.READY, TaskState.CHILD):
-            shelf = self._plan_store.transitions.sort_key(plan, task.record)
-            item = await ask(self._plan_store.queue.find, PARTITION, shelf, item_id(plan_id, task.name))
-            self._remove_item(edit, item, shelf, item_id(plan_id, task.name))
+            sort_key = self._plan_store.transitions.sort_key(plan, task.record)
+            item = await ask(self._plan_store.queue.find, PARTITION, sort_key, item_id(plan_id, task.name))
+            self._remove_item(edit, item, sort_key, item_id(plan_id, task.name))
         elif task.record.state is not TaskState.WAITING:
             return False
         return await self._plan_store.commit(edit, claim.fence)
 
-    def _remove_item(self, edit: TxnPart, item: QueueItem | None, shelf: str, name: str) -> None:
+    def _remove_item(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
         """Add the removal of an unclaimed queue item, or a check that a missing one is still missing."""
         if item is None:
-            edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, shelf, name)))
+            edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))
             return
         checks, ops = self._plan_store.queue.removal(item)
         edit.checks.extend(checks)
         edit.ops.extend(ops)
 
-    def _keep_item(self, edit: TxnPart, item: QueueItem | None, shelf: str, name: str) -> None:
+    def _keep_item(self, edit: TxnPart, item: QueueItem | None, sort_key: str, name: str) -> None:
         """Add a check that an unclaimed queue item is unchanged, or that a missing one is still missing."""
         if item is not None:
             edit.checks.extend(self._plan_store.queue.removal(item)[0])
         elif not any(op.key.endswith(f"/{name}") and isinstance(op, Create) for op in edit.ops):
-            edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, shelf, name)))
+            edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, sort_key, name)))
 
     # Recovering
 
@@ -286,16 +286,16 @@ class PlanControl:
         """Reset an unsuccessful task to waiting once no worker holds it. No task of the plan runs meanwhile."""
         entry, plan = seen
         plan_store = self._plan_store
-        shelf, name = plan_store.transitions.sort_key(plan, task.record), item_id(plan_id, task.name)
+        sort_key, name = plan_store.transitions.sort_key(plan, task.record), item_id(plan_id, task.name)
         check_held(claim)
-        item = await ask(plan_store.queue.find, PARTITION, shelf, name)
+        item = await ask(plan_store.queue.find, PARTITION, sort_key, name)
         again = await self._children.recover(plan_id, seen, task, item) if task.record.child else None
         if again is not None:
             edit = again
-            self._keep_item(edit, item, shelf, name)
+            self._keep_item(edit, item, sort_key, name)
         else:
             edit = plan_store.transitions.reset_task(plan_id, entry, task)
-            self._remove_item(edit, item, shelf, name)
+            self._remove_item(edit, item, sort_key, name)
         await plan_store.commit(edit, claim.fence)
         found = await plan_store.read_tasks(plan_id, [task.name])
         now = await ask(plan_store.store.get, entry.key)

@@ -35,8 +35,8 @@ class PlanStore:
         self.blobs = Blobs(store, self.keys.data)
         self.transitions = Transitions(self.keys, self._put_item)
 
-    def _put_item(self, shelf: str, item: str, value: bytes) -> list[Op]:
-        return self.queue.put_ops(PARTITION, shelf, {item: value})
+    def _put_item(self, sort_key: str, item: str, value: bytes) -> list[Op]:
+        return self.queue.put_ops(PARTITION, sort_key, {item: value})
 
     async def read_plan(self, plan_id: str) -> tuple[Entry, PlanRecord]:
         """Read a plan and its entry.
@@ -53,9 +53,9 @@ class PlanStore:
         except BadRecord as error:
             raise BadRecord(f"the record of plan {plan_id!r} is damaged; remove the plan ({error})") from None
 
-    def item_prefix(self, shelf: str) -> str:
+    def item_prefix(self, sort_key: str) -> str:
         """Return the prefix of the queue items with a sort key."""
-        return self.queue.key(PARTITION, shelf, "x")[:-2]
+        return self.queue.key(PARTITION, sort_key, "x")[:-2]
 
     def claim_key(self, lane: str, rest: str) -> str:
         """Return the key of the claim of an item, given as ``<sort key>/<id>`` in a partition."""

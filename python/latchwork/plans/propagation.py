@@ -82,14 +82,14 @@ class EagerClaimer:
         """Return a claimer for the tasks of one plan."""
         return PlanClaimer(self, plan_id, entry, plan)
 
-    def on_unknown(self, plan_id: str, claims_ahead: EagerClaims) -> None:
+    def on_unknown(self, plan_id: str, eager_claims: EagerClaims) -> None:
         """Remember claims whose transaction has an unknown outcome."""
-        self._unknown.setdefault(plan_id, []).append(claims_ahead)
+        self._unknown.setdefault(plan_id, []).append(eager_claims)
 
     def settle(self, plan_id: str) -> None:
         """Resolve the unknown claims of a plan whose tasks are ready: they were committed by now, or never will be."""
-        for claims_ahead in self._unknown.pop(plan_id, ()):
-            claims_ahead.taken(None)
+        for eager_claims in self._unknown.pop(plan_id, ()):
+            eager_claims.taken(None)
 
     def choose(
         self, plan_id: str, seen: tuple[Entry, PlanRecord], tasks: Iterable[Task], *, had: int = 0
@@ -111,9 +111,11 @@ class EagerClaimer:
         return EagerClaims({each.name: self._put(plan_id, seen[1], each) for each in some})
 
     def _put(self, plan_id: str, plan: PlanRecord, task: Task) -> CreateClaimed:
-        shelf = self._plan_store.transitions.sort_key(plan, task.record)
+        sort_key = self._plan_store.transitions.sort_key(plan, task.record)
         value = item_value(task.record)
-        return self._backlog.create_claimed(PARTITION, shelf, item_id(plan_id, task.name), value, session=self._session)
+        return self._backlog.create_claimed(
+            PARTITION, sort_key, item_id(plan_id, task.name), value, session=self._session
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +131,14 @@ class PlanClaimer:
         """Choose which of these tasks this worker claims."""
         return self.claimer.choose(self.plan_id, (self.entry, self.plan), tasks)
 
-    def on_committed(self, claims_ahead: EagerClaims, done: Committed) -> None:
+    def on_committed(self, eager_claims: EagerClaims, done: Committed) -> None:
         """Run the claims of a committed transaction."""
-        if claims_ahead.puts:
-            self.claimer.begin(claims_ahead.taken(done))
+        if eager_claims.puts:
+            self.claimer.begin(eager_claims.taken(done))
 
-    def on_unknown(self, claims_ahead: EagerClaims) -> None:
+    def on_unknown(self, eager_claims: EagerClaims) -> None:
         """Remember claims with an unknown outcome; see `EagerClaimer.settle`."""
-        self.claimer.on_unknown(self.plan_id, claims_ahead)
+        self.claimer.on_unknown(self.plan_id, eager_claims)
 
 
 class Propagation:
@@ -184,15 +186,15 @@ class Propagation:
         self, plan_id: str, seen: StoredPlan, tasks: Sequence[Task], taker: PlanClaimer | None
     ) -> None:
         """Make tasks ready in one transaction, and retry changed ones one by one."""
-        claims_ahead = NO_CLAIMS if taker is None else taker.choose(tasks)
+        eager_claims = NO_CLAIMS if taker is None else taker.choose(tasks)
         try:
-            done = await self._ready_together(plan_id, seen, tasks, claims_ahead)
+            done = await self._ready_together(plan_id, seen, tasks, eager_claims)
         except (Conflict, OutcomeUnknown) as error:
             if taker is not None and isinstance(error, OutcomeUnknown):
-                taker.on_unknown(claims_ahead)
+                taker.on_unknown(eager_claims)
         else:
             if taker is not None:
-                taker.on_committed(claims_ahead, done)
+                taker.on_committed(eager_claims, done)
             return
         before = {each.name: each.entry.version for each in tasks}
         found = [
@@ -209,10 +211,10 @@ class Propagation:
             await self._try_ready(plan_id, each.name)
 
     async def _ready_together(
-        self, plan_id: str, seen: StoredPlan, tasks: Sequence[Task], claims_ahead: EagerClaims
+        self, plan_id: str, seen: StoredPlan, tasks: Sequence[Task], eager_claims: EagerClaims
     ) -> Committed:
         """Make all of these tasks ready, or none."""
-        items = claims_ahead.items()
+        items = eager_claims.items()
         edits = [self._plan_store.transitions.make_ready(plan_id, seen, each, items.get(each.name)) for each in tasks]
         checks = list(dict.fromkeys(check for each in edits for check in each.checks))
         ops = list(dict.fromkeys(op for each in edits for op in each.ops))

@@ -117,11 +117,11 @@ async def _delete_items(plan_store: PlanStore, plan_id: str, seen: StoredPlan, c
     Stop if the record is not the given one: another plan has the ID and keeps its items.
     """
     entry, plan = seen
-    for shelf in await _sort_keys(plan_store, plan_id, plan):
+    for key in await _sort_keys(plan_store, plan_id, plan):
         after: str | None = None
         while True:
             check()
-            page = await ask(plan_store.store.list, plan_store.item_prefix(shelf), limit=MAX_WRITES, start_after=after)
+            page = await ask(plan_store.store.list, plan_store.item_prefix(key), limit=MAX_WRITES, start_after=after)
             ours: list[Op] = [Delete(each.key) for each in page if _is_of(plan_id, each)]
             if ours and not await plan_store.commit(TxnPart([At(entry)], ours)):
                 now = await ask(plan_store.store.get, entry.key)

@@ -4,12 +4,12 @@ Everything is pure, and the time is an argument. Nothing here knows about jobs, 
 """
 
 from latchwork.schedules.fires import NO_JITTER, Fired, Jitter, Step, next_step, rule_of
-from latchwork.schedules.schedule import Cron, Due, FixedDelay, FixedRate, Instant, Schedule
+from latchwork.schedules.schedule import Cron, DueTime, FixedDelay, FixedRate, Instant, Schedule
 
 __all__ = [
     "NO_JITTER",
     "Cron",
-    "Due",
+    "DueTime",
     "Fired",
     "FixedDelay",
     "FixedRate",

@@ -35,7 +35,7 @@ class Fired:
         """Return the progress after the run has ended."""
         return replace(self, running=None)
 
-    def under(self, rule: str, now_s: float, changed_s: float | None) -> Fired:
+    def with_rule(self, rule: str, now_s: float, changed_s: float | None) -> Fired:
         """Return the progress under the current schedule. Fire times from before it took effect are skipped.
 
         Args:

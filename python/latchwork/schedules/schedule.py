@@ -1,7 +1,7 @@
 """Schedules that decide when a job runs next: fixed delay, fixed rate, cron. Pure: the time is an argument.
 
 Each schedule uses its own time scale: fixed delay and fixed rate use the monotonic clock, cron uses the wall clock. A
-*due* is a number on that scale; ``remaining_s`` converts it to seconds from now.
+due time is a number on that scale; ``remaining_s`` converts it to seconds from now.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Schedule(Protocol):
     """Decides when a run is due. Implementations are immutable and thread-safe."""
 
     def first_due(self, now: Instant, initial_delay_s: float | None) -> float:
-        """Return the due of the first run; None as ``initial_delay_s`` uses the schedule's default."""
+        """Return the due time of the first run; None as ``initial_delay_s`` uses the schedule's default."""
         ...
 
     def next_due(self, due: float, ended: Instant) -> float:
-        """Return the due after the run that was due at ``due`` and ended at ``ended``."""
+        """Return the due time after the run that was due at ``due`` and ended at ``ended``."""
         ...
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Return the seconds until the due; 0 or less if it has passed."""
+        """Return the seconds until the due time; 0 or less if it has passed."""
         ...
 
 
@@ -69,7 +69,7 @@ class FixedDelay:
         return ended.mono_s + self.delay_s
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Return the seconds until the due."""
+        """Return the seconds until the due time."""
         return due - now.mono_s
 
 
@@ -95,7 +95,7 @@ class FixedRate:
         return due + max(1, math.ceil((ended.mono_s - due) / self.period_s)) * self.period_s
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Return the seconds until the due."""
+        """Return the seconds until the due time."""
         return due - now.mono_s
 
 
@@ -157,7 +157,7 @@ class Cron:
         return self.fire_after(max(due, ended.wall_s))
 
     def remaining_s(self, due: float, now: Instant) -> float:
-        """Return the seconds until the due by the current wall clock.
+        """Return the seconds until the due time by the current wall clock.
 
         Ask again after a while, because the clock may be set.
         """
@@ -173,16 +173,16 @@ class Cron:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueTime:
     """When a share runs next, and how that was computed, so that it can be recomputed for a changed schedule.
 
     Attributes:
-        at: The due, on the scale of the schedule.
+        at: The due time, on the scale of the schedule.
         schedule: The schedule.
         since: Start of the wait: the end of the previous run, or the arrival of the items.
         initial_delay_s: Initial delay that was used; only relevant for the first run.
         is_first: Whether it was counted from the arrival of the items.
-        luck: 0 to 1, drawn once: the fraction of the jitter that is added to ``at``.
+        jitter_fraction: 0 to 1, drawn once: the fraction of the jitter that is added to ``at``.
     """
 
     at: float
@@ -190,28 +190,32 @@ class Due:
     since: Instant
     initial_delay_s: float | None = None
     is_first: bool = False
-    luck: float = 0.0
+    jitter_fraction: float = 0.0
 
     @classmethod
-    def first(cls, schedule: Schedule, now: Instant, initial_delay_s: float | None, luck: float = 0.0) -> Due:
-        """Return the due of items that have just arrived."""
-        return cls(schedule.first_due(now, initial_delay_s), schedule, now, initial_delay_s, True, luck)
+    def first(
+        cls, schedule: Schedule, now: Instant, initial_delay_s: float | None, jitter_fraction: float = 0.0
+    ) -> DueTime:
+        """Return the due time of items that have just arrived."""
+        return cls(schedule.first_due(now, initial_delay_s), schedule, now, initial_delay_s, True, jitter_fraction)
 
-    def after(self, ended: Instant, luck: float = 0.0) -> Due:
-        """Return the due after this one, whose run has ended."""
-        return Due(self.schedule.next_due(self.at, ended), self.schedule, ended, self.initial_delay_s, False, luck)
+    def after(self, ended: Instant, jitter_fraction: float = 0.0) -> DueTime:
+        """Return the due time after this one, whose run has ended."""
+        return DueTime(
+            self.schedule.next_due(self.at, ended), self.schedule, ended, self.initial_delay_s, False, jitter_fraction
+        )
 
-    def under(self, schedule: Schedule, initial_delay_s: float | None) -> Due:
-        """Return this due as computed with another schedule or initial delay; itself if nothing has changed."""
+    def with_schedule(self, schedule: Schedule, initial_delay_s: float | None) -> DueTime:
+        """Return this due time as computed with another schedule or initial delay; itself if nothing has changed."""
         if schedule == self.schedule and (not self.is_first or initial_delay_s == self.initial_delay_s):
             return self
         delay_s = initial_delay_s if self.is_first else None
         at = schedule.first_due(self.since, delay_s)
-        return Due(at, schedule, self.since, initial_delay_s, self.is_first, self.luck)
+        return DueTime(at, schedule, self.since, initial_delay_s, self.is_first, self.jitter_fraction)
 
     def remaining_s(self, now: Instant, jitter_s: float = 0.0) -> float:
-        """Return the seconds until the due, including its part of the jitter; 0 or less if it has passed."""
-        return self.schedule.remaining_s(self.at, now) + self.luck * jitter_s
+        """Return the seconds until the due time, including its part of the jitter; 0 or less if it has passed."""
+        return self.schedule.remaining_s(self.at, now) + self.jitter_fraction * jitter_s
 
 
 def _remedy(tz: object) -> str:

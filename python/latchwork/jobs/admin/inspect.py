@@ -8,7 +8,7 @@ from typing import Literal
 
 from latchwork.checks import check_store
 from latchwork.errors import LatchworkError
-from latchwork.jobs.manager.strategies import decode_strategies_note
+from latchwork.jobs.manager.strategies import decode_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import cluster_store, refuse_old_cluster
 from latchwork.jobs.stored.nodes import NODES, Member, NodeMark, decode_marks
@@ -260,7 +260,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         leftovers=tuple(sorted(set(shares) - set(nodes))),
         locks=_locks(store),
         marks=decode_marks(store.list(NODES)),
-        strategies=decode_strategies_note(store.get(keys.GUARD_ASSIGNMENT)),
+        strategies=decode_strategies(store.get(keys.GUARD_ASSIGNMENT)),
         active=_active(store),
         outcomes=_outcomes(store),
     )

@@ -14,7 +14,7 @@ from latchwork.jobs.manager.ledger import Ledger
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
 from latchwork.jobs.manager.restarts import RestartTracker
-from latchwork.jobs.manager.strategies import ManagerOptions, strategies_note
+from latchwork.jobs.manager.strategies import ManagerOptions, encode_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.followers import PoolCache
 from latchwork.jobs.stored.nodes import Member
@@ -53,7 +53,9 @@ class Leadership:
         self._alive = alive
         self._pools = pools
         self._options = options
-        self._ledger = Ledger(store, f"{me.incarnation}.{fence.token}", strategies_note(options.strategies.described()))
+        self._ledger = Ledger(
+            store, f"{me.incarnation}.{fence.token}", encode_strategies(options.strategies.described())
+        )
         self._planner = Planner(options.strategies)
         self.is_loaded = False
         self._known: dict[str, tuple[object, Member]] = {}

@@ -173,8 +173,8 @@ class Manager:
         self._latch.start()
         self._thread.start()
 
-    def look(self) -> None:
-        """Notice that options may have changed. Never blocks."""
+    def request_check(self) -> None:
+        """Check again because options may have changed. Never blocks."""
         self._wake.set()
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class ManagerOptions(ManagerRows[NoReturn]):
     sweep: Callable[[], object]
 
 
-def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
+def encode_strategies(described: Mapping[str, str]) -> dict[str, object]:
     """Return the strategies as stored in ``versions/assignment``.
 
     Empty if they are long, because each change writes them.
@@ -82,7 +82,7 @@ class StrategiesNote(Struct, frozen=True):
 _NOTE: Decoder[StrategiesNote] = Decoder(StrategiesNote, "a note on strategies")
 
 
-def decode_strategies_note(guard: Entry | None) -> dict[str, str]:
+def decode_strategies(guard: Entry | None) -> dict[str, str]:
     """Return the strategies that the guard names, by job; empty if it names none."""
     found = None if guard is None else _NOTE.find(guard.value)
     return {} if found is None else found.strategies

@@ -219,11 +219,11 @@ class NodeMembership:
         session.close()
 
     def _settings_changed(self) -> None:
-        self._pools.look()
+        self._pools.request_check()
         with self._mutex:
             manager = self._manager
         if manager is not None:
-            manager.look()
+            manager.request_check()
 
     def _register(self) -> None:
         """Register on a new session, step by step, unless the node is closed between two steps.

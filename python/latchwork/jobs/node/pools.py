@@ -123,8 +123,8 @@ class PoolReader:
         if self._jobs:
             self._thread.start()
 
-    def look(self) -> None:
-        """The check periods may have changed. Never blocks."""
+    def request_check(self) -> None:
+        """Check again because check periods may have changed. Never blocks."""
         self._wake.set()
 
     def abort(self) -> None:

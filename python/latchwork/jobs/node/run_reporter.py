@@ -64,7 +64,7 @@ class OutcomeSchedule:
         asked = (max(at, self._turned_at.get(what, -math.inf) + period_s) for what, at in self._wanted.items())
         return min([at, *asked]) - now
 
-    def look(self) -> None:
+    def begin_check(self) -> None:
         """Start a check: later transitions belong to the next one."""
         self._taken = frozenset(self._wanted)
 
@@ -177,7 +177,7 @@ class RunReporter(Observer):
                 ops += self._activity_ops(registration, lasting)
             if outcomes:
                 with self._mutex:
-                    self._pace.look()
+                    self._pace.begin_check()
             value = self._outcomes_value(setup) if outcomes else None
             if value is not None:
                 ops.append(Put(keys.outcomes(self._node_id), value))

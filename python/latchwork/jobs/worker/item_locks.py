@@ -256,7 +256,7 @@ class LockWork:
         return self._locks.ask(self.job, self._ask.popleft())
 
 
-class LockRotation:
+class LockScheduler:
     """Decides which job's locks come next. Not thread-safe.
 
     Every second call is for the job with the least work left, which may start soonest. The other calls take the jobs in
@@ -267,7 +267,7 @@ class LockRotation:
         self._last = ""
         self._round = False
 
-    def take(self, works: Iterable[LockWork], go_on: Callable[[LockWork], bool]) -> bool:
+    def acquire(self, works: Iterable[LockWork], go_on: Callable[[LockWork], bool]) -> bool:
         """Make calls until none is left or ``go_on`` returns False. The next round continues with the following job.
 
         Args:

@@ -31,7 +31,7 @@ from latchwork.jobs.options import MIN_GRACE_S, Threads
 from latchwork.jobs.settings import STOP_MARGIN, JobOptions
 from latchwork.jobs.worker.manual_runs import PendingManualRuns
 from latchwork.jobs.worker.outcomes import EndedRun, OutcomeTracker, summarize_error
-from latchwork.schedules import Cron, Due, Instant, Jitter
+from latchwork.schedules import Cron, DueTime, Instant, Jitter
 from latchwork.store import Observers
 from latchwork.store.driving.own_loop import OwnLoop
 
@@ -154,7 +154,7 @@ class JobRun:
         next_start_s: Next start in seconds since the epoch; None while running and after the end.
     """
 
-    def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: Due) -> None:
+    def __init__(self, number: int, items: tuple[str, ...], setup: RunSetup, first_due: DueTime) -> None:
         self.number = number
         self.items = items
         self._members = frozenset(items)
@@ -171,7 +171,7 @@ class JobRun:
         self._context: JobContext | None = None
         self._unnotified: JobContext | None = None
         self._notifier: threading.Thread | None = None
-        self.resume_due: Due | None = None
+        self.resume_due: DueTime | None = None
         self.next_start_s: float | None = None
         self._stopped_at: float | None = None
         self._thread = threading.Thread(target=self._main, name=f"latchwork-run-{setup.job.id}-{number}", daemon=True)
@@ -320,7 +320,7 @@ class JobRun:
 
     def _timed_step(self, options: JobOptions) -> None:
         """Wait until the run is due, or run it if it is."""
-        self._due = self._due.under(options.schedule, options.initial_delay_s)
+        self._due = self._due.with_schedule(options.schedule, options.initial_delay_s)
         left = self._due.remaining_s(self._now(), options.jitter_s)
         if left > 0:
             self._pause(left)
@@ -440,7 +440,7 @@ class RunGuard:
         self._finishing = threading.Event()
         self.thread = threading.Thread(target=self._loop, name=f"latchwork-guard-{node_id}", daemon=True)
 
-    def look(self) -> None:
+    def request_check(self) -> None:
         """Check again, because a run was added or the margin has changed."""
         self._wake.set()
 

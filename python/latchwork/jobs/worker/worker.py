@@ -23,12 +23,12 @@ from latchwork.jobs.observer import NOBODY, JobStats, Observer
 from latchwork.jobs.settings import JobOptions, LiveSettings
 from latchwork.jobs.stored.followers import WorkerShares
 from latchwork.jobs.stored.runs import JobOutcome
-from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockRotation, LockWork, RunLocks
+from latchwork.jobs.worker.item_locks import LOCK_BATCH, ItemLocks, LockScheduler, LockWork, RunLocks
 from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns
 from latchwork.jobs.worker.outcomes import OnTurn, OutcomeTracker
 from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Actions, JobRun, RunGuard, RunSetup, reconcile, stop_margin_s
 from latchwork.primitives import HeldLock
-from latchwork.schedules import Due, Instant
+from latchwork.schedules import DueTime, Instant
 from latchwork.store import Observers, Session, Store
 from latchwork.store.driving.own_loop import OwnLoop
 
@@ -68,7 +68,7 @@ class LocalJob:
         self.runs: dict[int, JobRun] = {}
         self.warned: set[int] = set()
         self.filling = False
-        self._dues: dict[str, Due] = {}
+        self._dues: dict[str, DueTime] = {}
         self._paused_until = -math.inf
 
     def adopt(self, options: JobOptions, *, enabled: bool) -> None:
@@ -80,15 +80,15 @@ class LocalJob:
             for run in self.runs.values():
                 run.reschedule()
 
-    def first_due(self, items: Iterable[str], now: Instant) -> Due:
+    def first_due(self, items: Iterable[str], now: Instant) -> DueTime:
         """Return the earliest due time of these items.
 
         Known items keep theirs, and new ones start after the initial delay.
         """
         options = self.options
-        fresh = Due.first(options.schedule, now, options.initial_delay_s, random.random())
-        dues = (self._dues.get(item, fresh).under(options.schedule, options.initial_delay_s) for item in items)
-        return min(dues, key=lambda due: due.at + due.luck * options.jitter_s)
+        fresh = DueTime.first(options.schedule, now, options.initial_delay_s, random.random())
+        dues = (self._dues.get(item, fresh).with_schedule(options.schedule, options.initial_delay_s) for item in items)
+        return min(dues, key=lambda due: due.at + due.jitter_fraction * options.jitter_s)
 
     def reap(self, now: Instant) -> list[JobRun]:
         """Remove the ended runs, remember when their items are due, and return these runs."""
@@ -120,7 +120,7 @@ class LocalJob:
         due = run.resume_due
         try:
             if due is None:
-                due = Due(self.options.schedule.first_due(now, 0.0), self.options.schedule, now)
+                due = DueTime(self.options.schedule.first_due(now, 0.0), self.options.schedule, now)
         except BaseException:  # an error of a user's schedule must not stop the other jobs
             log.exception("job %s is paused here for %.3g s because its schedule raised", self.job.id, SCHEDULE_PAUSE_S)
             self.pause(now, SCHEDULE_PAUSE_S)
@@ -153,7 +153,7 @@ class JobWorker:
         self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set, session)
         self._settings = settings
         self._observers = observers
-        self._round_robin = LockRotation()
+        self._lock_scheduler = LockScheduler()
         self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
         self._states = {
             job_id: LocalJob(job, settings.options(job_id), node_id, on_turn) for job_id, job in jobs.items()
@@ -224,7 +224,7 @@ class JobWorker:
 
     def _settings_changed(self) -> None:
         self.locks.renew_within(self._settings.node.disconnect_grace_s)
-        self._guard.look()
+        self._guard.request_check()
         self._notify_runs()
         self._wake.set()
 
@@ -384,7 +384,7 @@ class JobWorker:
                 self._wake.set()  # it may start
             return self._go_on(began, look_s, closing=closing)
 
-        taken = self._round_robin.take(works, go_on)
+        taken = self._lock_scheduler.acquire(works, go_on)
         for (state, _), work in zip(planned, works, strict=True):
             state.filling = work.asks
         return taken or any(work.left for work in works)
@@ -423,7 +423,7 @@ class JobWorker:
             log.error("job %s: a run cannot start, retrying in %.1f s: %s", run.job_id, _RETRY_S, error)  # noqa: TRY400
             state.pause(self._now(), _RETRY_S)
             return False
-        self._guard.look()
+        self._guard.request_check()
         log.debug("job %s: run %d starts with %d items on node %s", run.job_id, run.number, len(items), self._node_id)
         return True
 

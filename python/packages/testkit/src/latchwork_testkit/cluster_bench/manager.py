@@ -69,7 +69,7 @@ def run(tell: Line, options: BenchOptions, namespace: str) -> None:
                     tell.send(Ready(time.monotonic()))
                 else:
                     now[0] = replace(manager_options, debounce_s=order, debounce_max_s=10 * order)
-                    manager.look()
+                    manager.request_check()
                     tell.send(Ready(time.monotonic()))
         manager.close()
 

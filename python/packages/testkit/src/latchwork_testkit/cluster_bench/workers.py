@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.jobs.node import Registration
 from latchwork.jobs.stored import Member, MemberOptions, WorkerShares, cluster_store
-from latchwork.jobs.worker import ItemLocks, LockRotation, LockWork
+from latchwork.jobs.worker import ItemLocks, LockScheduler, LockWork
 from latchwork.store import connect
 from latchwork_testkit.cluster_bench.model import (
     BenchOptions,
@@ -116,7 +116,7 @@ class Crew:
         locks.start()
         wanted = self._shares[worker].now()
         works = [LockWork(locks, job, (), items) for job, items in wanted.items()]
-        LockRotation().take(works, lambda _: True)
+        LockScheduler().acquire(works, lambda _: True)
         held = sum(map(len, locks.held().values()))
         if held != sum(map(len, wanted.values())):
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")
