@@ -1,10 +1,10 @@
-"""A function that is run once in the cluster under a name; everybody has its result.
+"""A function that runs once in the cluster under a name. All processes get its result.
 
-Keys:   <name>/outcome         how it ended: a line of JSON, then the result; bound to no session
+Keys:   <name>/outcome         how it ended: a line of JSON, then the result; not bound to a session
         <name>/starts          how often it was started, as JSON
-        <name>/queue/t-<nonce> one ticket for who runs it and for each who would, in order of arrival
-Runner: the oldest ticket. It writes the outcome in one transaction with its ticket's fence, so of
-        all that ever ran it one has written the outcome. The others watch the outcome and the ticket before their own.
+        <name>/queue/t-<nonce> one ticket per runner and waiter, in order of arrival
+Runner: the oldest ticket. It writes the outcome in one transaction with its ticket's fence, so one of all runners has
+        written the outcome. The others watch the outcome and the ticket before their own.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _MOST_WHY = 10_000
 
 
 class StartCount(Struct, frozen=True):
-    """How often the function was started, and the nonce of the ticket that started it the last time."""
+    """How often the function was started, and the nonce of the last ticket that started it."""
 
     starts: Count
     nonce: str = ""
 
 
 class OnceOutcome(Struct, frozen=True):
-    """How it ended, before the result: of a failure why, and where."""
+    """How it ended, before the result; for a failure why, and where."""
 
     ok: bool
     kind: str = ""
@@ -72,18 +72,19 @@ _OUTCOME: Decoder[OnceOutcome] = Decoder(OnceOutcome, "an outcome")
 
 
 class Once(Closes):
-    """``Once(store, "migrate-7").run(migrate)``: in all processes, ``migrate`` runs once, and all get what it returned.
+    """A function that runs once: with ``Once(store, "migrate-7").run(migrate)`` in all processes, ``migrate`` runs
+    once, and all get its result.
 
-    Exactly one outcome is recorded, result or failure, and it stays until ``reset``. The function itself may run again
-    when its runner dies, is told to stop, or loses its session, before the outcome is recorded: writes that must happen
-    once belong under ``work.fence``. Construction does no I/O. Safe to share between threads and processes.
+    Exactly one outcome is recorded, a result or a failure, and it stays until ``reset``. The function may run again if
+    its runner dies, is told to stop or loses its session before the outcome is recorded: writes that must happen once
+    belong under ``work.fence``. Construction does no I/O. Thread-safe, and shared by processes.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which the outcome is.
-        max_starts: a function whose runner has died or lost its session so often is recorded as failed.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
-        label: what others see when they ask who runs it.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the outcome.
+        max_starts: After this many runners died or lost their sessions, the function is recorded as failed.
+        session: The session of our ticket, which the caller closes. None uses the store's primary session.
+        label: The name of the runner for others.
     """
 
     def __init__(
@@ -107,31 +108,30 @@ class Once(Closes):
 
     @driven
     async def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
-        """Run the function if nobody has; otherwise wait for its outcome.
+        """Run the function unless it has run; otherwise wait for its outcome.
 
-        What a function does after ``work`` has told it to stop may be half done: if it ends then, whether it returns or
-        raises, that is no outcome. It is run again here when our session is renewed after all, which is no new start;
-        else by another.
+        A function that ends after ``work`` has told it to stop may be half done, so its end is not an outcome. It runs
+        again here if our session is renewed after all, which is not a new start; otherwise on another node.
 
         Args:
-            fn: called as ``fn(work)`` in this thread, by one process at a time as long as it stops when ``work`` tells
-                it to. Returns up to 990,000 bytes, None for none.
-            timeout_s: seconds to wait for others, and for the server; None waits for ever. The function itself may take
+            fn: Called as ``fn(work)`` in this thread, by one process at a time as long as it stops when ``work`` tells
+                it to. Returns up to 990,000 bytes, or None.
+            timeout_s: Seconds to wait for others and for the server. None waits forever. The function itself may take
                 longer.
         Returns:
-            What it returned, here or elsewhere: what is recorded.
+            The recorded result, from here or elsewhere.
         Raises:
-            OnceFailed: it failed, now or earlier, here or elsewhere; the message has the reason. In the process that
-                ran it, the exception itself is the cause.
-            WaitTimeout: another still runs it.
-            LockLost: it ran here, but our session ended before an outcome was recorded: another runs it again.
-            SessionLost: our session ended while waiting.
-            OutcomeUnknown: it ran here, and whether its outcome was recorded could not be found out; ask again.
-            Unavailable: the server could not be reached in that time.
-            Closed, ForkedProcess: as for every primitive; also when it was told to stop, and was closed meanwhile.
-            LatchworkError: this is a callback, or the function itself asks for its own outcome.
-            TypeError: the function does not take one argument, is async or a generator, and was not called; or it
-                returned something else than bytes or None. Nothing is recorded: whoever has the right one runs it.
+            OnceFailed: It failed, now or earlier, here or elsewhere; the message has the reason. In the process that
+                ran it, the exception is the cause.
+            WaitTimeout: Another process still runs it.
+            LockLost: It ran here, but our session ended before an outcome was recorded. Another process runs it again.
+            SessionLost: Our session ended while waiting.
+            OutcomeUnknown: It ran here, and it is unknown whether its outcome was recorded. Call again.
+            Unavailable: The server could not be reached in time.
+            Closed, ForkedProcess: As for every primitive; also if it was told to stop and was closed meanwhile.
+            LatchworkError: The call is inside a callback, or the function asks for its own outcome.
+            TypeError: The function does not take one argument, is async or a generator, and was not called; or it
+                returned neither bytes nor None. Nothing is recorded.
         """
         check_function(fn, self._what)
         if self._running.own.get("here", False):
@@ -150,7 +150,7 @@ class Once(Closes):
     async def _have_outcome(
         self, fn: Callable[[Work], bytes | None], waiter: Waiter, patience: Patience
     ) -> Entry | None:
-        """The outcome, ours or another's; None when time is over, or it was reset at once."""
+        """Return the outcome, ours or another's; None after the timeout, or if it was reset at once."""
         entry = await waiter.keep_trying(self._outcome, patience)
         if entry is not None:
             return entry
@@ -164,10 +164,10 @@ class Once(Closes):
 
     @driven
     async def outcome(self) -> bytes | None:
-        """The result, None while there is none. Runs nothing.
+        """Return the result; None while there is none. Runs nothing.
 
         Raises:
-            OnceFailed: it failed.
+            OnceFailed: It failed.
         """
         self._waits.check()
         entry = await self._outcome()
@@ -175,23 +175,25 @@ class Once(Closes):
 
     @driven
     async def runner(self) -> Ticket | None:
-        """Who runs it now, None if nobody does."""
+        """Return the current runner, or None."""
         return next(iter(await self._queue.tickets()), None)
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Who would run it next, in order."""
+        """Return the waiters in order."""
         return (await self._queue.tickets())[1:]
 
     @driven
     async def reset(self) -> None:
-        """Forget the outcome: the next ``run`` runs it anew. Who waits now may get the old or the new outcome."""
+        """Delete the outcome, so that the next ``run`` runs it again. Current waiters may get the old or the new
+        outcome.
+        """
         self._waits.check()
         await ask(self._store.delete, self._starts_key)
         await ask(self._store.delete, self._outcome_key)
 
     def close(self) -> None:
-        """Call off who waits through this object. From any thread; twice is fine."""
+        """End the waits of this object. Thread-safe and idempotent."""
         self._waits.close()
 
     # Waiting
@@ -201,7 +203,7 @@ class Once(Closes):
         return entry
 
     async def _await_turn(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
-        """Our ticket once nobody is ahead of us; None when there is an outcome first, or no more time."""
+        """Return our ticket once nobody is ahead of us; None if there is an outcome first, or after the timeout."""
 
         def look(batch: Batch) -> None:
             if any(change.entry is not None for change in batch):
@@ -219,7 +221,7 @@ class Once(Closes):
     # Running
 
     async def _run(self, fn: Callable[[Work], bytes | None], place: QueuePosition) -> Entry:
-        """As the first in the queue, seeing no outcome, make one."""
+        """Run the function as the first in the queue without an outcome."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
             starts = await waiter.keep_trying(lambda: self._count_start(place), patience)
@@ -232,7 +234,7 @@ class Once(Closes):
             self._waits.check()
 
     async def _run_once(self, fn: Callable[[Work], bytes | None], place: QueuePosition) -> Entry | None:
-        """Run it, and record how it ended; None when it was told to stop before: its end is no outcome."""
+        """Run the function, and record its end. Return None if it was told to stop before."""
         ownership = Ownership.by_session(self._what, place.fence, place.session, self._store.clock)
         try:
             value = await self._called(fn, ownership.guard_work())
@@ -254,7 +256,9 @@ class Once(Closes):
         return await self._record(place, self._body({"ok": True}, value))
 
     async def _after_stop(self, place: QueuePosition) -> Entry | None:
-        """Wait until the session was renewed or has ended; None to run it again, or what others have recorded."""
+        """Wait until the session was renewed or has ended. Return None to run it again, or what others have
+        recorded.
+        """
         session, patience = place.session, Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, session)) as waiter:
             while 0.0 < (left_s := session.remaining_s()) <= session.ttl_s * MARGIN_PART:
@@ -299,7 +303,7 @@ class Once(Closes):
         return value
 
     async def _count_start(self, place: QueuePosition) -> int:
-        """Count this start once; returns its number."""
+        """Count this start once, and return its number."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
             known = StartCount(0) if entry is None else _STARTS.decode_entry(entry)
@@ -316,7 +320,7 @@ class Once(Closes):
                 return starts + 1
 
     async def _forget_start(self, place: QueuePosition) -> None:
-        """Take back the count of this start: the runner has not vanished, its code is wrong."""
+        """Undo the count of this start: the runner has not died, its code is wrong."""
         entry = await ask(self._store.get, self._starts_key)
         known = None if entry is None else _STARTS.find(entry.value)
         if entry is not None and known is not None and known.nonce == place.nonce and known.starts:
@@ -325,7 +329,7 @@ class Once(Closes):
                 await ask(self._store.commit, [place.fence, At(entry)], [less])
 
     async def _record(self, place: QueuePosition, body: bytes) -> Entry:
-        """Record the outcome, if there is none yet; returns the one that is recorded."""
+        """Record the outcome if there is none, and return the recorded one."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
             try:
@@ -359,11 +363,11 @@ class Once(Closes):
 
 
 class _WrongResult(Exception):
-    """What it returned is no result."""
+    """The function returned an invalid result."""
 
 
 class _ToldToStop(Exception):
-    """It ended after it was told to stop; the cause is what it raised."""
+    """The function ended after it was told to stop. Its exception is the cause."""
 
 
 def _result(entry: Entry, what: str) -> bytes:

@@ -1,4 +1,1 @@
-"""Groups: who is there, in numbered views that all members see in the same order.
-
-Membership stays inside.
-"""
+"""Groups: members, and numbered views that all members see in the same order."""

@@ -1,9 +1,9 @@
-"""Following the views of a group, once for all of a process, and writing them when that falls to us.
+"""Follows the views of a group, once per process, and writes them when that is our turn.
 
-Keys:  <name>/followers/t-<nonce>   one ticket for each that follows; dies with its session, says whether it ``writes``
+Keys:  <name>/followers/t-<nonce>   one per follower, bound to its session; says whether it ``writes``
 
-The first of the followers writes the views. The second, its deputy, sees the members too, and writes what the first has
-left for a moment. All others see the head of the log, and the ticket before their own: it is gone, or begins to write.
+The first follower writes the views. The second one, its deputy, sees the members, too, and writes what the first one
+has not written for a while. All others watch the head of the log and the ticket before their own.
 
 docs/design/groups-and-queues.md has the races.
 """
@@ -51,10 +51,10 @@ Fail = Callable[[LatchworkError], None]
 
 
 class Duty:
-    """When a view has to be written, by the writer or by its deputy. Pure.
+    """Decides when the writer or its deputy must write a view. Pure.
 
     Attributes:
-        is_writer: whether it is ours to write, at once; else we give the writer a moment.
+        is_writer: Whether we write at once; otherwise the writer gets some time.
     """
 
     def __init__(self, *, is_writer: bool) -> None:
@@ -64,7 +64,7 @@ class Duty:
         self._last = -math.inf
 
     def due(self, now: float, *, is_behind: bool) -> Literal["", "look", "write"]:
-        """What has to be done now: nothing, look whether there is a writer, or write."""
+        """Return what to do now: nothing, check whether there is a writer, or write."""
         if not is_behind:
             self._since, self._looked = None, False
             return ""
@@ -77,11 +77,11 @@ class Duty:
         return ""
 
     def wrote(self, now: float) -> None:
-        """A view was written, or found to need no writing: what is behind after this waits its time again."""
+        """Record that a view was written, or was not necessary."""
         self._last, self._since, self._looked = now, now, False
 
     def pause_s(self, now: float, *, is_behind: bool) -> float | None:
-        """Seconds until it has to be asked again; None when only a change can make something due."""
+        """Return the seconds until the next call; None if only a change can make something due."""
         if not is_behind or self._since is None:
             return None if not is_behind else 0.0
         at = self._at() if self.is_writer or self._looked else self._since + LOOK_S
@@ -93,9 +93,9 @@ class Duty:
 
 
 class Replica:
-    """The newest view here, by two ways: the watch of the head, and what we write ourselves. Safe to share.
+    """The newest view, from the watch of the head and from our own writes. Thread-safe.
 
-    Listeners are called with the changes from view to view, in order, with the mutex held: they must be quick.
+    Listeners are called with the changes between views, in order, with the mutex held. They must be fast.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -108,29 +108,33 @@ class Replica:
         self._told: View | None = None
 
     def tell(self, listener: Tell) -> Callable[[], None]:
-        """Call a listener with every change from now on, at once with the view that we have; returns what ends it."""
+        """Call a listener with every change from now on, and at once with the current view. Return a function that
+        removes it.
+        """
         with self._lock:
             if self._told is not None:
                 listener([_whole(self._told)])
             return listen(self._listeners, listener)
 
     def look(self) -> tuple[Entry | None, State]:
-        """The head and its view. Only the writer may hold on to the state, until it writes."""
+        """Return the head and its view. Only the writer may keep the state, until it writes."""
         with self._lock:
             return self._head, self._state
 
     def differs(self, name: str, token: int | None) -> bool:
-        """Whether the view has another state of a member than that of a token; None if it is not there."""
+        """Return whether the view has another state of a member than that of a token; None if the member is not
+        there.
+        """
         with self._lock:
             return self._state.token(name) != token
 
     def ids(self) -> list[str]:
-        """The ids in the view, in any order."""
+        """Return the IDs in the view, in any order."""
         with self._lock:
             return list(self._state)
 
     def clear(self) -> bool:
-        """The head is gone: views begin anew. False if there was none."""
+        """Handle a deleted head: views start again. Return False if there was none."""
         with self._lock:
             had, self._head, self._life, self._state = self._head is not None, None, "", State()
             if self._told is None:
@@ -138,7 +142,7 @@ class Replica:
             return had
 
     async def advance(self, entry: Entry) -> None:
-        """Go on to the view of a head, by the steps from ours if they are all there, else from the base."""
+        """Advance to the view of a head, by the steps from ours if all exist, otherwise from the base."""
         head = LogHead.of(entry)
         with self._lock:
             follows = self._head is not None and self._life == head.life
@@ -153,7 +157,7 @@ class Replica:
                 self._adopt(newest, state)
 
     def applied(self, entry: Entry, head: LogHead, steps: Iterable[ViewChangeStep]) -> None:
-        """Take these steps, which lead to a head; those that were taken already are left out."""
+        """Apply the steps to a head, without those that were applied already."""
         with self._lock:
             if self._head is not None and (self._life != head.life or entry.token <= self._head.token):
                 return
@@ -167,7 +171,7 @@ class Replica:
                 self._tell(changes)
 
     def _adopt(self, entry: Entry, state: State) -> None:
-        """Take a view that was read whole."""
+        """Use a view that was read as a whole."""
         with self._lock:
             if self._head is not None and entry.token <= self._head.token:
                 return
@@ -188,7 +192,7 @@ def _whole(view: View) -> ViewChange:
 
 
 class GroupViews:
-    """The views of all groups that one store follows: those of a group go with the last object that uses them.
+    """The views of all groups that a store follows. Those of a group end with the last object that uses them.
 
     Thread-safe.
     """
@@ -220,14 +224,12 @@ class GroupViews:
 
 
 class Views:
-    """The views of one group, for all of a process that want them: they are followed while anybody does.
-
-    Safe to share between threads.
+    """The views of a group for all objects of a process, followed while there are subscribers. Thread-safe.
 
     Args:
-        store: the store.
-        name: the key of the group.
-        session: to live by; None takes the store's primary session.
+        store: The store.
+        name: The key of the group.
+        session: The session of our ticket; None uses the store's primary session.
     """
 
     def __init__(self, store: Store, name: str, session: Session | None = None) -> None:
@@ -239,12 +241,13 @@ class Views:
         self._follower: Follower | None = None
 
     def subscribe(self, tell: Tell, fail: Fail) -> Callable[[], Background | None]:
-        """Call ``tell`` with the changes from view to view, the first of which has the whole view.
+        """Call ``tell`` with the changes between views; the first change contains the whole view.
 
         Returns:
-            What ends it. It returns the thread that followed if nobody wants the views any more: it is ending.
+            A function that ends it. It returns the following thread if there are no more subscribers, because that is
+                ending.
         Raises:
-            Closed: the store was closed.
+            Closed: The store was closed.
         """
         with self._lock:
             if self._closed:
@@ -265,7 +268,7 @@ class Views:
         return cancel
 
     def close(self) -> None:
-        """End: nobody is told any more. From any thread; twice is fine."""
+        """End all subscriptions. Thread-safe and idempotent."""
         with self._lock:
             self._closed = True
             follower, self._follower = self._follower, None
@@ -276,7 +279,7 @@ class Views:
 
 
 class Follower:
-    """Follows the views of a group in a thread of its own, from its construction until it is called off."""
+    """Follows the views of a group in a separate thread, from its construction until it is called off."""
 
     def __init__(self, store: Store, name: str, session: Session | None) -> None:
         self._store = store
@@ -294,7 +297,7 @@ class Follower:
         self._background = Background(self._run, f"latchwork-views-{name}")
 
     def add(self, tell: Tell, fail: Fail) -> object:
-        """Call these from now on; returns what names them."""
+        """Call these functions from now on, and return their key."""
         number = object()
         self._told[number] = (self._replica.tell(tell), fail)
         if self._error is not None:
@@ -302,7 +305,7 @@ class Follower:
         return number
 
     def discard(self, number: object) -> bool:
-        """Call these no more; True if that were the last. Twice is fine."""
+        """Stop calling these functions. Return True if they were the last. Idempotent."""
         cancel, _ = self._told.pop(number, (None, None))
         if cancel is None:
             return False
@@ -310,7 +313,7 @@ class Follower:
         return not self._told
 
     def call_off(self) -> Background:
-        """End, at once and for good. From any thread; does not block. Returns the thread, which is ending."""
+        """End at once and permanently, and return the ending thread. Thread-safe; does not block."""
         self._off.set()
         with self._lock:
             heads = self._heads
@@ -349,7 +352,7 @@ class Follower:
             fail(error)
 
     async def _follow(self, backoff: Backoff) -> None:
-        """Follow until the session ends, or it is called off."""
+        """Follow until the session ends, or until it is called off."""
         session = self._given if self._given is not None else await ask(self._store.primary_session)
         session.ensure_usable()
         server: Background | None = None
@@ -383,7 +386,7 @@ class Follower:
             self._look_again()
 
     def _look_again(self) -> None:
-        """End the look at the members: it begins again, unless the waiter is off."""
+        """Read the members again, unless the waiter is off."""
         with self._lock:
             members = self._members
         if members is not None:
@@ -413,7 +416,7 @@ class Follower:
             await waiter.pause(backoff.next_s())
 
     async def _is_called(self, place: QueuePosition, waiter: Waiter) -> bool:
-        """Wait until nobody is ahead of us, or nobody but the writer; False when called off."""
+        """Wait until nobody, or only the writer, is ahead of us. Return False when called off."""
         over = ""
         while not waiter.is_off:
             ahead = await self._seats.ahead(place)
@@ -425,7 +428,7 @@ class Follower:
         return False
 
     async def _write(self, place: QueuePosition, waiter: Waiter) -> None:
-        """Write a view when the members are not those of the newest one: at once, or as the deputy a little later."""
+        """Write a view when the members differ from the newest one: at once, or as the deputy a little later."""
         duty = Duty(is_writer=await self._become_writer(place))
         tokens: dict[str, int] = {}
         dirty = set(self._replica.ids())
@@ -449,7 +452,7 @@ class Follower:
                 pause_s = duty.pause_s(self._store.clock.now(), is_behind=bool(dirty))
 
     def _fold(self, batch: Batch, tokens: dict[str, int]) -> set[str]:
-        """Take in what the watch says of the members; their ids."""
+        """Take in member changes of the watch, and return the IDs."""
         names = set()
         for each in batch:
             if each.key.rpartition("/")[0] != self._journal.members_key:
@@ -474,7 +477,7 @@ class Follower:
             _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
 
     async def _become_writer(self, place: QueuePosition) -> bool:
-        """Say in our ticket that we write, if nobody is ahead of us: who is next becomes the deputy."""
+        """Write in our ticket that we write, if nobody is ahead of us. The next follower becomes the deputy."""
         if await self._seats.ahead(place):
             return False
         body = {**Ticket.of(place.ticket).body, _WRITES: True}

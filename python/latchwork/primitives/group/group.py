@@ -1,11 +1,11 @@
-"""A group of members with attributes, and numbered views of it that all see in the same order.
+"""A group of members with attributes, and numbered views that all see in the same order.
 
-Keys:  <name>/members/<id>   one per member, dies with its session: weight, labels, address, host, pid, incarnation
-       <name>/evicted/<id>   who was evicted, so that it does not join again by itself
+Keys:  <name>/members/<id>   one per member, bound to its session: weight, labels, address, host, PID, incarnation
+       <name>/evicted/<id>   evicted members, which do not join again by themselves
        views: see ``log``; who writes them: see ``follower``
 
-A member is in once its key is there. It follows the views from the first call that asks for one: a member that nobody
-asks keeps no thread and no watch, and those of one process that are asked share one.
+A member is in the group while its key exists. It follows the views from the first call that needs one. A member that
+nobody asks keeps no thread and no watch, and members of one process share one follower.
 
 docs/design/groups-and-queues.md has the races.
 """
@@ -58,21 +58,20 @@ def list_groups(store: Store, prefix: str = "") -> list[str]:
 class Group(Participant):
     """A member of a group: ``with Group(store, "web", member_id="n1", weight=2.0) as group:`` joins without waiting.
 
-    Without a member id it only looks on. After its session is lost it joins again by itself, as a new incarnation, with
-    the store's next session; with a session handed in it cannot, and ``wait`` says so. Construction does no I/O. Safe
-    to share between threads.
+    Without a member ID it only observes. After a lost session it joins again as a new incarnation with the store's next
+    session. With a given session it cannot, and ``wait`` raises ``SessionLost``. Construction does no I/O. Thread-safe.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which members and views are.
-        member_id: who we are; one live member has it.
-        weight: how much we can bear, for those who divide work.
-        labels: whatever we say of ourselves, text or bytes by name. With the address at most about 4,000 bytes.
-        address: where we are reached.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
-        id_wait_s: seconds to wait for another member of our id to be gone: the one of our process before a restart is,
-            once its session has ended. None waits for one and a half TTLs of our session, 0 not at all.
-        checks: checks that have to hold at the moment when we join; ``Conflict`` ends the group if one does not.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of members and views.
+        member_id: The ID of this member, which only one running member has.
+        weight: The capacity of this member, for dividing work.
+        labels: Any text or bytes by name. With the address at most about 4,000 bytes.
+        address: The address of this member.
+        session: The session of the member, which the caller closes. None uses the store's primary session.
+        id_wait_s: Seconds to wait until another member with our ID has ended, such as that of our process before a
+            restart. None waits for one and a half TTLs of our session, 0 not at all.
+        checks: Checks for the moment when we join. A failed one ends the group with ``Conflict``.
     """
 
     def __init__(
@@ -119,10 +118,10 @@ class Group(Participant):
     # Joining and leaving
 
     def start(self) -> None:
-        """Join, in a thread of its own; does not wait for it. Twice is fine.
+        """Join in a separate thread, without waiting. Idempotent.
 
         Raises:
-            Closed: the group was closed.
+            Closed: The group was closed.
         """
         self._home.check()  # first: a child of a fork may find the lock held for ever
         with self._changed.mutex:
@@ -135,10 +134,10 @@ class Group(Participant):
 
     @driven
     async def close(self) -> None:
-        """Leave: the others see a view without us soon. From any thread; twice is fine.
+        """Leave; others soon see a view without us. Thread-safe and idempotent.
 
-        If the server cannot be reached, that goes on in the background, and our session ends it at the latest.
-        Listeners that take longer than 5 seconds are not waited for.
+        If the server cannot be reached, leaving continues in the background, and our session ends it at the latest.
+        Listeners get 5 seconds.
         """
         if self._home.is_foreign:
             return
@@ -166,11 +165,10 @@ class Group(Participant):
 
     @driven
     async def wait_joined(self, timeout_s: float | None = None) -> None:
-        """Wait until we are in: our key is there, and everybody who looks at the members sees us.
+        """Wait until we have joined: our key exists, and is visible in the members.
 
-        Unlike ``wait`` it does not follow the views, which costs a member nothing from then on.
-
-        Arguments and errors as for ``wait``; and ``LatchworkError`` if we only look on.
+        Unlike ``wait`` it does not follow the views, so it costs nothing afterwards. Arguments and errors as for
+        ``wait``, and ``LatchworkError`` without a member ID.
         """
         membership = self._member()
 
@@ -183,33 +181,33 @@ class Group(Participant):
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> View:
-        """Wait until we are in a view, or, looking on, until there is one.
+        """Wait until we are in a view, or, as an observer, until there is one.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever. Joining goes on when the time is over.
+            timeout_s: Seconds to wait. None waits forever. Joining continues after the timeout.
         Raises:
-            NodeIdInUse: another live member has our id; a dead one would be gone by the time this is raised.
-            MemberEvicted: somebody evicted us.
-            WaitTimeout: we are not in a view yet.
-            SessionLost: the session that was handed in has ended.
-            Conflict: a check that had to hold when we join does not.
-            Closed: the group or its store was closed, or it was never started.
-            PermissionDenied: the account may not write here.
-            LatchworkError: this is a callback.
+            NodeIdInUse: Another running member has our ID; a dead one would be gone by now.
+            MemberEvicted: We were evicted.
+            WaitTimeout: We are not in a view yet.
+            SessionLost: The given session has ended.
+            Conflict: A check for the moment when we join failed.
+            Closed: The group or its store was closed, or it was never started.
+            PermissionDenied: The account may not write here.
+            LatchworkError: The call is inside a callback.
         """
         return await self._wait(self._is_in, timeout_s)
 
     @driven
     async def wait_until(self, is_true: Callable[[View], bool], timeout_s: float | None = None) -> View:
-        """Wait for a view that satisfies; it is asked with every new view, in this thread, and must not block.
+        """Wait for a view that satisfies a function, which is called with new views in this thread and must not block.
 
-        Views that pass while it is not asked are not asked about. Arguments and errors as for ``wait``.
+        Views may be skipped. Arguments and errors as for ``wait``.
         """
         return await self._wait(is_true, timeout_s)
 
     @driven
     async def sync(self, timeout_s: float | None = None) -> View:
-        """Wait for a view that shows the members as they are now, or later. Arguments and errors as for ``wait``."""
+        """Wait for a view that shows the members as of now, or later. Arguments and errors as for ``wait``."""
         self._home.check()
         patience = Patience(self._store.clock, timeout_s)
         head = await ask(self._store.get, self._journal.head_key)
@@ -245,15 +243,15 @@ class Group(Participant):
     async def update(
         self, *, weight: float | None = None, labels: Mapping[str, Label] | None = None, address: str | None = None
     ) -> None:
-        """Change our attributes without rejoining: the others see a view with them soon. None leaves one as it is.
+        """Change our attributes without joining again; others soon see a view with them. None keeps a value.
 
         Raises:
-            SessionLost: we are joining again; nothing was changed.
-            Unavailable: the server could not be reached; nothing was changed.
-            OutcomeUnknown: the attributes may be changed or not.
-            ValueError: they take more than about 4,000 bytes.
-            LatchworkError: we only look on.
-            Closed: the group was closed.
+            SessionLost: We are joining again; nothing was changed.
+            Unavailable: The server could not be reached; nothing was changed.
+            OutcomeUnknown: The attributes may have changed.
+            ValueError: They exceed about 4,000 bytes.
+            LatchworkError: The group has no member ID.
+            Closed: The group was closed.
         """
         self._refuse_closed()
         await self._member().update(weight, labels, address)
@@ -262,27 +260,27 @@ class Group(Participant):
 
     @property
     def view(self) -> View:
-        """The newest view that we have seen; the first use begins to follow them. Does no I/O."""
+        """Return the newest known view. The first call starts to follow them. No I/O."""
         with suppress(LatchworkError):  # it is closed: the last one
             self._listen()
         return self._view
 
     @driven
     async def members(self) -> list[GroupMember]:
-        """Who is in now, sorted by id, from the store: also before any view says so. Needs no joining."""
+        """Return the current members from the store, sorted by ID. Needs no joining."""
         self._home.check()
         entries = await ask(self._store.list, self._members_key)
         return sorted(map(GroupMember.at, entries), key=lambda member: member.id)
 
     def check(self, member_id: str) -> Check:
-        """A check that a member is in, for transactions of yours. Any incarnation will do. Does no I/O."""
+        """Return a check that a member is in the group, in any incarnation, for your transactions. No I/O."""
         return Exists(f"{self._members_key}/{check_member(member_id, 'member')}")
 
     @driven
     async def evict(self, member_id: str, why: str = "") -> bool:
-        """Remove a member, which then does not join again by itself; False if there is none of this id.
+        """Remove a member, which then does not join again by itself. Return False if there is none with this ID.
 
-        It is not stopped: it learns of it with its next view, or the next time it joins. Put ``check`` into writes that
+        The member is not stopped: it notices with its next view, or when it joins again. Add ``check`` to writes that
         only a member may do.
         """
         self._home.check()
@@ -299,9 +297,9 @@ class Group(Participant):
         await self._journal.remove()
 
     def on_view(self, fn: Listener) -> Callable[[], None]:
-        """Call ``fn(change)`` for each view in order, in a callback thread; at once with the view that we have.
+        """Call ``fn(change)`` for each view in order, in a callback thread, and at once for the current view.
 
-        Listeners are called one at a time: a slow one delays the others. Returns what ends it.
+        Listeners are called one at a time: a slow one delays the others. Returns a function that removes the listener.
         """
         self._refuse_closed()
         check_listener(fn)
@@ -330,13 +328,13 @@ class Group(Participant):
                 self._unsubscribe = self._views.subscribe(self._tell, self._tell_trouble)
 
     def _shared_views(self) -> Views:
-        """Followed once for all members of this process that live by the store's primary session."""
+        """Return the views that all members of this process with the store's primary session share."""
         if self._given is not None:
             return Views(self._store, self.name, self._given)
         return self._store.shared(GroupViews, GroupViews).of(self.name)
 
     def _wake_up(self) -> None:
-        """Join, or look whether we are in still. The caller holds the mutex."""
+        """Join, or check that we are still in. The caller holds the mutex."""
         is_idle = self._background is None and not self._leaving and self._error is None
         if is_idle and self._started and self._membership is not None:
             self._begin()
@@ -346,7 +344,7 @@ class Group(Participant):
             self._wake_up()
 
     async def _stay(self, backoff: Backoff) -> None:
-        """Join, if we are not in; what comes after that needs no thread."""
+        """Join if we are not in. Nothing afterwards needs a thread."""
         session = await self._session_for_use()
         session.ensure_usable()
         with closing(Waiter(self._store, session)) as waiter:
@@ -361,7 +359,7 @@ class Group(Participant):
             self._forget_session = session.on_end(self._session_ended)
 
     def _rest(self) -> bool:
-        """End the thread of a member that is in."""
+        """End the thread of a joined member."""
         with self._changed.mutex:
             if self._leaving or not self._member().is_in:
                 return False

@@ -1,11 +1,11 @@
-"""The log of a group's views: a head, steps from view to view, and a base to begin from; how it is read and written.
+"""The log of a group's views: a head, steps between views, and a base to start from.
 
 Keys:  <name>/views                      the head
-       <name>/log/<life>/<number>        one step for each view
-       <name>/base/<life>/<number>-<i>   a whole view, in parts: where those who have none begin
+       <name>/log/<life>/<number>        one step per view
+       <name>/base/<life>/<number>-<i>   a whole view in chunks, for clients that have none
 
-A client that has the members of one view gets each later one from the steps; a client that has none begins from the
-base. A step holds what it changes, never the whole view. Only ``Journal`` touches the network.
+A client with the members of one view gets later views from the steps; a client without starts from the base. A step
+contains only changes. Only ``Journal`` does I/O.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _ATTEMPTS = 20
 
 
 class LoggedMember(Struct, frozen=True, array_like=True):
-    """A member as a step has it: a JSON array.
+    """A member in a step, stored as a JSON array.
 
     Attributes:
-        token: of the write that it comes from: a later state of the member has a greater one.
-        created: as in ``GroupMember``.
-        record: how it described itself.
+        token: The token of its write; a later state of the member has a greater one.
+        created: As in ``GroupMember``.
+        record: Its description.
     """
 
     token: Whole
@@ -59,21 +59,21 @@ class LoggedMember(Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, entry: Entry) -> LoggedMember:
-        """The member whose key this is."""
+        """Return the member of a key."""
         return cls(entry.token, entry.created, StoredMember.at(entry))
 
     def member(self, name: str) -> GroupMember:
-        """The member, whose id is given."""
+        """Return the member with the given ID."""
         return self.record.member(name, self.created)
 
 
 class ViewChangeStep(Struct, frozen=True):
-    """From one view to the next.
+    """The change from one view to the next.
 
     Attributes:
-        number: of the view that it leads to.
-        written: members that are new or changed, by id.
-        gone: ids of those that are not there any more.
+        number: The number of the new view.
+        written: New or changed members by ID.
+        gone: IDs of members that have left.
     """
 
     number: Positive
@@ -82,21 +82,21 @@ class ViewChangeStep(Struct, frozen=True):
 
     @property
     def changes(self) -> int:
-        """How many members it changes."""
+        """The number of changed members."""
         return len(self.written) + len(self.gone)
 
 
 class LogHead(Struct, frozen=True):
-    """Where the log is, and what is kept of it.
+    """The position of the log, and what is kept of it.
 
     Attributes:
-        life: of all steps and bases of one log; when somebody deletes the head, the next log has another.
-        number: of the newest view.
-        first: the number of the oldest step that is kept.
-        base: the number of the view that the base has; 0 is the empty group, which is not stored.
-        chunks: in how many parts the base is stored.
-        changes: of the steps after the base.
-        step: the newest one, if it is small.
+        life: Identifies all steps and bases of one log; after the head was deleted, the next log has another one.
+        number: The number of the newest view.
+        first: The number of the oldest kept step.
+        base: The number of the view in the base; 0 is the empty group, which is not stored.
+        chunks: The number of chunks of the base.
+        changes: The number of changes in the steps after the base.
+        step: The newest step, if it is small.
     """
 
     life: str
@@ -109,20 +109,20 @@ class LogHead(Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: Entry) -> LogHead:
-        """What is stored.
+        """Return the stored head.
 
         Raises:
-            BadRecord: it is no log of views.
+            BadRecord: It is not a log of views.
         """
         return _HEAD.decode_entry(entry)
 
     @classmethod
     def is_one(cls, value: bytes) -> bool:
-        """Whether a value is that of the head of a log."""
+        """Return whether a value is the head of a log."""
         return _HEAD.find(value) is not None
 
     def to_bytes(self) -> bytes:
-        """What to store."""
+        """Return the value to store."""
         return encode(self)
 
 
@@ -136,7 +136,7 @@ _BASE: Decoder[dict[str, LoggedMember]] = Decoder(dict[str, LoggedMember], "a ba
 
 
 class State:
-    """The members of one view, and how to get to the next. One thread at a time."""
+    """The members of a view, and the step to the next one. For one thread at a time."""
 
     def __init__(self, number: int = 0, members: Mapping[str, LoggedMember] | None = None) -> None:
         self.number = number
@@ -150,16 +150,16 @@ class State:
         return iter(self._stored)
 
     def token(self, name: str) -> int | None:
-        """The token of a member as this view has it; None if it is not in."""
+        """Return the token of a member in this view; None if it is not in it."""
         stored = self._stored.get(name)
         return None if stored is None else stored.token
 
     def view(self) -> View:
-        """The view."""
+        """Return the view."""
         return View(self.number, tuple(self._sorted))
 
     def apply(self, step: ViewChangeStep) -> ViewChange:
-        """Go on to the next view, by the step that leads to it."""
+        """Advance to the next view by its step."""
         old: dict[str, GroupMember] = {}
         for name in (*step.gone, *step.written):
             before = self._stored.pop(name, None)
@@ -174,9 +174,9 @@ class State:
         return change(self.view(), old, new)
 
     def step(self, found: Mapping[str, Entry | None]) -> ViewChangeStep | None:
-        """The step to the view that has these members as they were found, None for one that is not there.
+        """Return the step to the view with these members, None for one that has left.
 
-        None when the view has them like that already. What is too much for one step is left for the next.
+        None if the view has them already. What exceeds one step is left for the next.
         """
         written: dict[str, LoggedMember] = {}
         gone: list[str] = []
@@ -193,7 +193,7 @@ class State:
         return ViewChangeStep(self.number + 1, written, gone) if written or gone else None
 
     def chunks(self) -> list[bytes]:
-        """The base of this view, in parts small enough to be stored; may be empty."""
+        """Return the base of this view in chunks that can be stored."""
         parts: list[bytes] = []
         part: dict[str, LoggedMember] = {}
         size = 0
@@ -207,10 +207,10 @@ class State:
 
     @classmethod
     def of(cls, head: LogHead, chunks: Iterable[Entry]) -> State:
-        """The state of a head's base.
+        """Return the state of a head's base.
 
         Raises:
-            BadRecord: what is stored is no base.
+            BadRecord: The stored chunks are not a base.
         """
         members: dict[str, LoggedMember] = {}
         for entry in chunks:
@@ -219,21 +219,21 @@ class State:
 
 
 def read_step(entry: Entry) -> ViewChangeStep:
-    """A step that is stored by itself.
+    """Return a step that is stored separately.
 
     Raises:
-        BadRecord: it is none.
+        BadRecord: It is not a step.
     """
     return _STEP.decode_entry(entry)
 
 
 def write_step(step: ViewChangeStep) -> bytes:
-    """What to store."""
+    """Return the value to store."""
     return encode(step)
 
 
 class Journal:
-    """The log of one group. Holds no state; safe to share between threads."""
+    """The log of one group. Without state; thread-safe."""
 
     def __init__(self, store: Store, name: str, what: str) -> None:
         self.head_key = f"{name}/views"
@@ -243,7 +243,7 @@ class Journal:
         self._what = what
 
     async def load(self, entry: Entry | None) -> tuple[Entry | None, State]:
-        """The newest view, from the base on; and the head that it belongs to, which may be newer than the one given."""
+        """Return the newest view, starting from the base, and its head, which may be newer than the given one."""
         for _ in range(_ATTEMPTS):
             if entry is None:
                 return None, State()
@@ -259,7 +259,7 @@ class Journal:
         raise LatchworkError(f"the views of {self._what} are incomplete: remove the group, its members begin anew")
 
     async def steps(self, head: LogHead, after: int) -> list[ViewChangeStep] | None:
-        """The steps that lead from a view to the newest, in order; None when they are not all there any more."""
+        """Return the steps from a view to the newest one, in order; None if some no longer exist."""
         if after + 1 < head.first:
             return None
         last = [head.step] if head.step is not None and head.number > after else []
@@ -269,13 +269,13 @@ class Journal:
     async def append(
         self, at: Entry | None, state: State, names: Iterable[str]
     ) -> tuple[Entry, LogHead, ViewChangeStep] | None:
-        """Write the next view, with these members as they are now; None if the newest view has them so already.
+        """Write the next view with the current state of these members; None if the newest view has it already.
 
-        The members are read after the head, which must still be as it was when the view is written: so no view is
-        older than the one before it.
+        The members are read after the head, which must be unchanged when the view is written. So no view is older than
+        the one before it.
 
         Raises:
-            Conflict: another was faster.
+            Conflict: Another client was faster.
         """
         names = list(names)[:MOST_CHANGES]
         found = await ask(self._store.get_many, [f"{self.members_key}/{name}" for name in names])
@@ -299,7 +299,9 @@ class Journal:
         return written.entries[0], head, step
 
     async def _based(self, head: LogHead, state: State) -> LogHead:
-        """The head with a base of this state, written if it is time; nobody reads that before the head names it."""
+        """Return the head with a base of this state, written if it is time. Nobody reads the base before the head names
+        it.
+        """
         due = BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state)
         if head.changes < due:
             return head
@@ -309,7 +311,7 @@ class Journal:
         return replace(head, first=head.base + 1, base=state.number, chunks=len(chunks), changes=0)
 
     async def _sweep(self, head: LogHead) -> None:
-        """Delete the steps and bases that nobody needs any more."""
+        """Delete steps and bases that are no longer needed."""
         for kind, least in (("log", head.first), ("base", head.base)):
             names = await ask(self._store.children, self._key(f"{kind}/{head.life}"))
             await self._delete(f"{kind}/{head.life}/{name}" for name in names if _number(name) < least)
@@ -358,6 +360,6 @@ def _step_key(life: str, number: int) -> str:
 
 
 def _number(name: str) -> int:
-    """The number in the name of a step, or of a part of a base; what is neither is kept."""
+    """Return the number in the name of a step or of a chunk; other names are kept."""
     digits = name.partition("-")[0]
     return int(digits) if digits.isdecimal() else 1 << 62

@@ -1,6 +1,7 @@
-"""The key of one member of a group: created, kept up to date, deleted.
+"""The key of one member of a group: created, updated, deleted.
 
-The key of our process before a restart may be there until its session ends. We wait for that: it may be another's key.
+The key of our process before a restart may exist until its session ends. We wait for that, because it may be another
+member's.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ MOST_AT_ONCE = 64
 
 
 class Membership:
-    """Our member of one group. Safe to share between threads.
+    """Our member of a group. Thread-safe.
 
     Args:
-        store: the store.
-        name: the key of the group.
-        me: who we are.
-        what: the group in words.
-        checks: have to hold when we join.
-        id_wait_s: how long another member of our id is waited for; None for 1.5 TTLs of our session.
+        store: The store.
+        name: The key of the group.
+        me: This member.
+        what: The group, for messages.
+        checks: Checks for the moment when we join.
+        id_wait_s: Seconds to wait for another member with our ID; None for 1.5 TTLs of our session.
     """
 
     def __init__(
@@ -71,19 +72,20 @@ class Membership:
 
     @property
     def me(self) -> GroupMember:
-        """Who we are now."""
+        """Return this member as it is now."""
         return self._me
 
     @property
     def is_in(self) -> bool:
-        """Whether our key was there when we last looked, by a session that has not ended."""
+        """Return whether our key existed at the last check, and its session has not ended."""
         session = self._session
         return session is not None and session.remaining_s() > 0.0
 
     def is_missing(self, changes: Sequence[ViewChange], *, is_first: bool) -> bool:
-        """Whether our key may be gone: views are without us, although they had us, or have those who joined after us.
+        """Return whether our key may be gone: views lack us although they had us, or contain members that joined after
+        us.
 
-        So it may be when the first that we see is without us.
+        The first view that we see without us counts, too.
         """
         me = self._me
         found = changes[-1].view.member(me.id)
@@ -96,13 +98,13 @@ class Membership:
         )
 
     async def enter(self, waiter: Waiter) -> None:
-        """Create our key by the waiter's session, or move it there from our last session.
+        """Create our key with the waiter's session, or move it there from our last session.
 
         Raises:
-            NodeIdInUse: another is there, for longer than a dead one could be.
-            MemberEvicted: somebody evicted us.
-            Conflict: one of the checks does not hold.
-            SessionLost: the session ended meanwhile.
+            NodeIdInUse: Another member has our ID for longer than a dead one could.
+            MemberEvicted: We were evicted.
+            Conflict: A check failed.
+            SessionLost: The session ended meanwhile.
         """
         session = waiter.session
         wait_s = session.ttl_s * _PATIENCE_TTLS + 1.0 if self._id_wait_s is None else self._id_wait_s
@@ -121,7 +123,7 @@ class Membership:
             entry = await ask(self._store.get, self.key)
 
     async def _entered(self, session: Session) -> None:
-        """Our key is there by this session; attributes that changed while it was written are written now."""
+        """Record that our key exists with this session, and write attributes that changed meanwhile."""
         with self._lock:
             self._session = self._bound = session
             is_written = self._me is self._written
@@ -130,12 +132,12 @@ class Membership:
             is_written = await self._store_changed(me, session) and self._me is me
 
     async def update(self, weight: float | None, labels: Mapping[str, Label] | None, address: str | None) -> None:
-        """Change our attributes, in the store if we are there; else we join with them. None leaves one as it is.
+        """Change our attributes in the store, or for the next join. None keeps a value.
 
         Raises:
-            Unavailable: nothing was changed.
-            OutcomeUnknown: they may be changed, or not.
-            SessionLost: we are not there any more.
+            Unavailable: Nothing was changed.
+            OutcomeUnknown: They may have changed.
+            SessionLost: We are no longer in the group.
         """
         while True:
             with self._lock:
@@ -160,7 +162,7 @@ class Membership:
                         return
 
     async def _store_changed(self, new: GroupMember, session: Session) -> bool:
-        """Write our key; False if it was changed under us."""
+        """Write our key. Return False if it was changed meanwhile."""
         entry = await self._own(session)
         if entry is None:
             raise SessionLost(f"member {new.id!r} of {self._what} is gone; it joins again by itself")
@@ -179,14 +181,14 @@ class Membership:
         return entry if entry is not None and entry.owner == session.id else None
 
     async def is_there(self) -> bool:
-        """True if the store has our key, linearizable; False before we have entered."""
+        """Return whether our key exists, linearizably; False before we have joined."""
         session = self._session
         return session is not None and await self._own(session) is not None
 
     async def leave(self) -> bool:
-        """Delete our key: now, or in the background until it works or the session has ended.
+        """Delete our key, now or in the background until that works or the session has ended.
 
-        A key of our id that is bound to another session by now is not ours. False if we never had one.
+        A key of our ID with another session is not ours. Return False if we never had one.
         """
         session, self._session, self._bound = self._bound, None, None
         if session is None:
@@ -196,7 +198,7 @@ class Membership:
         return True
 
     async def _drop(self, session: Session) -> bool:
-        """Delete our key if it is there by this session; False when that has to be tried again."""
+        """Delete our key if it has this session. Return False if it must be tried again."""
         try:
             entry = await self._own(session)
             if entry is not None:
@@ -212,7 +214,7 @@ class Membership:
         return None if session.remaining_s() <= 0.0 or await self._drop(session) else backoff.next_s()
 
     async def _pass(self, gate: Gate, entry: Entry | None, waiter: Waiter) -> bool:
-        """Create our key when it is our turn; False if another was faster, or the waiter was called off."""
+        """Create our key when it is our turn. Return False if another client was faster, or when called off."""
         if not await gate.enter(waiter, self._store.clock):
             return False
         try:
@@ -221,7 +223,7 @@ class Membership:
             gate.leave()
 
     async def _create(self, entry: Entry | None, session: Session) -> bool:
-        """Create our key, or take over the one that our last session had; False if another was faster."""
+        """Create our key, or take over that of our last session. Return False if another client was faster."""
         with self._lock:
             now = time.time()
             self._me = replace(self._me, incarnation=uuid.uuid4().hex[:12], joined_at=now, updated_at=now)
@@ -241,7 +243,7 @@ class Membership:
         return True
 
     async def _refuse_evicted(self) -> None:
-        """Raise ``MemberEvicted`` if an incarnation of ours was evicted; its mark is removed."""
+        """Raise ``MemberEvicted`` if our incarnation was evicted, and remove the mark."""
         mark = await ask(self._store.get, self._evicted_key)
         evicted = None if mark is None else Evicted.find(mark.value)
         if mark is not None and evicted is not None and evicted.incarnation in self._incarnations:
@@ -264,7 +266,7 @@ class Membership:
 
 
 async def evict(store: Store, name: str, member_id: str, why: str) -> bool:
-    """Remove a member, so that it does not join again by itself; False if there is none of this id."""
+    """Remove a member, so that it does not join again by itself. Return False if there is none with this ID."""
     key = f"{name}/members/{member_id}"
     while (entry := await ask(store.get, key)) is not None:
         mark = Evicted(GroupMember.at(entry).incarnation, why, time.time()).to_bytes()

@@ -1,7 +1,4 @@
-"""Members of a group as they describe themselves, and views of it: who is in it, numbered, in one order for all.
-
-Pure records and functions, no I/O.
-"""
+"""Members of a group as they describe themselves, and numbered views. Pure records and functions."""
 
 from __future__ import annotations
 
@@ -29,19 +26,19 @@ _by_age = attrgetter("created", "id")
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member, as it described itself.
+    """A member, as it described itself.
 
     Attributes:
-        id: unique in the group.
-        weight: how much it can bear, for those who divide work.
-        labels: whatever it says of itself, text or bytes by name.
-        address: where it is reached.
-        host: its machine.
-        pid: its process.
-        incarnation: changes each time it joins: a member that died and came back has another one.
-        joined_at: when it joined, in Unix seconds by its own clock; 0 when it did not say.
-        updated_at: when it last changed what it says of itself, likewise.
-        created: a number that grows with each that joins the group: the lowest is the oldest member.
+        id: Unique in the group.
+        weight: Its capacity, for dividing work.
+        labels: Any text or bytes by name.
+        address: Its address.
+        host: Its host.
+        pid: Its process.
+        incarnation: Changes each time it joins: a member that died and returned has another one.
+        joined_at: When it joined, in Unix seconds on its own clock; 0 if unknown.
+        updated_at: When it last changed its attributes, likewise.
+        created: A number that grows with each join: the lowest one is the oldest member.
     """
 
     id: str
@@ -57,16 +54,16 @@ class GroupMember:
 
     @classmethod
     def at(cls, entry: Entry) -> GroupMember:
-        """The member whose key this is. A record that nobody of ours can have written counts with its id alone."""
+        """Return the member of a key. An invalid record counts with its ID alone."""
         return StoredMember.at(entry).member(member_id(entry.key), entry.created)
 
     def to_bytes(self) -> bytes:
-        """The value of its key."""
+        """Return the value of its key."""
         return encode(StoredMember.of(self))
 
 
 class Base64(Struct, frozen=True):
-    """A label that is bytes."""
+    """A label of bytes."""
 
     base64: bytes
 
@@ -85,7 +82,7 @@ class StoredMember(Struct, frozen=True):
 
     @classmethod
     def at(cls, entry: Entry) -> StoredMember:
-        """Return what a key holds; the defaults if that is no member."""
+        """Return the record of a key; the defaults for an invalid one."""
         return (_MEMBER.find(entry.value) if len(entry.value) <= MAX_MEMBER_BYTES else None) or cls()
 
     @classmethod
@@ -121,12 +118,12 @@ class StoredMember(Struct, frozen=True):
 
 
 class Evicted(Struct, frozen=True):
-    """The mark of a member that was evicted.
+    """The mark of an evicted member.
 
     Attributes:
-        incarnation: of the member.
-        why: the reason that was given.
-        at: when, in seconds since the epoch.
+        incarnation: Its incarnation.
+        why: The reason.
+        at: Seconds since the epoch.
     """
 
     incarnation: str
@@ -134,7 +131,7 @@ class Evicted(Struct, frozen=True):
     at: Timestamp = 0.0
 
     def to_bytes(self) -> bytes:
-        """The value of its key."""
+        """Return the value of its key."""
         return encode(self)
 
     @staticmethod
@@ -150,16 +147,16 @@ _EVICTED: Decoder[Evicted] = Decoder(Evicted, "the mark of an evicted member")
 
 
 def member_id(key: str) -> str:
-    """The id of the member whose key this is."""
+    """Return the ID of the member with this key."""
     return key.rpartition("/")[2]
 
 
 def check_member(member: GroupMember, what: str) -> GroupMember:
-    """The member itself, if it can be stored.
+    """Return the member if it can be stored.
 
     Raises:
-        ValueError: its weight is negative or no finite number, or it takes too many bytes.
-        TypeError: a label or the address is no text.
+        ValueError: Its weight is negative or not finite, or it takes too many bytes.
+        TypeError: A label or the address is not text.
     """
     who = f"member {member.id!r} of {what}"
     if not math.isfinite(check_least(member.weight, "weight", 0.0)):
@@ -183,11 +180,11 @@ def check_member(member: GroupMember, what: str) -> GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Who is in the group, at one place in the sequence of views that all see.
+    """The members of a group, at one place in the sequence of views that all see.
 
     Attributes:
-        number: 0 for the empty group at the beginning, then one more for each view.
-        members: sorted by id; may be empty.
+        number: 0 for the empty group at the beginning, then one more per view.
+        members: Sorted by ID.
     """
 
     number: int = 0
@@ -198,16 +195,16 @@ class View:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the members, sorted."""
+        """The IDs of the members, sorted."""
         return [member.id for member in self.members]
 
     @property
     def by_age(self) -> list[GroupMember]:
-        """The members, the oldest first."""
+        """Return the members, oldest first."""
         return sorted(self.members, key=_by_age)
 
     def member(self, member_id: str) -> GroupMember | None:
-        """The member of this id, or None."""
+        """Return the member with this ID, or None."""
         place = bisect_left(self.members, member_id, key=_by_id)
         found = self.members[place] if place < len(self.members) else None
         return found if found is not None and found.id == member_id else None
@@ -215,14 +212,14 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """A view, and how it differs from the one that was told before. All sorted by id.
+    """A view, and its differences from the previously reported one. All lists are sorted by ID.
 
     Attributes:
-        view: the new view.
-        joined: who is in it and was not, or is a new incarnation.
-        left: who was in the one before and is not, or was an old incarnation.
-        changed: who changed its attributes, as it is now.
-        skipped: views in between that could not be told, because too many had passed; 0 as a rule.
+        view: The new view.
+        joined: Members that were not in the previous view, or are a new incarnation.
+        left: Members that are no longer in the view, or were an old incarnation.
+        changed: Members with changed attributes, as they are now.
+        skipped: The number of views in between that could not be reported; 0 as a rule.
     """
 
     view: View
@@ -233,7 +230,7 @@ class ViewChange:
 
 
 def change(view: View, old: Mapping[str, GroupMember], new: Mapping[str, GroupMember], skipped: int = 0) -> ViewChange:
-    """What a view changed, from the members that may differ: as they were before it, and as they are in it."""
+    """Return the changes of a view, from the members that may differ, before and in it."""
 
     def same(member: GroupMember, others: Mapping[str, GroupMember]) -> bool:
         other = others.get(member.id)
@@ -250,6 +247,6 @@ def change(view: View, old: Mapping[str, GroupMember], new: Mapping[str, GroupMe
 
 
 def difference(before: View, after: View) -> ViewChange:
-    """What changed from one view to another."""
+    """Return the changes from one view to another."""
     old, new = ({member.id: member for member in view.members} for view in (before, after))
     return change(after, old, new, max(0, after.number - before.number - 1))

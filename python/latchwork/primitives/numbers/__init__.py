@@ -1,4 +1,1 @@
-"""Numbers and budgets in one key: counter, sequence, rate limiter.
-
-The cell and the window stay inside.
-"""
+"""Numbers in one key: counter, sequence, rate limiter."""

@@ -1,11 +1,11 @@
-"""A number in one key, whose every change is applied exactly once, or said to be unknown.
+"""A number in one key. Every change is applied exactly once, or reported as unknown.
 
-Keys:  <name>   {"value", "writes", "recent"} as JSON: the number, how often it was changed, and the nonces of the last
+Keys:  <name>   {"value", "writes", "recent"} as JSON: the number, the number of its changes, and the nonces of the last
                 changes
 
-A change is written on condition that the key is as it was read, so of all tries of one change at most one can land:
-once the key has another version, an earlier try never will. Whether it had landed is told by its nonce; after more
-changes than nonces are kept, nothing tells, and the change is said to be unknown.
+A change is written on condition that the key is as it was read, so at most one of all tries of a change can be applied:
+once the key has another version, an earlier try never will be. The nonce shows whether it was. After more changes than
+nonces are kept, the change is reported as unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEPT = 16
 
 
 class StoredNumber(Struct, frozen=True):
-    """The number as it is stored; it may be of any size. See ``Reading``."""
+    """The stored number, of any size. See ``Reading``."""
 
     value: int
     writes: Count
@@ -43,7 +43,7 @@ _NUMBER: Decoder[StoredNumber] = Decoder(StoredNumber, "a number of ours", "use 
 
 
 def is_number(value: bytes) -> bool:
-    """Whether a value is that of a cell."""
+    """Return whether a value is that of a cell."""
     return _NUMBER.find(value) is not None
 
 
@@ -52,11 +52,11 @@ class Reading:
     """The number as it was read.
 
     Attributes:
-        value: the number; 0 when the key is not there.
-        writes: how often it was changed.
-        recent: the nonces of the last changes, the newest last.
-        check: that it is still so.
-        version: of the key; None when it is not there.
+        value: The number; 0 if the key does not exist.
+        writes: The number of its changes.
+        recent: The nonces of the last changes, newest last.
+        check: The check that it is unchanged.
+        version: The version of the key; None if it does not exist.
     """
 
     value: int
@@ -67,10 +67,10 @@ class Reading:
 
     @classmethod
     def of(cls, key: str, entry: Entry | None) -> Reading:
-        """What an entry says.
+        """Return the reading of an entry.
 
         Raises:
-            BadRecord: it is no such number.
+            BadRecord: It is not such a number.
         """
         if entry is None:
             return cls(0, 0, (), Absent(key), None)
@@ -78,13 +78,13 @@ class Reading:
         return cls(stored.value, stored.writes, stored.recent, At(entry), entry.version)
 
     def changed(self, value: int, nonce: str) -> bytes:
-        """The key's value after a change."""
+        """Return the value of the key after a change."""
         return encode(StoredNumber(value, self.writes + 1, (*self.recent, nonce)[-KEPT:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A try whose outcome is unknown: what it read, and what the number is if it landed."""
+    """A try with an unknown outcome: what it read, and the number if it was applied."""
 
     reading: Reading
     value: int
@@ -92,9 +92,9 @@ class Try:
 
 
 def fate(tried: Try, now: Reading, nonce: str) -> bool | None:
-    """Whether a try landed, as a later reading shows; None when nothing tells. Pure.
+    """Return whether a try was applied, given a later reading; None if that is unknown. Pure.
 
-    A False is final as soon as the next try lands, or if the version is another: the late one checks the old version.
+    A False is final once the next try is applied, or if the version differs: the late one checks the old version.
     """
     if nonce in now.recent:
         return True
@@ -103,9 +103,9 @@ def fate(tried: Try, now: Reading, nonce: str) -> bool | None:
 
 
 def _is_foreign(error: Conflict, now: Reading) -> bool:
-    """Return whether a change was refused for the caller's own checks or writes, and not because others changed it.
+    """Return whether a change was refused because of the caller's own checks or writes.
 
-    A lost ownership is always a reason: it stays lost.
+    A lost ownership is always a reason, because it stays lost.
     """
     failed = error.failed
     return any(isinstance(one, Fence) for one in failed) or (bool(failed) and now.check not in failed)
@@ -116,7 +116,7 @@ async def _nothing(_before: int, _after: int) -> Sequence[Op]:
 
 
 class Cell:
-    """The number at one key. Safe to share between threads and processes."""
+    """The number at one key. Thread-safe, and shared by processes."""
 
     def __init__(self, store: Store, key: str, what: str) -> None:
         self._store = store
@@ -127,7 +127,7 @@ class Cell:
         self._is_alone = False  # no other client changed it between our last two changes
 
     async def read(self) -> Reading:
-        """The number now, linearizable."""
+        """Return the number, linearizable."""
         self._home.check()
         return Reading.of(self._key, await ask(self._store.get, self._key))
 
@@ -143,18 +143,18 @@ class Cell:
         """Replace the number by ``fn(number)``, with other writes in the same transaction.
 
         Args:
-            fn: gives the new number; None changes nothing. May be called several times.
-            checks: must hold too; a fence, for one.
-            ops: written together with the number, given the old one and the new one.
-            timeout_s: seconds to go on trying while others change it too or the server cannot be reached.
-            may_guess: try without a read first if no other client seems to change the number; ``fn`` must not return
+            fn: Returns the new number; None changes nothing. May be called several times.
+            checks: Further checks, such as a fence.
+            ops: Returns operations to write with the number, given the old one and the new one.
+            timeout_s: Seconds for retries while others change it, too, or the server cannot be reached.
+            may_guess: Try without a read first if no other client seems to change the number; ``fn`` must not return
                 None then.
         Returns:
-            The new number, or None when ``fn`` gave None.
+            The new number, or None if ``fn`` returned None.
         Raises:
-            Conflict: one of the caller's checks or writes did not hold, or others kept changing it all the time.
-            Unavailable: not changed.
-            OutcomeUnknown: changed or not, and no way to tell.
+            Conflict: One of the caller's checks or writes failed, or others changed it all the time.
+            Unavailable: Not changed.
+            OutcomeUnknown: It may have been changed.
         """
         self._home.check()
         change = _Change(self, fn, checks, ops, self._written if may_guess and self._is_alone else None)
@@ -185,7 +185,7 @@ class Cell:
 
 
 class _Change:
-    """One change on its way: what was tried, and what became of it. One thread only."""
+    """A change in progress: what was tried, and its outcome. For one thread."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class _Change:
         self._refused: tuple[Hashable, Conflict] | None = None
 
     async def step(self) -> bool:
-        """Try once; True when it is done, False when it has to be tried again."""
+        """Try once. Return True when it is done."""
         guess, self._guess = self._guess, None
         now = guess or await self._cell.read()
         if self._has_landed(now):
@@ -230,7 +230,7 @@ class _Change:
         return True
 
     def why(self, trouble: LatchworkError | None) -> LatchworkError:
-        """What to raise when there is no more time."""
+        """Return the error after the timeout."""
         if self._unknown is not None:
             return OutcomeUnknown(f"{self._cell}: whether it was changed could not be found out: {self._unknown.error}")
         if trouble is not None:
@@ -254,7 +254,9 @@ class _Change:
         return landed
 
     def _refuse_foreign(self, now: Reading) -> None:
-        """The last try was refused though the number did not change: the caller's own checks or writes are why."""
+        """Raise if the last try was refused although the number did not change: the caller's checks or writes
+        failed.
+        """
         if self._refused is not None and self._refused[0] == now.version:
             raise self._refused[1]
         self._refused = None

@@ -1,4 +1,4 @@
-"""A number that many change at once, each change counted exactly once.
+"""A number that many clients change at once. Each change counts exactly once.
 
 Keys:  <name>   {"value", "writes", "recent"} as JSON; see ``cell``
 """
@@ -19,14 +19,14 @@ TIMEOUT_S = 10.0
 
 
 class Counter:
-    """An integer that begins at 0, may be negative and has no limit. Safe to share between threads and processes.
+    """An integer that starts at 0, may be negative and has no limit. Thread-safe, and shared by processes.
 
-    Construction does no I/O. Every change is one transaction on one key: those that change it at the same moment make
-    each other try again, so it is for thousands of changes a minute, not a second.
+    Construction does no I/O. Every change is one transaction on one key, and simultaneous changes make each other
+    retry, so it is for thousands of changes a minute, not a second.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key of the number.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the number.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -39,7 +39,7 @@ class Counter:
 
     @driven
     async def value(self) -> int:
-        """The number now, linearizable."""
+        """Return the number, linearizable."""
         return (await self._cell.read()).value
 
     @driven
@@ -47,17 +47,17 @@ class Counter:
         """Add to the number, exactly once.
 
         Args:
-            amount: may be negative.
-            fence: of an ownership; the change is made only under it.
-            timeout_s: seconds to go on trying while others change it too, or the server cannot be reached.
+            amount: The amount, which may be negative.
+            fence: The fence of an ownership; the change is made only under it.
+            timeout_s: Seconds for retries while others change it, too, or the server cannot be reached.
         Returns:
             The number with this change and all before it.
         Raises:
-            TypeError: it is no whole number.
-            Conflict: not added: the fence is broken, or others kept changing it all the time.
-            Unavailable: not added.
-            OutcomeUnknown: added or not, and no way to tell: the server could not be reached in time after the
-                connection broke, or more than 16 other changes came between.
+            TypeError: The amount is not an integer.
+            Conflict: Not added: the fence is no longer valid, or others changed the number all the time.
+            Unavailable: Not added.
+            OutcomeUnknown: It may have been added: the server could not be reached in time after the connection broke,
+                or more than 16 other changes came in between.
         """
         amount = check_whole(amount, f"an amount for counter {self.name!r}")
         changed = await self._cell.change(lambda now: now + amount, checks=_checks(fence), timeout_s=timeout_s)
@@ -66,7 +66,7 @@ class Counter:
 
     @driven
     async def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        """Set the number, whatever it was. Arguments and errors as for ``add``."""
+        """Set the number. Arguments and errors as for ``add``."""
         value = check_whole(value, f"a value for counter {self.name!r}")
         await self._cell.change(lambda _now: value, checks=_checks(fence), timeout_s=timeout_s)
 
@@ -74,7 +74,7 @@ class Counter:
     async def compare_and_set(
         self, expected: int, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> bool:
-        """Set the number if it is the expected one; False, and nothing written, if it is another.
+        """Set the number if it is the expected one. Return False, without a write, if it is another.
 
         Arguments and errors as for ``add``.
         """

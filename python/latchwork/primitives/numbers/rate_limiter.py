@@ -42,13 +42,13 @@ _SLACK_PART, _LEAST_SLACK_S = 0.1, 0.05
 
 
 class Permits(Struct, frozen=True):
-    """What is stored of a rate limiter.
+    """The stored state of a rate limiter.
 
     Attributes:
-        limit: permits per interval.
-        interval_s: seconds.
-        slack_s: a permit that reaches its taker later than this is not used.
-        given: permits given since the beginning.
+        limit: Permits per interval.
+        interval_s: The interval in seconds.
+        slack_s: A permit that reaches its taker later than this many seconds is not used.
+        given: The number of permits given since the beginning.
     """
 
     limit: Positive
@@ -58,23 +58,23 @@ class Permits(Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: Entry) -> Permits:
-        """What is stored.
+        """Return the stored state.
 
         Raises:
-            BadRecord: it is no rate limiter.
+            BadRecord: It is not a rate limiter.
         """
         return _PERMITS.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
-        """What to store."""
+        """Return the value to store."""
         return encode(self)
 
     def is_like(self, other: Permits) -> bool:
-        """True when both have the same limit, interval and slack."""
+        """Return whether both have the same limit, interval and slack."""
         return replace(self, given=0) == replace(other, given=0)
 
     def with_more(self, count: int) -> Permits:
-        """After so many more were given."""
+        """Return the state after more permits were given."""
         return replace(self, given=self.given + count)
 
 
@@ -82,7 +82,7 @@ _PERMITS: Decoder[Permits] = Decoder(Permits, "permits of a rate limiter", "use 
 
 
 class Window:
-    """What one node knows of the age of permits. Not safe by itself: its owner holds a lock."""
+    """What one node knows of the age of permits. Not thread-safe: its owner holds a lock."""
 
     def __init__(self) -> None:
         self._permits: Permits | None = None
@@ -91,15 +91,15 @@ class Window:
         self._young: deque[tuple[float, int]] = deque()  # when we knew of how many, the oldest first
 
     def learn(self, permits: Permits, life: int, now: float) -> None:
-        """Be told, now, how many had been given; news that are older than what we know change nothing.
+        """Record how many permits had been given by now. Older information changes nothing.
 
-        Of those that had been given before we first knew of any, the last ones may have been given just now. In another
-        life, when the limiter was deleted and made anew, all that it ever gives may come right after those of the old.
+        The last permits that had been given before we first knew of any may have been given just now. In another life,
+        after the limiter was deleted and created again, its permits may come directly after those of the old one.
 
         Args:
-            permits: as stored.
-            life: the token of its creation.
-            now: not before the answer came.
+            permits: As stored.
+            life: The token of its creation.
+            now: A time at or after the arrival of the answer.
         """
         before = self._permits
         if before is not None and (life, permits.given) <= (self._life, before.given):
@@ -114,7 +114,7 @@ class Window:
         self._age(now)
 
     def wait_s(self, count: int, now: float) -> float:
-        """Seconds until so many permits may be given, if nobody else takes any; 0 when they may."""
+        """Return the seconds until this many permits may be given if nobody else takes any; 0 if now."""
         self._age(now)
         assert self._permits is not None
         permits = self._permits
@@ -133,27 +133,28 @@ class Window:
 
 
 def _lifetime_s(permits: Permits) -> float:
-    """How long a permit counts after we came to know of it. Clocks may differ in speed by a thousandth."""
+    """Return the seconds that a permit counts after we learned of it. Clocks may differ by a thousandth."""
     return (permits.interval_s + permits.slack_s) * 1.001
 
 
 class RateLimiter(Closes):
-    """``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at most 100 times in any minute.
+    """A rate limit for the cluster: ``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at
+    most 100 times in any minute.
 
-    No interval of that length, wherever it begins, has more acquisitions in the whole cluster. This costs a rate of
-    ``permits / (interval_s + slack_s)`` at most, and one write per acquisition. A limiter object whose first read finds
-    permits given may have to wait for one interval: it cannot know how old they are. So keep one object per process.
-    Construction does no I/O. Safe to share between threads.
+    No interval of that length, wherever it begins, has more acquisitions in the whole cluster. The rate is therefore at
+    most ``permits / (interval_s + slack_s)``, with one write per acquisition. An object whose first read finds given
+    permits may have to wait for one interval, because it does not know their age. So keep one object per process.
+    Construction does no I/O. Thread-safe.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which all is stored.
-        permits: how many per interval; the same everywhere.
-        interval_s: seconds; the same everywhere.
-        slack_s: how long the store may take to answer, the same everywhere: later answers are not used. None takes a
-            tenth of the interval, 0.05 s at least.
-        session: what ends our waits; it stays the caller's. None takes the store's primary session.
-        label: what others see when they ask who waits.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the limiter.
+        permits: Permits per interval; the same for all clients.
+        interval_s: The interval in seconds; the same for all clients.
+        slack_s: Seconds that the store may take to answer, the same for all clients: later answers are not used. None
+            uses a tenth of the interval, at least 0.05 s.
+        session: The session that ends our waits; the caller closes it. None uses the store's primary session.
+        label: The name of the waiter for others.
     """
 
     def __init__(
@@ -193,18 +194,18 @@ class RateLimiter(Closes):
     async def acquire(self, count: int = 1, *, timeout_s: float | None = None) -> None:
         """Wait for permits, and take them.
 
-        Who waits is served in the order of arrival; one that comes just when a permit is free may be faster.
+        Waiters are served in the order of arrival. A client that comes just when a permit is free may be faster.
 
         Args:
-            count: so many at once.
-            timeout_s: seconds to wait; None waits for ever, 0 tries once.
+            count: The number of permits.
+            timeout_s: Seconds to wait. None waits forever, 0 tries once.
         Raises:
-            WaitTimeout: there were none in that time; or the store answered too slowly, and permits were wasted.
-            ValueError: more at once than there are per interval.
-            SessionLost: our session ended while waiting.
-            Unavailable, OutcomeUnknown: the server could not be reached in that time; permits may be wasted.
-            Closed, ForkedProcess: as for every primitive.
-            LatchworkError: the limiter has another rate than we were told, or this is a callback.
+            WaitTimeout: There were none in time, or the store answered too slowly and permits were wasted.
+            ValueError: More than the permits per interval.
+            SessionLost: Our session ended while waiting.
+            Unavailable, OutcomeUnknown: The server could not be reached in time. Permits may be wasted.
+            Closed, ForkedProcess: As for every primitive.
+            LatchworkError: The limiter has another rate, or the call is inside a callback.
         """
         if not 1 <= check_whole(count, "count") <= self._fresh.limit:
             raise ValueError(f"{self._what} can give 1 to {self._fresh.limit} permits at once, not {count!r}")
@@ -218,18 +219,18 @@ class RateLimiter(Closes):
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Who waits, in order."""
+        """Return the waiters in order."""
         return await self._queue.tickets()
 
     @driven
     async def given(self) -> int:
-        """How many permits were given since the beginning, wasted ones included."""
+        """Return how many permits were given since the beginning, including wasted ones."""
         self._waits.check()
         entry = await ask(self._store.get, self._key)
         return 0 if entry is None else Permits.of(entry).given
 
     def close(self) -> None:
-        """Stop following the permits, and call off who waits through this object. From any thread; twice is fine."""
+        """Stop following the permits, and end the waits of this object. Thread-safe and idempotent."""
         if self._waits.close():
             with self._lock:
                 watch, self._watch = self._watch, None
@@ -244,7 +245,7 @@ class RateLimiter(Closes):
     # Inside
 
     async def _queue_for(self, count: int, waiter: Waiter, patience: Patience, late: int) -> bool:
-        """Wait in the queue until permits may be given, and take them; False when the answer came too late."""
+        """Wait in the queue until permits may be given, and take them. Return False if the answer came too late."""
         place = None if patience.is_over else await take_turn(self._queue, waiter, patience)
         if place is None:
             raise self._timed_out(waiter, late)
@@ -262,7 +263,9 @@ class RateLimiter(Closes):
                 await self._queue.leave(place)
 
     async def _try_take(self, count: int, place: QueuePosition | None) -> float | None:
-        """Take permits if they may be given now: 0.0; else how long to wait; None when the answer came too late."""
+        """Take permits if they may be given now, and return 0.0; otherwise the seconds to wait. None: the answer came
+        too late.
+        """
         clock = self._store.clock
         if self._watch is None:
             self._follow()
@@ -294,7 +297,7 @@ class RateLimiter(Closes):
             return None
 
     def _follow(self) -> None:
-        """Know of permits as soon as they are given: what is known later counts for longer."""
+        """Follow permits, because what is known later counts for longer."""
         watch = self._store.watch(self._key)
         with self._lock:
             is_wanted = self._watch is None and not self._waits.is_closed

@@ -1,7 +1,7 @@
-"""Ids without gaps: an id is taken by the very transaction that writes its record.
+"""IDs without gaps: an ID is taken by the transaction that writes its record.
 
-Keys:  <name>   {"value", "writes", "recent"} as JSON, the value being the last id; see ``cell``
-       and whatever records the takers write
+Keys:  <name>   {"value", "writes", "recent"} as JSON, the value being the last ID; see ``cell``
+       and the records that the takers write
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Record = Callable[[int], Ops]
 
 
 class Sequence:
-    """The numbers 1, 2, 3 ...: every id up to the last one has its record, and nobody else's record has it.
+    """The numbers 1, 2, 3 ...: every ID up to the last one has exactly one record.
 
-    There is no gap, whoever dies at any moment: the id and its record are one transaction, all or nothing. For the same
-    reason no id is given without a record in this store: a number that is only handed out is lost when its taker dies.
-    Write a record of another system afterwards, from the record here.
+    There is no gap, whoever dies at any time, because the ID and its record are one transaction. For the same reason no
+    ID is given without a record in this store: a number that is only handed out is lost when its taker dies. Write a
+    record of another system afterwards, from the record here.
 
-    Construction does no I/O. Safe to share between threads and processes.
+    Construction does no I/O. Thread-safe, and shared by processes.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key of the last id.
+        store: The store, or a namespace of it. The caller closes it.
+        name: The key of the last ID.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -46,30 +46,29 @@ class Sequence:
 
     @driven
     async def last(self) -> int:
-        """The last id taken, 0 if none was."""
+        """Return the last taken ID, 0 if none was."""
         return (await self._cell.read()).value
 
     @driven
     async def take(
         self, record: Record, *, count: int = 1, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> range:
-        """Take the next ids, in one transaction with their records.
+        """Take the next IDs, in one transaction with their records.
 
         Args:
-            record: given an id, what is to be written with it: at least one operation, on keys of your choice. Called
-                again, with other ids, when others were faster.
-            count: how many ids; all their records are one transaction, with its limits.
-            fence: of an ownership; they are taken only under it.
-            timeout_s: seconds to go on trying while others take ids too, or the server cannot be reached.
+            record: Returns the operations to write with an ID, at least one. Called again with other IDs when other
+                clients were faster.
+            count: The number of IDs. All records are one transaction, with its limits.
+            fence: The fence of an ownership; they are taken only under it.
+            timeout_s: Seconds for retries while others take IDs, too, or the server cannot be reached.
         Returns:
-            The ids: ``range(first, last + 1)``.
+            The IDs: ``range(first, last + 1)``.
         Raises:
-            Conflict: none taken: the fence is broken, a key to be created exists, or others kept taking ids all the
-                time.
-            ValueError: an id got no record.
-            TransactionTooLarge: too many ids for one transaction.
-            Unavailable: none taken.
-            OutcomeUnknown: taken, with their records, or not: look for the records.
+            Conflict: None taken: the fence is no longer valid, a key to create exists, or others took IDs all the time.
+            ValueError: An ID got no record.
+            TransactionTooLarge: Too many IDs for one transaction.
+            Unavailable: None taken.
+            OutcomeUnknown: They may have been taken, with their records: look for the records.
         """
         if check_whole(count, "count") < 1:
             raise ValueError(f"count must be at least 1, not {count}")
