@@ -14,9 +14,12 @@ import latchwork
 from latchwork.cli.main import application
 from latchwork.words import counted
 from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.home import Home
 from latchwork_workflows.keys import Item, workflows_store
 from latchwork_workflows.serve import Serve, ServeOptions
+from latchwork_workflows.web import Role
 from latchwork_workflows.worker import WorkerOptions
 from patience import eventually
 
@@ -179,6 +182,28 @@ def test_all_that_a_task_wrote_is_shown_to_who_follows_however_much_and_lines_st
     assert lines[:100_000] == [f"talks | line {each}" for each in range(1, 100_001)]
     assert lines[100_000] == f"talks | {'0' * 5000}"
     assert lines[100_001].startswith("talks | no end")
+
+
+def test_commands_ask_an_api_by_its_url(flows, nightly, served, monkeypatch, tmp_path):
+    database = Database(served.home.database)
+    accounts = DatabaseAccounts(database)
+    accounts.ensure("remote", Role.OPERATOR)
+    token = accounts.new_token("remote", "test", by="test")[1]
+    database.close()
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_TOKEN", token)
+    flows("list").refused(2, "no database")
+    found = flows("list", "--url", served.url, "--json").json["workflows"]
+    assert "default.nightly" in {each["workflow"] for each in found}
+    ended = flows("start", nightly, "--url", served.url, "--wait", "--json").json
+    assert ended["state"] == "success"
+    assert flows("logs", ended["run"], "extract", "--url", served.url).out
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_URL", served.url)
+    assert flows("show", ended["run"], "--json").json["by"] == "remote"
+    flows("online", nightly).refused(1, "remote is no editor")
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_TOKEN", "lw_wrong")
+    flows("runs").refused(1, "token is not valid")
+    flows("runs", "--url", "flows.example.org").refused(2, "is the address of an API")
 
 
 def test_workflows_schedules_and_workers_are_listed(flows, nightly):
@@ -415,7 +440,7 @@ def test_a_backfill_of_wrong_dates_is_one_clear_error(flows, nightly):
     flows("backfill", nightly, "--from", "2025-10-25").refused(2, "give --from and --to, or --dates")
     flows("backfill", nightly, "--dates", "yesterday").refused(2, "'yesterday' is no date; write it as 2026-11-22")
     flows("backfill", nightly, "--from", "2025-10-25", "--to", "2025-10-24").refused(2, "put the earlier date first")
-    flows("backfill", nightly, "--dates", "2025-10-25", "--order", "up").refused(2, "neither asc nor desc")
+    flows("backfill", nightly, "--dates", "2025-10-25", "--order", "up").refused(2, "order: Input should be")
 
 
 def test_a_backfill_is_stopped(flows, tmp_path):
