@@ -61,7 +61,7 @@ def nested(number: int, parts: list[int], context: TaskContext) -> object:
     _run(context, parts)
     plan = child_plan(functions=FUNCTIONS)
     pieces = [plan.add("step", each, []) for each in parts]
-    return plan.giving(plan.add("step", number, pieces, name="sum"))
+    return plan.with_result(plan.add("step", number, pieces, name="sum"))
 
 
 def serve(wire, url, node_id):
