@@ -7,7 +7,7 @@ import logging
 #: Minor version to the first patch that has a cure; later minor versions have it, earlier ones do not.
 Patches = dict[tuple[int, int], int]
 
-_warned: set[tuple[str, str]] = set()
+_warned: set[tuple[str, ...]] = set()
 #: Of etcd.
 _SURVIVES_CUT_READS: Patches = {(3, 4): 23, (3, 5): 7}
 _PROGRESS_IS_PROOF: Patches = {(3, 4): 25, (3, 5): 8}
@@ -19,11 +19,11 @@ _LOSES_ALL_THE_SAME = ("3.9.3",)
 _VERSION, _MODE = "Zookeeper version: ", "Mode: "
 
 
-def warn_once(log: logging.Logger, message: str, version: str, hosts: str) -> None:
-    """Log a warning about the version of a server, once per process, server and version."""
-    if (version, hosts) not in _warned:
-        _warned.add((version, hosts))
-        log.warning(message, version, hosts)
+def warn_once(log: logging.Logger, message: str, *what: str) -> None:
+    """Log a warning about a server, such as its version and hosts, once per process."""
+    if (message, *what) not in _warned:
+        _warned.add((message, *what))
+        log.warning(message, *what)
 
 
 def has(version: str, cured: Patches) -> bool:

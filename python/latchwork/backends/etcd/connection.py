@@ -47,6 +47,18 @@ _FIRST_TRY_S = 2.0
 #: longer one would find a server later that was out of reach: the kernel sends a lost SYN again after 1, 3 and 7 s.
 _LEAST_CONNECT_S, _MOST_CONNECT_S = 1.0, 5.0
 _MAY_LOSE_DATA = "etcd %s at %s may lose confirmed writes when a server is killed; upgrade to 3.4.21, 3.5.5 or newer"
+#: Half of etcd's default quota; servers before 3.6 do not say which quota they have.
+_LARGE_BYTES = 1 << 30
+_LARGE = (
+    "the database of etcd at %s has more than 1 GB, and at its quota, 2 GB by default, etcd refuses all writes; "
+    "compact and defragment it, and set --auto-compaction-retention"
+)
+#: So many writes make it worth asking whether the history was ever compacted: a day of a few nodes.
+_MANY_REVISIONS = 100_000
+_NEVER_COMPACTED = (
+    "etcd at %s keeps the history of every write and was never compacted: at its quota it refuses all writes; set "
+    "--auto-compaction-mode=periodic --auto-compaction-retention=1h"
+)
 _CLOSED = "the store was closed; open a new one"
 _STALE_CLIENT = "the token of the etcd3 client has expired; connect a new client, or give user and password to connect"
 #: A server that does not tell its version by then is taken for an old one.
@@ -344,9 +356,25 @@ class Link:
             self.survives_cut_reads = survives_cut_reads(status.version)
             self.progress_is_proof = progress_is_proof(status.version)
             if etcd_may_lose_data(status.version):
-                warn_once(_log, _MAY_LOSE_DATA, status.version, join_hosts(self._hosts))
+                warn_once(_log, _MAY_LOSE_DATA, status.version, join_hosts(self._url.hosts))
+            yield from self._warn_of_history(status, probe, soon)
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
+
+    def _warn_of_history(self, status: Any, probe: Any, deadline: float) -> Steps[None]:
+        """Warn of a database that is on its way to its quota, where etcd refuses all writes."""
+        hosts = join_hosts(self._url.hosts)
+        if status.dbSize > _LARGE_BYTES:
+            warn_once(_log, _LARGE, hosts)
+        if status.header.revision < _MANY_REVISIONS:
+            return
+        oldest = pb.RangeRequest(key=probe.key, revision=1, limit=1, keys_only=True)
+        try:
+            yield from self.call("Range", oldest, "read its oldest state", deadline)
+        except LatchworkError as error:
+            _log.debug("etcd at %s keeps no history from the beginning, or does not say: %s", hosts, error)
+        else:
+            warn_once(_log, _NEVER_COMPACTED, hosts)
 
     def _authenticate(self) -> Steps[None]:
         try:

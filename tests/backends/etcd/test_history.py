@@ -1,0 +1,49 @@
+"""A process is warned once of an etcd that keeps all history, or whose database is large."""
+
+from __future__ import annotations
+
+import pytest
+
+import latchwork
+from latchwork.backends import versions
+from latchwork.backends.etcd import connection
+from latchwork_testkit.servers import EtcdServer
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(versions, "_warned", set())
+    monkeypatch.setattr(connection, "_MANY_REVISIONS", 20)
+    with EtcdServer("3.5") as started:
+        yield started
+
+
+def told(server, caplog):
+    """Connect twice, and return what was warned of."""
+    caplog.clear()
+    for _ in range(2):
+        latchwork.connect(server.url("history")).close()
+    return [record.getMessage() for record in caplog.records if "may lose" not in record.getMessage()]
+
+
+def write(server, count):
+    with latchwork.connect(server.url("history")) as store:
+        for number in range(count):
+            store.put("key", b"%d" % number)
+
+
+def test_a_history_that_was_never_compacted_is_warned_of_once(server, raw_client, caplog, monkeypatch):
+    assert told(server, caplog) == []
+    write(server, 30)
+    (warning,) = told(server, caplog)
+    assert "never compacted" in warning
+    assert "--auto-compaction-retention" in warning
+    monkeypatch.setattr(versions, "_warned", set())
+    raw_client(server).compact()
+    assert told(server, caplog) == []
+
+
+def test_a_database_that_nears_its_quota_is_warned_of_once(server, caplog, monkeypatch):
+    monkeypatch.setattr(connection, "_LARGE_BYTES", 10_000)
+    (warning,) = told(server, caplog)
+    assert "more than 1 GB" in warning
