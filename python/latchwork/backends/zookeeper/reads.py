@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from latchwork._core import ZooKeeperCodec
-from latchwork.backends.futures import Steps
+from latchwork.backends.futures import Steps, drive
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
@@ -281,8 +281,7 @@ class Lister:
         stale_ok: bool = False,
     ) -> Steps[list[Entry]]:
         """Return the keys directly below, sorted. A stale entry, too, has a version that a check can use."""
-        context = yield from self.reader.begin(connection, deadline, stale_ok=stale_ok)
-        names = yield from self.reader.names(connection, prefix, deadline)
+        context, names = yield from self._begin(connection, prefix, deadline, stale_ok=stale_ok)
         keys = sorted(key for key in below(prefix, names) if start_after is None or key > start_after)
         entries: list[Entry] = []
         at = step = 0
@@ -301,9 +300,10 @@ class Lister:
         self, connection: Connection, prefix: str, limit: int | None, start_after: str | None, deadline: float
     ) -> Steps[list[Entry]]:
         """Return the subtree in order, up to the limit."""
-        context = yield from self.reader.begin(connection, deadline)
         if limit is None and start_after is None:
-            return (yield from self.subtree(context, prefix))
+            context, names = yield from self._begin(connection, prefix, deadline)
+            return (yield from self._subtree(context, below(prefix, names)))
+        context = yield from self.reader.begin(connection, deadline)
         part = _SubtreePart(prefix, start_after)
         entries: list[Entry] = []
         while part.todo and (limit is None or len(entries) < limit):
@@ -316,6 +316,15 @@ class Lister:
             entries += part.take()
         return entries[:limit]
 
+    def _begin(
+        self, connection: Connection, prefix: str, deadline: float, *, stale_ok: bool = False
+    ) -> Steps[tuple[ReadContext, list[str]]]:
+        """Begin as ``Reader.begin``, and read the names below a prefix, in one round trip."""
+        beginning = drive(self.reader.begin(connection, deadline, stale_ok=stale_ok))
+        asked = self.reader.ask_names(connection, prefix, deadline)
+        context: ReadContext = yield beginning
+        return context, (yield from self.reader.names_of(prefix, asked))
+
     def subtree(self, context: ReadContext, prefix: str) -> Steps[list[Entry]]:
         """Return all keys below the prefix, sorted, without a barrier of its own."""
         names = yield from self.reader.names(context.connection, prefix, context.deadline)
@@ -324,10 +333,10 @@ class Lister:
     def _subtree(self, context: ReadContext, level: list[str]) -> Steps[list[Entry]]:
         entries: list[Entry] = []
         while level:
+            reading = drive(self._below_each(context, level))  # at once: one round trip for each level
             found = yield from self.reader.read_keys(context, level)
             entries.extend(entry for entry in found if entry is not None)
-            bound = {entry.key for entry in found if entry is not None and entry.owner is not None}
-            parents = yield from self._below_each(context, [key for key in level if key not in bound])
+            parents: list[tuple[str, list[str]]] = yield reading
             level = [key for _, found_below in parents for key in found_below]
         entries.sort(key=attrgetter("key"))
         return entries
