@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         ValueTooLarge,
         WaitTimeout,
     )
-    from latchwork.primitives import forget
-    from latchwork.store import Mirror, Pipeline, Session, Store, Tx, Watch, connect
+    from latchwork.primitives.removal import forget
+    from latchwork.store import Mirror, Pipeline, Session, Store, Tx, Watch
+    from latchwork.store.connect import connect
     from latchwork.types import Absent, At, Change, Committed, Create, Delete, Entry, Exists, Fence, Put
 else:
     __getattr__ = late(
@@ -70,7 +71,7 @@ else:
                 "ValueTooLarge",
                 "WaitTimeout",
             ),
-            "latchwork.primitives": ("forget",),
+            "latchwork.primitives.removal": ("forget",),
             "latchwork.store": (
                 "Mirror",
                 "Pipeline",
