@@ -79,10 +79,11 @@ class WorkflowsLoad(Load):
         with self.database.write() as connection:
             pools.put(connection, PoolSettings(name=POOL, size=POOL_SIZE))
         made = definitions(self.journal)
-        self.after, self.began_at = written_after(made), time.time()
+        self.after = written_after(made)
         with client_of(self.database, self.store) as client:
             for each in made:
                 client.workflows.apply(each)
+        self.began_at = time.time()  # no fire time from before its schedule was set is owed
         self.requests = Requests(self.database_url(), self.storm.seed)
         opened.callback(self.requests.free)
 
