@@ -53,7 +53,7 @@ help:
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
 	@echo '                 WHAT=clients           latchwork next to other clients of etcd, each in an environment of its own'
 	@echo '                 WHAT=dependencies      known vulnerabilities of the installed packages'
-	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, work_queue, workers, executor, plans, workflows, startup or instructions'
+	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, work_queue, workers, executor, plans, workflows or startup'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
 	@echo '  make protos    generate the messages of etcd'"'"'s API again; takes Go and a network, and is needed for new ones only'

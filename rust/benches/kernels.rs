@@ -1,6 +1,6 @@
 //! Runs one kernel so many times: to be timed, or to have its instructions counted by `scripts/count_instructions`.
 //!
-//! Kernels: best, weighted, top3, and fmix64, a plain loop. Levels: portable, baseline, avx2, avx512.
+//! Kernels: best, weighted, top3, and fmix64, a plain loop. Levels: baseline, avx2, avx512.
 //!
 //! `kernels KERNEL LEVEL WORKERS KEYS [REPEATS]` prints billions of pairs per second, the best of the repeats.
 
@@ -42,7 +42,7 @@ fn runner<'a>(kernel: &str, level: &str, hashes: &'a [u64], keys: &'a [u64]) -> 
     let mut three = vec![0; keys.len() * hashes.len().min(3)];
     match kernel {
         "best" => Box::new(move || best(level, &plain, keys, &mut owners, &mut scores)),
-        "weighted" => Box::new(move || weighted(level, (&unequal, &weights), keys, &mut owners, &mut scores)),
+        "weighted" => Box::new(move || weighted(level, &unequal, keys, &mut owners, &mut scores)),
         "top3" => Box::new(move || top(level, &plain, keys, 3, &mut three)),
         _ => panic!("unknown kernel '{kernel}'"),
     }

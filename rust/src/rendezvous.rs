@@ -341,7 +341,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
 
     fn fast_owners(&self, hashes: &[u64], owners: &mut [u32], scores: &mut [u32]) {
         if self.weighted {
-            kernel::weighted(self.level, (&self.table, &self.weights), hashes, owners, scores);
+            kernel::weighted(self.level, &self.table, hashes, owners, scores);
         } else {
             kernel::best(self.level, &self.table, hashes, owners, scores);
         }
@@ -400,7 +400,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
                 Table::new(&hashes, if weighted { &weights } else { &[] })
             }
         };
-        Subset { of: self, workers, weights, weighted, table }
+        Subset { of: self, workers, table }
     }
 
     /// The best `k` workers, best first; all of them if there are fewer. O(workers + k log k).
@@ -426,8 +426,6 @@ fn processors() -> usize {
 pub struct Subset<'a, S> {
     of: &'a Rendezvous<S>,
     workers: Vec<u32>,
-    weights: Vec<f64>,
-    weighted: bool,
     table: Table,
 }
 
@@ -438,9 +436,8 @@ impl<S: AsRef<str> + Sync> Subset<'_, S> {
             return self.of.best_of(key, self.workers.iter().copied(), buffer).expect("some worker has room");
         }
         let (mut owner, mut score) = ([0], [0]);
-        if self.weighted {
-            let table = (&self.table, &self.weights[..]);
-            kernel::weighted(self.of.level, table, &[key.hash], &mut owner, &mut score);
+        if self.table.is_weighted() {
+            kernel::weighted(self.of.level, &self.table, &[key.hash], &mut owner, &mut score);
         } else {
             kernel::best(self.of.level, &self.table, &[key.hash], &mut owner, &mut score);
         }

@@ -45,7 +45,7 @@ proptest! {
                 prop_assert_eq!(owners[at], expected[0], "{}", level.name());
                 prop_assert_eq!(&tops[at * places..][..places], &expected[..places], "{}", level.name());
             }
-            weighted(level, (&unequal, &weights), &keys, &mut owners, &mut scores);
+            weighted(level, &unequal, &keys, &mut owners, &mut scores);
             for (at, key) in keys.iter().enumerate() {
                 prop_assert_eq!(owners[at], ranked(*key, &workers, &weights)[0], "weighted, {}", level.name());
             }

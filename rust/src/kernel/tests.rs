@@ -30,7 +30,7 @@ fn found(level: Level, table: &Table, weights: &[f64], keys: &[u64]) -> Vec<(u32
     if weights.is_empty() {
         best(level, table, keys, &mut owners, &mut scores);
     } else {
-        weighted(level, (table, weights), keys, &mut owners, &mut scores);
+        weighted(level, table, keys, &mut owners, &mut scores);
     }
     owners.into_iter().zip(scores).collect()
 }
