@@ -97,7 +97,7 @@ demo: build
 
 test: build
 	sh scripts/install_test_servers
-	cargo test --quiet $(LOCKED) --no-default-features
+	cargo test --quiet $(LOCKED) -p latchwork_core
 	sh scripts/run_tests $(ARGS)
 
 quick: build

@@ -3,7 +3,7 @@
     python benches/bench_border.py             prints the table
     python benches/bench_border.py --json      the same for programs
 
-The same operations on the same items and workers, on one thread, in a Rust program (`rust/benches/stateful.rs`) and
+The same operations on the same items and workers, on one thread, in a Rust program (`rust/core/benches/stateful.rs`) and
 through `latchwork._core`, taking turns; the least of the rounds counts. A change through Python also gives a list of
 what moved, with the items' own `str`. Adding includes reading and hashing the new texts; Rust is given their hashes.
 """
@@ -28,7 +28,7 @@ GOALS = {"assign": 1.25, "leave": 1.25, "join": 1.25, "hash": 2.0}
 
 def build():
     """Build the Rust program; its path."""
-    command = ["cargo", "bench", "--no-default-features", "--bench", "stateful", "--no-run"]
+    command = ["cargo", "bench", "-p", "latchwork_core", "--bench", "stateful", "--no-run"]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stderr
     found = re.search(r"\((\S*stateful-\w+)\)", output)
     if found is None:

@@ -219,7 +219,7 @@ BYPASSES = re.compile(
 def test_nothing_runs_python_code_but_what_is_made_to_be_stopped():
     found = {
         f"{source.name}: {line.strip()}"
-        for source in (SOURCES / "src" / "py").rglob("*.rs")
+        for source in (SOURCES / "python" / "src").rglob("*.rs")
         for line in source.read_text(encoding="utf-8").splitlines()
         if source.name != "calls.rs" and BYPASSES.search(line)
     }

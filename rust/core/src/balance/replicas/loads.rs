@@ -1,0 +1,143 @@
+//! How many replicas each worker gets, and by how much that may vary without being worse.
+//!
+//! A zone gets `base` replicas of each item for certain; of the extras it gets at most one of each item, and only if it is
+//! open. Units are given out one at a time, each to the worker that pays least for it: first what each zone gets for
+//! certain, then the extras. The limits (one unit of an item per worker, zone totals) are nested and costs are convex,
+//! so this is exact.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::{Replicas, Spread};
+use crate::balance::quota;
+use crate::cancel::Cancel;
+use crate::error::Error;
+
+/// A worker's load may be anything from `least` to `most`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    pub least: u32,
+    pub most: u32,
+}
+
+/// Optimal loads.
+#[derive(Debug)]
+pub struct Loads {
+    /// By worker.
+    pub workers: Vec<Range>,
+    /// By zone: the total, and whether it may vary, against those of other zones that may.
+    pub zones: Vec<(u64, bool)>,
+}
+
+impl Loads {
+    pub fn new(problem: &Replicas, spread: &Spread, cancel: &Cancel<'_>) -> Result<Self, Error> {
+        let mut fill = Fill::new(problem, spread);
+        for zone in 0..spread.base.len() {
+            let certain = u64::from(fill.items) * u64::from(spread.base[zone]);
+            for _ in 0..certain {
+                cancel.spend(8)?;
+                fill.give(zone);
+            }
+        }
+        for _ in 0..u64::from(fill.items) * u64::from(spread.extras) {
+            cancel.spend(8 + spread.base.len() as u64)?;
+            let zone = fill.cheapest().expect("extras fit into the open zones");
+            fill.give(zone);
+            fill.extra[zone] += 1;
+        }
+        Ok(fill.ranges())
+    }
+}
+
+/// Loads in the making.
+struct Fill<'p> {
+    problem: &'p Replicas,
+    spread: &'p Spread,
+    items: u32,
+    loads: quota::Loads,
+    /// By zone, its workers with room, by what one more costs.
+    queues: Vec<BinaryHeap<Reverse<(i64, u32)>>>,
+    /// By zone, how many extras it has.
+    extra: Vec<u32>,
+}
+
+impl<'p> Fill<'p> {
+    fn new(problem: &'p Replicas, spread: &'p Spread) -> Self {
+        let (items, zones) = (problem.previous.len() as u32, spread.base.len());
+        let loads = quota::Loads::none(&problem.weights);
+        let mut queues = vec![BinaryHeap::new(); zones];
+        if items > 0 {
+            for (worker, zone) in (0..).zip(&problem.zone) {
+                queues[*zone as usize].push(Reverse((loads.taking(worker), worker)));
+            }
+        }
+        Self { problem, spread, items, loads, queues, extra: vec![0; zones] }
+    }
+
+    /// One more for the worker of a zone that pays least.
+    fn give(&mut self, zone: usize) {
+        let Reverse((_, worker)) = self.queues[zone].pop().expect("the zone has room for its share of each item");
+        self.loads.load[worker as usize] += 1;
+        if self.loads.load[worker as usize] < u64::from(self.items) {
+            self.queues[zone].push(Reverse((self.loads.taking(worker), worker)));
+        }
+    }
+
+    fn may_gain(&self, zone: usize) -> bool {
+        self.spread.open[zone] && self.extra[zone] < self.items
+    }
+
+    /// What the next unit costs in a zone.
+    fn price(&self, zone: usize) -> Option<i64> {
+        self.queues[zone].peek().map(|Reverse((cost, _))| *cost)
+    }
+
+    fn cheapest(&self) -> Option<usize> {
+        let zones = (0..self.queues.len()).filter(|zone| self.may_gain(*zone));
+        zones.min_by_key(|zone| (self.price(*zone).unwrap_or(i64::MAX), *zone))
+    }
+
+    /// The most that a worker of each zone would save by giving one.
+    fn savings(&self) -> Vec<Option<i64>> {
+        let mut most = vec![None; self.queues.len()];
+        for (worker, &zone) in (0..).zip(&self.problem.zone) {
+            if self.loads.load[worker as usize] > 0 {
+                most[zone as usize] = most[zone as usize].max(Some(self.loads.giving(worker)));
+            }
+        }
+        most
+    }
+
+    /// A unit can go from one worker to another for nothing where the first saves what the other pays: within a zone,
+    /// or from a zone that has extras to one that can have more.
+    fn ranges(&self) -> Loads {
+        let zones = || 0..self.queues.len();
+        let saves = self.savings();
+        let gives = |zone: &usize| self.spread.open[*zone] && self.extra[*zone] > 0;
+        let dearest = zones().filter(gives).filter_map(|zone| saves[zone]).max();
+        let cheapest = self.cheapest().and_then(|zone| self.price(zone));
+        let common = dearest.filter(|price| Some(*price) == cheapest);
+        let varies = |zone: usize| {
+            let loses = gives(&zone) && saves[zone] == common;
+            common.is_some() && (loses || self.may_gain(zone) && self.price(zone) == common)
+        };
+        let price = |zone: usize| match varies(zone) {
+            true => common,
+            false => saves[zone].filter(|price| Some(*price) == self.price(zone)),
+        };
+        let prices: Vec<Option<i64>> = zones().map(price).collect();
+        let workers = (0..).zip(&self.problem.zone).map(|(worker, zone)| self.range(worker, prices[*zone as usize]));
+        let total = |zone: usize| {
+            let base = u64::from(self.items) * u64::from(self.spread.base[zone]);
+            (base + u64::from(self.extra[zone]), varies(zone))
+        };
+        Loads { workers: workers.collect(), zones: zones().map(total).collect() }
+    }
+
+    fn range(&self, worker: u32, price: Option<i64>) -> Range {
+        let load = self.loads.load[worker as usize] as u32;
+        let less = load > 0 && Some(self.loads.giving(worker)) == price;
+        let more = load < self.items && Some(self.loads.taking(worker)) == price;
+        Range { least: load - u32::from(less), most: load + u32::from(more) }
+    }
+}

@@ -1,0 +1,164 @@
+//! Replicas over zones: several workers per item, spread over racks or zones, evenly and with few moves.
+//!
+//! In this order, each exactly:
+//!
+//! 1. Every item gets as many different workers as it asks for, or all there are.
+//! 2. An item's replicas are spread over the zones within one of each other; a zone that has fewer workers than that has
+//!    the item on all of them. So no zone has two replicas of an item as long as there are as many zones as replicas.
+//! 3. Of what is left, the least sum of squared worker loads, each counting inversely to the worker's weight.
+//! 4. Of what is left, the fewest replicas on workers that did not have them.
+//!
+//! By 2 each item has `base` replicas in each zone, and `extras` zones of those that are open have one more of it. 3 then
+//! asks only how many replicas each worker has, and is a greedy choice (`loads`): whatever loads it finds, if no worker
+//! has an item twice, items can be dealt out for them. 4 is a minimum-cost flow with costs of 0 and 1 from items over
+//! their zones to workers, within the loads that are as good (`flow` below).
+
+mod loads;
+
+use crate::balance::flow::Network;
+use crate::cancel::Cancel;
+use crate::error::Error;
+use loads::{Loads, Range};
+
+/// Items with replicas, workers with zones.
+#[derive(Debug, Clone, Default)]
+pub struct Replicas {
+    /// How many different workers each item asks for.
+    pub copies: u32,
+    /// The zone of each worker; zones are numbered from zero. Workers are numbered in name order.
+    pub zone: Vec<u32>,
+    /// One weight per worker, finite and greater than zero.
+    pub weights: Vec<f64>,
+    /// Per item in name order the workers that had it, each once.
+    pub previous: Vec<Vec<u32>>,
+}
+
+/// What the replicas of each item look like, zone by zone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Spread {
+    /// Replicas of each item in each zone, at least.
+    pub base: Vec<u32>,
+    /// Zones that can have one more of an item.
+    pub open: Vec<bool>,
+    /// How many more of an item there are to be had by open zones, one each.
+    pub extras: u32,
+}
+
+impl Spread {
+    fn new(copies: u32, zone: &[u32]) -> Self {
+        let zones = zone.iter().max().map_or(0, |last| *last as usize + 1);
+        let mut sizes = vec![0; zones];
+        zone.iter().for_each(|zone| sizes[*zone as usize] += 1);
+        let copies = copies.min(zone.len() as u32);
+        let at = |level: u32| sizes.iter().map(|size: &u32| (*size).min(level)).sum::<u32>();
+        let level = (0..=copies).rev().find(|level| at(*level) <= copies).unwrap_or(0);
+        let base: Vec<u32> = sizes.iter().map(|size| (*size).min(level)).collect();
+        Self { extras: copies - at(level), open: sizes.iter().map(|size| *size > level).collect(), base }
+    }
+}
+
+/// The most pairs of an item and a worker: each takes some 64 bytes while replicas are placed.
+pub const MOST_PAIRS: usize = 1 << 25;
+
+/// The workers of each item, ascending. O(items * workers) memory; a few rounds over that.
+///
+/// # Errors
+/// [`Error::Invalid`] for more than [`MOST_PAIRS`], [`Error::OutOfMemory`], [`Error::Cancelled`].
+pub fn place(problem: &Replicas, cancel: &Cancel<'_>) -> Result<Vec<Vec<u32>>, Error> {
+    let (items, workers) = (problem.previous.len(), problem.zone.len());
+    if items.saturating_mul(workers) > MOST_PAIRS {
+        return Err(Error::Invalid(format!(
+            "{items} items x {workers} workers are more than {MOST_PAIRS} pairs; place fewer items at a time"
+        )));
+    }
+    let spread = Spread::new(problem.copies, &problem.zone);
+    let loads = Loads::new(problem, &spread, cancel)?;
+    let mut flow = Flow::new(problem, &spread, &loads, cancel)?;
+    flow.solve(cancel)
+}
+
+/// The network: item - (item, zone) - worker - zone - hub, in this order of nodes.
+struct Flow<'p> {
+    problem: &'p Replicas,
+    net: Network,
+    excess: Vec<i64>,
+    pairs: Vec<Pair>,
+}
+
+/// An item, a worker, and the arc on which the one may come to the other.
+struct Pair {
+    item: u32,
+    worker: u32,
+    arc: usize,
+}
+
+impl<'p> Flow<'p> {
+    fn new(problem: &'p Replicas, spread: &Spread, loads: &Loads, cancel: &Cancel<'_>) -> Result<Self, Error> {
+        let (items, zones, workers) = (problem.previous.len(), spread.base.len(), problem.zone.len());
+        let nodes = items + items * zones + workers + zones + 1;
+        let mut flow = Self { problem, net: Network::new(nodes), excess: vec![0; nodes], pairs: Vec::new() };
+        flow.net.reserve(items * (zones + workers) + workers + zones)?;
+        flow.pairs.try_reserve_exact(items * workers)?;
+        let first_worker = items + items * zones;
+        for item in 0..items {
+            cancel.spend(8 * (zones + workers) as u64)?;
+            flow.add_item(item, spread, items, first_worker);
+        }
+        flow.add_loads(loads, first_worker, first_worker + workers);
+        Ok(flow)
+    }
+
+    /// An item starts on all workers that had it; what is wrong with that is the excess.
+    fn add_item(&mut self, item: usize, spread: &Spread, items: usize, first_worker: usize) {
+        let zones = spread.base.len();
+        self.excess[item] = i64::from(spread.extras);
+        for zone in 0..zones {
+            let node = items + item * zones + zone;
+            self.excess[node] += i64::from(spread.base[zone]);
+            if spread.open[zone] {
+                self.net.arc(item as u32, node as u32, 1, 0, 0);
+            }
+        }
+        let mut had = vec![false; self.problem.zone.len()];
+        self.problem.previous[item].iter().for_each(|worker| had[*worker as usize] = true);
+        for (worker, &had) in had.iter().enumerate() {
+            let (node, to) = (items + item * zones + self.problem.zone[worker] as usize, first_worker + worker);
+            let arc = self.net.arc(node as u32, to as u32, u32::from(!had), u32::from(had), -i64::from(had));
+            self.excess[node] -= i64::from(had);
+            self.excess[to] += i64::from(had);
+            self.pairs.push(Pair { item: item as u32, worker: worker as u32, arc });
+        }
+    }
+
+    /// Workers start at their least load; zones whose total may vary meet in the hub.
+    fn add_loads(&mut self, loads: &Loads, first_worker: usize, first_zone: usize) {
+        let hub = self.excess.len() - 1;
+        for (worker, Range { least, most }) in loads.workers.iter().enumerate() {
+            let (node, zone) = (first_worker + worker, first_zone + self.problem.zone[worker] as usize);
+            self.net.arc(node as u32, zone as u32, most - least, 0, 0);
+            self.excess[node] -= i64::from(*least);
+            self.excess[zone] += i64::from(*least);
+        }
+        for (zone, &(total, varies)) in loads.zones.iter().enumerate() {
+            let node = first_zone + zone;
+            if varies {
+                self.net.arc(node as u32, hub as u32, u32::MAX, 0, 0);
+            }
+            self.excess[if varies { hub } else { node }] -= total as i64;
+        }
+    }
+
+    fn solve(&mut self, cancel: &Cancel<'_>) -> Result<Vec<Vec<u32>>, Error> {
+        let potential = vec![0; self.excess.len()];
+        let settled = self.net.settle(std::mem::take(&mut self.excess), potential, cancel)?;
+        assert!(settled, "items can be dealt out for the loads that `loads` found");
+        let mut owners = vec![Vec::new(); self.problem.previous.len()];
+        for pair in self.pairs.iter().filter(|pair| self.net.room(pair.arc) == 0) {
+            owners[pair.item as usize].push(pair.worker);
+        }
+        Ok(owners)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+//! Levels the loads: moves seats along chains of jobs until no chain lowers the sum of squared loads.
+//!
+//! A chain leads from a worker over a job in which it has a seat to a worker of that job that has none, and so on. It is
+//! worth moving a seat along it when what the first worker saves is more than what the last one pays. The workers that
+//! would save most are relieved first; once they reach nobody cheaper, they and all they reach are settled at that
+//! price: no chain leaves them, and none into them pays. The prices are what `gains` may rely on:
+//!
+//! - a worker at price p saves at most p by giving a seat and pays at least p for another;
+//! - within a job, nobody without a seat has a lower price than anybody with one.
+
+use super::graph::Graph;
+use crate::balance::quota::Loads;
+use crate::cancel::Cancel;
+use crate::error::Error;
+
+/// The price of a worker that has no seat and can get none.
+pub const NO_PRICE: i64 = i64::MIN;
+
+const UNSEEN: u32 = u32::MAX;
+
+/// Levels the loads and returns each worker's price. O(levels * seats * rounds); levels and rounds are few after `start`.
+pub fn level(graph: &mut Graph, loads: &mut Loads, cancel: &Cancel<'_>) -> Result<Vec<i64>, Error> {
+    let mut search = Search::new(graph, loads, cancel);
+    while let Some(top) = search.dearest() {
+        search.relieve(top)?;
+    }
+    Ok(search.price)
+}
+
+struct Search<'g> {
+    graph: &'g mut Graph,
+    loads: &'g mut Loads,
+    price: Vec<i64>,
+    given: Vec<u32>,
+    worker_depth: Vec<u32>,
+    job_depth: Vec<u32>,
+    /// Jobs whose free seats all belong to settled workers: no chain leads over them any more.
+    closed: Vec<bool>,
+    worker_next: Vec<usize>,
+    job_next: Vec<usize>,
+    cancel: &'g Cancel<'g>,
+}
+
+impl<'g> Search<'g> {
+    fn new(graph: &'g mut Graph, loads: &'g mut Loads, cancel: &'g Cancel<'g>) -> Self {
+        let (workers, jobs) = (graph.workers(), graph.jobs());
+        let mut given = vec![0; workers];
+        let taken = graph.worker.iter().zip(&graph.taken).filter(|(_, taken)| **taken);
+        taken.for_each(|(worker, _)| given[*worker as usize] += 1);
+        Self {
+            graph,
+            loads,
+            price: vec![NO_PRICE; workers],
+            given,
+            worker_depth: vec![UNSEEN; workers],
+            job_depth: vec![UNSEEN; jobs],
+            closed: vec![false; jobs],
+            worker_next: vec![0; workers],
+            job_next: vec![0; jobs],
+            cancel,
+        }
+    }
+
+    fn is_open(&self, worker: u32) -> bool {
+        self.price[worker as usize] == NO_PRICE
+    }
+
+    fn can_give(&self, worker: u32) -> bool {
+        self.is_open(worker) && self.given[worker as usize] > 0
+    }
+
+    /// The most that an unsettled worker would save by giving a seat.
+    fn dearest(&self) -> Option<i64> {
+        let givers = (0..self.graph.workers() as u32).filter(|&worker| self.can_give(worker));
+        givers.map(|worker| self.loads.giving(worker)).max()
+    }
+
+    /// Moves seats away from all workers that would save `top`; settles those that keep them.
+    fn relieve(&mut self, top: i64) -> Result<(), Error> {
+        loop {
+            let is_source = |w: &u32| self.can_give(*w) && self.loads.giving(*w) == top;
+            let sources: Vec<u32> = (0..self.graph.workers() as u32).filter(is_source).collect();
+            if sources.is_empty() {
+                return Ok(());
+            }
+            if !self.layer(&sources, top)? {
+                self.settle(top);
+                return Ok(());
+            }
+            for source in sources {
+                while self.can_give(source) && self.loads.giving(source) == top && self.send(source, top)? {}
+            }
+        }
+    }
+
+    fn settle(&mut self, top: i64) {
+        for worker in 0..self.price.len() {
+            if self.worker_depth[worker] != UNSEEN {
+                self.price[worker] = top;
+            }
+        }
+        for (closed, depth) in self.closed.iter_mut().zip(&self.job_depth) {
+            *closed |= *depth != UNSEEN;
+        }
+    }
+
+    /// Numbers workers and jobs by steps from the sources, up to the first layer with a worker cheaper than `top`.
+    fn layer(&mut self, sources: &[u32], top: i64) -> Result<bool, Error> {
+        self.reset();
+        let mut layer = sources.to_vec();
+        layer.iter().for_each(|&source| self.worker_depth[source as usize] = 0);
+        let mut depth = 0;
+        while !layer.is_empty() {
+            depth += 1;
+            let mut beyond = Vec::new();
+            for worker in layer {
+                self.spread(worker, depth, &mut beyond)?;
+            }
+            if beyond.iter().any(|&worker| self.loads.taking(worker) < top) {
+                return Ok(true);
+            }
+            layer = beyond;
+        }
+        Ok(false)
+    }
+
+    fn reset(&mut self) {
+        self.worker_depth.fill(UNSEEN);
+        self.job_depth.fill(UNSEEN);
+        for worker in 0..self.worker_next.len() {
+            self.worker_next[worker] = self.graph.of_worker(worker as u32).start;
+        }
+        for job in 0..self.job_next.len() {
+            self.job_next[job] = self.graph.of_job(job as u32).start;
+        }
+    }
+
+    /// Adds the workers that one worker could hand a seat to, if not seen before.
+    fn spread(&mut self, worker: u32, depth: u32, beyond: &mut Vec<u32>) -> Result<(), Error> {
+        self.cancel.spend(self.graph.of_worker(worker).len() as u64)?;
+        for place in self.graph.of_worker(worker) {
+            let seat = self.graph.seat_at(place);
+            let job = self.graph.job[seat];
+            if !self.graph.taken[seat] || self.job_depth[job as usize] != UNSEEN || self.closed[job as usize] {
+                continue;
+            }
+            self.job_depth[job as usize] = depth;
+            self.cancel.spend(2 * self.graph.of_job(job).len() as u64)?;
+            for free in self.graph.of_job(job) {
+                let next = self.graph.worker[free];
+                if !self.graph.taken[free] && self.worker_depth[next as usize] == UNSEEN && self.is_open(next) {
+                    self.worker_depth[next as usize] = depth;
+                    beyond.push(next);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves one seat from a source down the layers to a cheaper worker.
+    fn send(&mut self, source: u32, top: i64) -> Result<bool, Error> {
+        let mut path: Vec<(usize, usize)> = Vec::new();
+        let mut at = source;
+        while path.is_empty() || self.loads.taking(at) >= top {
+            self.cancel.spend(16)?;
+            match self.step(at) {
+                Some((given, got)) => {
+                    path.push((given, got));
+                    at = self.graph.worker[got];
+                }
+                None => {
+                    self.worker_depth[at as usize] = UNSEEN;
+                    let Some((given, _)) = path.pop() else { return Ok(false) };
+                    at = self.graph.worker[given];
+                }
+            }
+        }
+        for (given, got) in path {
+            self.graph.taken[given] = false;
+            self.graph.taken[got] = true;
+        }
+        self.shift(source, at);
+        Ok(true)
+    }
+
+    fn shift(&mut self, from: u32, to: u32) {
+        self.loads.load[from as usize] -= 1;
+        self.loads.load[to as usize] += 1;
+        self.given[from as usize] -= 1;
+        self.given[to as usize] += 1;
+    }
+
+    /// The next seat to give and seat to get that lead one layer down.
+    fn step(&mut self, worker: u32) -> Option<(usize, usize)> {
+        let below = self.worker_depth[worker as usize].checked_add(1)?;
+        let end = self.graph.of_worker(worker).end;
+        while self.worker_next[worker as usize] < end {
+            let seat = self.graph.seat_at(self.worker_next[worker as usize]);
+            let job = self.graph.job[seat];
+            if self.graph.taken[seat] && self.job_depth[job as usize] == below {
+                if let Some(free) = self.free_seat(job, below) {
+                    return Some((seat, free));
+                }
+            }
+            self.worker_next[worker as usize] += 1;
+        }
+        None
+    }
+
+    fn free_seat(&mut self, job: u32, depth: u32) -> Option<usize> {
+        let end = self.graph.of_job(job).end;
+        while self.job_next[job as usize] < end {
+            let seat = self.job_next[job as usize];
+            if !self.graph.taken[seat] && self.worker_depth[self.graph.worker[seat] as usize] == depth {
+                return Some(seat);
+            }
+            self.job_next[job as usize] += 1;
+        }
+        None
+    }
+}

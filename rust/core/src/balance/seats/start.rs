@@ -1,0 +1,52 @@
+//! A first placement of the seats: near the least sum of squares, and with most of the gains.
+
+use crate::balance::quota::{Demand, Loads, Share};
+use crate::balance::spread::seat_job;
+use crate::cancel::Cancel;
+use crate::error::Error;
+
+/// A second pass whose loads differ from those of the first by more than this, on average, is no good start.
+const FAR_PER_WORKER: u64 = 2;
+
+/// Seats and the loads they make. O(sum of able workers, each job sorted).
+///
+/// A first pass looks only at loads. A second gives seats with a gain first, as long as they lead no worker more than
+/// one above what the first pass gave it: in a cluster at rest this is the placement that is there. Where what was before
+/// is far from even, levelling it would take long; then the first pass is the better start.
+pub fn seats(
+    workers: usize,
+    jobs: &[Demand],
+    shares: &[Share],
+    cancel: &Cancel<'_>,
+) -> Result<(Vec<Vec<bool>>, Loads), Error> {
+    let mut order: Vec<usize> = (0..jobs.len()).collect();
+    order.sort_by_key(|&job| (jobs[job].able.len(), job));
+    let bare = Loads::new(workers, jobs, shares);
+    let (seated, level) = pass(&order, jobs, shares, bare.clone(), |_, _| false, cancel)?;
+    if shares.iter().all(|share| !share.gain.contains(&true)) {
+        return Ok((seated, level));
+    }
+    let below = |loads: &Loads, worker: u32| loads.load[worker as usize] <= level.load[worker as usize];
+    let (kept, loads) = pass(&order, jobs, shares, bare, below, cancel)?;
+    let apart: u64 = loads.load.iter().zip(&level.load).map(|(a, b)| a.abs_diff(*b)).sum();
+    if apart > FAR_PER_WORKER * workers as u64 {
+        return Ok((seated, level));
+    }
+    Ok((kept, loads))
+}
+
+fn pass(
+    order: &[usize],
+    jobs: &[Demand],
+    shares: &[Share],
+    mut loads: Loads,
+    keeps: impl Fn(&Loads, u32) -> bool,
+    cancel: &Cancel<'_>,
+) -> Result<(Vec<Vec<bool>>, Loads), Error> {
+    let mut seated = vec![Vec::new(); jobs.len()];
+    for &job in order {
+        cancel.spend(8 * jobs[job].able.len() as u64)?;
+        seated[job] = seat_job(&jobs[job], &shares[job], &mut loads, &keeps);
+    }
+    Ok((seated, loads))
+}

@@ -1,0 +1,73 @@
+//! EvenlySpread: even per job, and the fewest moves that evenness allows.
+//!
+//! Per job, a seat spares a move exactly where the worker held more than its whole share; so seats go to those workers
+//! first. Among equals, the least loaded over all jobs so far, then the first in name order.
+
+use crate::balance::quota::{Demand, Loads, Share};
+use crate::cancel::Cancel;
+use crate::error::Error;
+
+/// Who gets the seats of each job, by position in `able`. O(sum of able workers, each job sorted).
+///
+/// # Errors
+/// [`Error::Cancelled`].
+pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share], cancel: &Cancel<'_>) -> Result<Vec<Vec<bool>>, Error> {
+    let mut loads = Loads::new(workers, jobs, shares);
+    let seat = |(job, share): (&Demand, &Share)| {
+        cancel.spend(8 * job.able.len() as u64)?;
+        Ok(seat_next(job, share, &mut loads))
+    };
+    jobs.iter().zip(shares).map(seat).collect()
+}
+
+/// Gives the seats of the next job in name order, and adds them to the loads.
+///
+/// So jobs can be looked at one at a time, if `loads` begins with the whole shares of all of them.
+pub fn seat_next(job: &Demand, share: &Share, loads: &mut Loads) -> Vec<bool> {
+    seat_job(job, share, loads, |_, _| true)
+}
+
+/// Gives the seats of one job: first to those with a gain for whom `keeps` holds, then by cost, then by name.
+pub(crate) fn seat_job(
+    job: &Demand,
+    share: &Share,
+    loads: &mut Loads,
+    keeps: impl Fn(&Loads, u32) -> bool,
+) -> Vec<bool> {
+    // One number per candidate, so that it sorts fast: costs stay below 2^62.
+    let rank = |at: u32| {
+        let (worker, gain) = (job.able[at as usize], share.gain[at as usize]);
+        let later = !(gain && keeps(loads, worker));
+        let cost = loads.taking(worker) as u128;
+        u128::from(later) << 127 | cost << 64 | u128::from(!gain) << 32 | u128::from(at)
+    };
+    let mut ranked: Vec<u128> = Vec::with_capacity(share.gain.len());
+    for at in share.candidates() {
+        ranked.push(rank(at));
+    }
+    let seats = share.quota.seats as usize;
+    if seats < ranked.len() && seats > 0 {
+        ranked.select_nth_unstable(seats);
+        ranked.truncate(seats);
+    }
+    let mut seated = vec![false; job.able.len()];
+    for at in ranked.into_iter().map(|rank| rank as u32 as usize) {
+        seated[at] = true;
+        loads.load[job.able[at] as usize] += 1;
+    }
+    seated
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seats_that_spare_no_move_go_to_the_least_loaded() {
+        let job = Demand { items: 1, able: vec![0, 1, 2], weights: vec![1.0; 3], held: vec![0; 3] };
+        let jobs = vec![job; 3];
+        let shares: Vec<Share> = jobs.iter().map(Share::of).collect();
+        let seated = seats(3, &jobs, &shares, &Cancel::never()).unwrap();
+        assert_eq!(seated, [[true, false, false], [false, true, false], [false, false, true]]);
+    }
+}

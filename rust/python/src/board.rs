@@ -1,0 +1,389 @@
+//! `Board` and `Moves`.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+
+use super::calls::{guarded, number, shown};
+use super::errors::Raised;
+use super::long::{check_signals, long, Shared};
+use super::text::{string, strings, utf8};
+use latchwork_core::balance::names::Names;
+use latchwork_core::balance::planner;
+use latchwork_core::balance::strategy::Strategy;
+use latchwork_core::cancel::Cancel;
+use latchwork_core::error::Error;
+use latchwork_core::input::NOBODY;
+
+/// Jobs, workers and who has what, kept in Rust from one placement to the next.
+///
+/// Changes are noted and cost little; `place` works out one new placement for all of them: the one that the strategy
+/// makes of the whole problem with the present owners as the previous ones. A worker that leaves and comes back before
+/// the next placement still has its items. Safe to share: one call works at a time, without the GIL.
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct Board {
+    board: Shared<planner::Board>,
+    strategy: String,
+}
+
+#[pymethods]
+impl Board {
+    #[new]
+    #[pyo3(signature = (strategy = "balanced"))]
+    fn new(strategy: &str) -> PyResult<Self> {
+        guarded(|| {
+            let board = planner::Board::new(Strategy::parse(strategy).raised()?).raised()?;
+            Ok(Self { board: Shared::new(board), strategy: strategy.to_owned() })
+        })
+    }
+
+    /// The name of the strategy.
+    #[getter]
+    fn strategy(&self) -> &str {
+        guarded(|| &self.strategy)
+    }
+
+    /// The jobs in name order.
+    #[getter]
+    fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| {
+            let jobs: Vec<String> = self.board.lend(py)?.jobs().map(str::to_owned).collect();
+            PyList::new(py, jobs)
+        })
+    }
+
+    /// The workers that are there, in name order.
+    #[getter]
+    fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| {
+            let workers: Vec<String> = self.board.lend(py)?.workers().map(str::to_owned).collect();
+            PyList::new(py, workers)
+        })
+    }
+
+    /// Add a job.
+    ///
+    /// Args:
+    ///     job: its id, new.
+    ///     items: unique, in any order.
+    ///     previous: item to the worker that has it; items and workers that are not there are passed over, so let the
+    ///         workers join first.
+    /// Raises:
+    ///     ValueError: the job is there already, or an item is given twice.
+    #[pyo3(signature = (job, items, previous = None))]
+    fn add_job(
+        &self,
+        py: Python<'_>,
+        job: &Bound<'_, PyAny>,
+        items: &Bound<'_, PyAny>,
+        previous: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        guarded(|| {
+            let job = string("job id", job.clone())?;
+            let job = utf8("job id", &job)?;
+            let items = strings("work item", items)?;
+            let owners = previous.map_or(Ok(Vec::new()), pairs)?;
+            let owners: Vec<(&str, &str)> = owners
+                .iter()
+                .map(|(item, worker)| Ok((utf8("work item", item)?, utf8("previous owner", worker)?)))
+                .collect::<PyResult<_>>()?;
+            let texts = texts(&items)?;
+            self.change(py, |board, _| {
+                board.add_job(job, Names::new(&format!("job '{job}': work item"), texts)?)?;
+                owners.into_iter().for_each(|(item, worker)| drop(board.hold(job, item, worker)));
+                Ok(())
+            })
+        })
+    }
+
+    /// Remove a job and its items. ValueError if it is not there.
+    fn remove_job(&self, py: Python<'_>, job: &str) -> PyResult<()> {
+        guarded(|| self.board.lend(py)?.remove_job(job).raised())
+    }
+
+    /// Add items to a job; they have no owner until they are placed. ValueError if one is there already.
+    fn add_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
+        guarded(|| {
+            let items = strings("work item", items)?;
+            let texts = texts(&items)?;
+            self.change(py, |board, _| board.add_items(job, &Names::new(&format!("job '{job}': work item"), texts)?))
+        })
+    }
+
+    /// Remove items from a job. ValueError if one is not there.
+    fn remove_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
+        guarded(|| {
+            let items = strings("work item", items)?;
+            let texts = texts(&items)?;
+            self.change(py, |board, _| board.remove_items(job, &Names::new(&format!("job '{job}': work item"), texts)?))
+        })
+    }
+
+    /// Add a worker. O(jobs).
+    ///
+    /// Args:
+    ///     worker: its id, not there yet.
+    ///     weight: finite and greater than 0.
+    ///     jobs: the ids of the jobs it can run, which may come later; None for all.
+    /// Raises:
+    ///     ValueError: the worker is there already, or a bad weight.
+    #[pyo3(signature = (worker, weight = 1.0, jobs = None))]
+    fn join(
+        &self,
+        py: Python<'_>,
+        worker: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number)] weight: f64,
+        jobs: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        guarded(|| {
+            let worker = string("worker", worker.clone())?;
+            let worker = utf8("worker", &worker)?;
+            let jobs = jobs.map(|jobs| strings("job id", jobs)).transpose()?;
+            let owned = |job: &Bound<'_, PyString>| utf8("job id", job).map(str::to_owned);
+            let runs = jobs.map(|jobs| jobs.iter().map(owned).collect::<PyResult<_>>()).transpose()?;
+            self.board.lend(py)?.join(worker, weight, runs).raised()
+        })
+    }
+
+    /// Remove a worker; the next placement gives its items to others. ValueError if it is not there.
+    fn leave(&self, py: Python<'_>, worker: &str) -> PyResult<()> {
+        guarded(|| self.board.lend(py)?.leave(worker).raised())
+    }
+
+    /// Change a worker's weight. ValueError if the worker is not there or the weight is bad.
+    fn reweigh(&self, py: Python<'_>, worker: &str, #[pyo3(from_py_with = number)] weight: f64) -> PyResult<()> {
+        guarded(|| self.board.lend(py)?.reweigh(worker, weight).raised())
+    }
+
+    /// Place all items anew.
+    ///
+    /// Args:
+    ///     max_moves: how many items at most leave a worker that is there and can run them; items without such an
+    ///         owner are placed all the same. The best of the moves are made, see docs/reference/assignment.md; call
+    ///         again for the next ones. None for all.
+    /// Returns:
+    ///     What changed.
+    /// Raises:
+    ///     ValueError: max_moves is negative.
+    #[pyo3(signature = (max_moves = None))]
+    fn place(&self, py: Python<'_>, #[pyo3(from_py_with = number)] max_moves: Option<isize>) -> PyResult<Moves> {
+        guarded(|| {
+            let limit = max_moves.map(usize::try_from).transpose().map_err(|_| {
+                PyValueError::new_err(format!("max_moves is {}; it must be at least 0", max_moves.unwrap_or_default()))
+            })?;
+            Ok(Moves { delta: self.change(py, |board, cancel| board.place(limit, cancel))? })
+        })
+    }
+
+    /// Return who has an item as of the last placement; None if nobody. O(log items).
+    ///
+    /// Raises:
+    ///     ValueError: no such job or item.
+    fn owner<'py>(&self, py: Python<'py>, job: &str, item: &str) -> PyResult<Option<Bound<'py, PyString>>> {
+        guarded(|| {
+            let owner = self.board.lend(py)?.owner(job, item).raised()?.map(str::to_owned);
+            Ok(owner.map(|owner| PyString::new(py, &owner)))
+        })
+    }
+
+    /// Return item to worker, items in name order; those that nobody has are absent. ValueError for no such job.
+    fn owners<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
+        guarded(|| {
+            let (view, result) = (self.board.lend(py)?.view(job).raised()?, PyDict::new(py));
+            let workers: Vec<_> = view.workers.iter().map(|name| PyString::new(py, name)).collect();
+            for (at, (item, &owner)) in view.names.iter().zip(&view.owners).enumerate() {
+                if owner != NOBODY {
+                    result.set_item(item, &workers[owner as usize])?;
+                }
+                check_signals(py, at)?;
+            }
+            Ok(result)
+        })
+    }
+
+    /// Return worker to items, both in name order; only workers that have some. ValueError for no such job.
+    fn by_worker<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
+        guarded(|| {
+            let view = self.board.lend(py)?.view(job).raised()?;
+            let shares: Vec<_> = view.workers.iter().map(|name| (name, PyList::empty(py))).collect();
+            for (at, (item, &owner)) in view.names.iter().zip(&view.owners).enumerate() {
+                if owner != NOBODY {
+                    shares[owner as usize].1.append(item)?;
+                }
+                check_signals(py, at)?;
+            }
+            let (mut filled, result) = (shares, PyDict::new(py));
+            filled.retain(|(_, items)| !items.is_empty());
+            filled.sort_unstable_by_key(|(name, _)| *name);
+            filled.into_iter().try_for_each(|(name, items)| result.set_item(name, items))?;
+            Ok(result)
+        })
+    }
+
+    /// Return worker to items, both in name order, made of the very strings given; only workers that have some.
+    ///
+    /// Args:
+    ///     job: whose.
+    ///     items: all its items in name order.
+    /// Raises:
+    ///     ValueError: no such job, or these are not its items in name order.
+    fn shares<'py>(&self, py: Python<'py>, job: &str, items: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
+        guarded(|| {
+            let view = self.board.lend(py)?.view(job).raised()?;
+            if items.len() != view.names.len() {
+                let found = (items.len(), view.names.len());
+                return Err(PyValueError::new_err(format!("{} items are given, job '{job}' has {}", found.0, found.1)));
+            }
+            let mut filled: Vec<_> = view.workers.iter().map(|name| (name, Vec::new())).collect();
+            for ((item, name), &owner) in items.iter_borrowed().zip(view.names.iter()).zip(&view.owners) {
+                if item.cast::<PyString>()?.to_str()? != name {
+                    let message = format!("{} stands where job '{job}' has {name:?}", shown(&item));
+                    return Err(PyValueError::new_err(message));
+                }
+                if owner != NOBODY {
+                    filled[owner as usize].1.push(item.to_owned());
+                }
+            }
+            filled.retain(|(_, items)| !items.is_empty());
+            filled.sort_unstable_by_key(|(name, _)| *name);
+            let result = PyDict::new(py);
+            filled.into_iter().try_for_each(|(name, items)| result.set_item(name, PyTuple::new(py, items)?))?;
+            Ok(result)
+        })
+    }
+
+    /// Return the items that nobody has, in name order. ValueError for no such job.
+    fn unplaced<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| {
+            let view = self.board.lend(py)?.view(job).raised()?;
+            let none = view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner == NOBODY);
+            PyList::new(py, none.map(|(item, _)| item).collect::<Vec<_>>())
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        guarded(|| {
+            let board = self.board.lend(py)?;
+            let (jobs, workers) = (board.jobs().count(), board.workers().count());
+            Ok(format!("<Board {jobs} jobs, {workers} workers, strategy {}>", self.strategy))
+        })
+    }
+}
+
+impl Board {
+    /// A change that may take long.
+    fn change<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut planner::Board, &Cancel<'_>) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        let mut board = self.board.lend(py)?;
+        long(py, |cancel| work(&mut board, cancel))
+    }
+}
+
+fn texts<'a>(items: &'a [Bound<'_, PyString>]) -> PyResult<Vec<&'a str>> {
+    items.iter().map(|item| utf8("work item", item)).collect()
+}
+
+type Pair<'py> = (Bound<'py, PyString>, Bound<'py, PyString>);
+
+fn pairs<'py>(previous: &Bound<'py, PyDict>) -> PyResult<Vec<Pair<'py>>> {
+    let pair = |(item, worker)| Ok((string("work item", item)?, string("previous owner", worker)?));
+    previous.iter().map(pair).collect()
+}
+
+/// What one placement changed: rows (job, item, source, target), sorted by job, then item.
+///
+/// `source` is None for an item that nobody had, `target` is None for one that nobody can run any more. Each row is
+/// made when its turn comes.
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct Moves {
+    delta: planner::Delta,
+}
+
+#[pymethods]
+impl Moves {
+    /// How many more items should move, and stay where they are for want of budget.
+    #[getter]
+    fn deferred(&self) -> usize {
+        guarded(|| self.delta.deferred)
+    }
+
+    fn __len__(&self) -> usize {
+        guarded(|| self.delta.jobs.iter().map(|job| job.moves.len()).sum())
+    }
+
+    /// The jobs in which something moved, in name order.
+    #[getter]
+    fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| PyList::new(py, self.delta.jobs.iter().map(|changes| &changes.job)))
+    }
+
+    /// Return the rows of one job, none if nothing moved there. O(workers), and O(1) for each row.
+    fn of(slf: Bound<'_, Self>, job: &str) -> MoveRows {
+        guarded(|| {
+            let jobs = &slf.get().delta.jobs;
+            let from = jobs.partition_point(|changes| changes.job.as_str() < job);
+            let till = from + usize::from(jobs.get(from).is_some_and(|changes| changes.job == job));
+            MoveRows::new(slf, from, till)
+        })
+    }
+
+    fn __iter__(slf: Bound<'_, Self>) -> MoveRows {
+        guarded(|| {
+            let till = slf.get().delta.jobs.len();
+            MoveRows::new(slf, 0, till)
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        guarded(|| format!("<Moves {} moved, {} deferred>", self.__len__(), self.delta.deferred))
+    }
+}
+
+/// The rows of some jobs, each made when its turn comes: there may be a million.
+#[pyclass(module = "latchwork._core")]
+pub struct MoveRows {
+    moves: Py<Moves>,
+    workers: Vec<Py<PyString>>,
+    /// The job at hand, and the end of those to go through, by place in the outcome.
+    job: usize,
+    till: usize,
+    /// The next move of the job at hand.
+    next: usize,
+    name: Option<Py<PyString>>,
+}
+
+impl MoveRows {
+    fn new(moves: Bound<'_, Moves>, job: usize, till: usize) -> Self {
+        let py = moves.py();
+        let workers = moves.get().delta.workers.iter().map(|name| PyString::new(py, name).unbind()).collect();
+        Self { moves: moves.unbind(), workers, job, till, next: 0, name: None }
+    }
+}
+
+#[pymethods]
+impl MoveRows {
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        guarded(|| slf)
+    }
+
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        guarded(|| {
+            while self.job < self.till {
+                let changes = &self.moves.get().delta.jobs[self.job];
+                let Some(change) = changes.moves.get(self.next) else {
+                    (self.job, self.next, self.name) = (self.job + 1, 0, None);
+                    continue;
+                };
+                self.next += 1;
+                let job = self.name.get_or_insert_with(|| PyString::new(py, &changes.job).unbind()).bind(py);
+                let item = changes.names.get(change.item as usize);
+                let worker = |number: u32| if number == NOBODY { None } else { self.workers.get(number as usize) };
+                return (job, item, worker(change.from), worker(change.to)).into_pyobject(py).map(Some);
+            }
+            Ok(None)
+        })
+    }
+}

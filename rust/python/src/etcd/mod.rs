@@ -1,0 +1,349 @@
+//! `EtcdCodec`; its pages and the parts of its requests have modules of their own.
+
+mod page;
+mod parts;
+
+pub use page::EtcdPage;
+pub use parts::EtcdRequest;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple, PyType};
+
+use super::calls::{attribute, guarded, iterate, next, number};
+use super::errors::{Failure, Raised};
+use super::record::Record;
+use super::text::strings;
+use latchwork_core::codec::etcd::answer::{self, Done, KeyValue};
+use latchwork_core::codec::etcd::request::{self, Condition, Guard, Operation, Target};
+use latchwork_core::codec::etcd::Malformed;
+
+/// The records that a store hands out.
+struct Made {
+    entry: Record<6>,
+    version: Record<1>,
+    committed: Record<3>,
+}
+
+/// The classes of checks and operations.
+struct Kinds {
+    version: Py<PyType>,
+    at: Py<PyType>,
+    absent: Py<PyType>,
+    exists: Py<PyType>,
+    alive: Py<PyType>,
+    put: Py<PyType>,
+    create: Py<PyType>,
+    delete: Py<PyType>,
+}
+
+/// Encodes and decodes for one root.
+#[pyclass(frozen, module = "latchwork._core")]
+pub struct EtcdCodec {
+    root: Vec<u8>,
+    most_conditions: usize,
+    most_ops: usize,
+    made: Made,
+    kinds: Kinds,
+}
+
+/// An operation with its text and bytes borrowed from Python.
+enum Op<'py> {
+    Put(Bound<'py, PyString>, Bound<'py, PyBytes>),
+    Create(Bound<'py, PyString>, Bound<'py, PyBytes>),
+    Delete(Bound<'py, PyString>),
+}
+
+impl Op<'_> {
+    fn borrowed(&self) -> PyResult<Operation<'_>> {
+        Ok(match self {
+            Self::Put(key, value) => Operation::Put(key.to_str()?, value.as_bytes()),
+            Self::Create(key, value) => Operation::Create(key.to_str()?, value.as_bytes()),
+            Self::Delete(key) => Operation::Delete(key.to_str()?),
+        })
+    }
+}
+
+/// A check: what it compares of which key.
+struct Check<'py> {
+    target: Target,
+    folder: &'static str,
+    key: Bound<'py, PyString>,
+    operand: u64,
+    greater: bool,
+}
+
+#[pymethods]
+impl EtcdCodec {
+    #[new]
+    #[pyo3(signature = (root, limits, *, entry, version, committed, checks, ops))]
+    fn new(
+        root: &[u8],
+        #[pyo3(from_py_with = number)] limits: (usize, usize),
+        entry: &Bound<'_, PyType>,
+        version: &Bound<'_, PyType>,
+        committed: &Bound<'_, PyType>,
+        checks: (Py<PyType>, Py<PyType>, Py<PyType>, Py<PyType>),
+        ops: (Py<PyType>, Py<PyType>, Py<PyType>),
+    ) -> PyResult<Self> {
+        guarded(|| {
+            let (at, absent, exists, alive) = checks;
+            let (put, create, delete) = ops;
+            Ok(Self {
+                root: root.to_vec(),
+                most_conditions: limits.0,
+                most_ops: limits.1,
+                made: Made {
+                    entry: Record::of(entry, ["key", "value", "version", "token", "created", "owner"])?,
+                    version: Record::of(version, ["token"])?,
+                    committed: Record::of(committed, ["token", "entries", "deleted"])?,
+                },
+                kinds: Kinds { version: version.clone().unbind(), at, absent, exists, alive, put, create, delete },
+            })
+        })
+    }
+
+    /// A request for one key.
+    fn get<'py>(&self, py: Python<'py>, key: &str, stale_ok: bool) -> Bound<'py, PyBytes> {
+        guarded(|| PyBytes::new(py, &request::get(&self.root, key, stale_ok)))
+    }
+
+    /// A request for several keys, as a transaction of reads.
+    fn get_many<'py>(&self, keys: &Bound<'py, PyAny>, stale_ok: bool) -> PyResult<Bound<'py, PyBytes>> {
+        guarded(|| {
+            let found = strings("key", keys)?;
+            let borrowed = found.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
+            Ok(PyBytes::new(keys.py(), &request::get_many(&self.root, &borrowed, stale_ok)))
+        })
+    }
+
+    /// The request, or None where the long way has to be gone.
+    fn transaction<'py>(
+        &self,
+        checks: &Bound<'py, PyAny>,
+        ops: &Bound<'py, PyAny>,
+        key: &[u8],
+        #[pyo3(from_py_with = number)] revision: u64,
+        write: &[u8],
+        read: &[u8],
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        guarded(|| {
+            let py = ops.py();
+            let (Some(checks), Some(ops)) = (self.checks(checks)?, self.ops(ops)?) else { return Ok(None) };
+            let ops = ops.iter().map(Op::borrowed).collect::<PyResult<Vec<_>>>()?;
+            let Some(conditions) = self.conditions(&checks, &ops)? else { return Ok(None) };
+            let guard = Guard { key, revision, write, read };
+            Ok(Some(PyBytes::new(py, &request::transaction(&self.root, &guard, &conditions, &ops))))
+        })
+    }
+
+    /// What a transaction did, with its revision; None when its compares did not hold.
+    fn committed<'py>(
+        &self,
+        answer: &Bound<'py, PyBytes>,
+        ops: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<(i64, Bound<'py, PyAny>)>> {
+        guarded(|| {
+            let py = answer.py();
+            let found = answer::Transaction::read(answer.as_bytes()).raised()?;
+            if !found.succeeded {
+                return Ok(None);
+            }
+            let ops = self.ops(ops)?.ok_or_else(|| PyValueError::new_err("these operations were sent the long way"))?;
+            let mut answers = found.answers.iter().skip(1);
+            let revision = found.revision.into_pyobject(py)?.into_any();
+            let version = self.made.version.make(py, [&revision])?;
+            let (mut entries, mut deleted) = (Vec::with_capacity(ops.len()), Vec::new());
+            for op in &ops {
+                let done = answers.next().ok_or(TOO_FEW).raised()?;
+                let (key, value, created) = match op {
+                    Op::Delete(key) => {
+                        if matches!(done, Done::Deleted(1..)) {
+                            deleted.push(key);
+                        }
+                        continue;
+                    }
+                    Op::Create(key, value) => (key, value, revision.clone()),
+                    Op::Put(key, value) => {
+                        (key, value, created(answers.next()).raised()?.into_pyobject(py)?.into_any())
+                    }
+                };
+                let none = py.None().into_bound(py);
+                entries.push(
+                    self.made.entry.make(py, [key.as_any(), value.as_any(), &version, &revision, &created, &none])?,
+                );
+            }
+            let token =
+                if entries.is_empty() && deleted.is_empty() { 0i64.into_pyobject(py)?.into_any() } else { revision };
+            let entries = PyTuple::new(py, entries)?.into_any();
+            let deleted = PyTuple::new(py, deleted)?.into_any();
+            Ok(Some((found.revision, self.made.committed.make(py, [&token, &entries, &deleted])?)))
+        })
+    }
+
+    /// The entry that a read of one key found.
+    fn entry<'py>(&self, answer: &Bound<'py, PyBytes>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        guarded(|| match answer::Range::read(answer.as_bytes()).raised()?.keys.first() {
+            None => Ok(None),
+            Some(message) => self.entry_of(answer.py(), &KeyValue::read(message).raised()?, &mut None).map(Some),
+        })
+    }
+
+    /// What each read of a transaction of reads found.
+    fn found<'py>(&self, answer: &Bound<'py, PyBytes>) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| {
+            let (py, mut owner) = (answer.py(), None);
+            let answers = answer::Transaction::read(answer.as_bytes()).raised()?.answers;
+            let mut entries = Vec::with_capacity(answers.len());
+            for done in &answers {
+                let Done::Read(range) = done else { return Err(Malformed("it answers what is no read").exception()) };
+                entries.push(match answer::Range::read(range).raised()?.keys.first() {
+                    None => py.None().into_bound(py),
+                    Some(message) => self.entry_of(py, &KeyValue::read(message).raised()?, &mut owner)?,
+                });
+            }
+            PyList::new(py, entries)
+        })
+    }
+
+    /// A page of a list.
+    fn page(slf: Py<Self>, answer: Bound<'_, PyBytes>) -> PyResult<EtcdPage> {
+        guarded(|| EtcdPage::of(slf, answer))
+    }
+}
+
+const TOO_FEW: Malformed = Malformed("it answers fewer operations than were asked");
+
+fn created(done: Option<&Done<'_>>) -> Result<i64, Malformed> {
+    let Some(Done::Read(range)) = done else { return Err(TOO_FEW) };
+    let range = answer::Range::read(range)?;
+    Ok(KeyValue::read(range.keys.first().ok_or(TOO_FEW)?)?.created)
+}
+
+impl EtcdCodec {
+    fn ops<'py>(&self, ops: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Op<'py>>>> {
+        let (py, mut found) = (ops.py(), Vec::with_capacity(1));
+        let ops = iterate(ops)?;
+        while let Some(op) = next(&ops) {
+            let (op, kinds) = (op?, &self.kinds);
+            let kind = op.get_type();
+            let key = attribute(&op, intern!(py, "key"))?.cast_into::<PyString>()?;
+            if kind.is(&kinds.delete) {
+                found.push(Op::Delete(key));
+                continue;
+            }
+            if !attribute(&op, intern!(py, "session"))?.is_none() {
+                return Ok(None);
+            }
+            let value = attribute(&op, intern!(py, "value"))?.cast_into::<PyBytes>()?;
+            found.push(if kind.is(&kinds.put) {
+                Op::Put(key, value)
+            } else if kind.is(&kinds.create) {
+                Op::Create(key, value)
+            } else {
+                return Ok(None);
+            });
+        }
+        let puts = found.iter().filter(|op| matches!(op, Op::Put(..))).count(); // each is followed by a read
+        Ok((found.len() + puts <= self.most_ops).then_some(found))
+    }
+
+    fn checks<'py>(&self, checks: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Check<'py>>>> {
+        let mut found = Vec::new();
+        let checks = iterate(checks)?;
+        while let Some(check) = next(&checks) {
+            match self.check(&check?)? {
+                Some(check) => found.push(check),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(found))
+    }
+
+    fn check<'py>(&self, check: &Bound<'py, PyAny>) -> PyResult<Option<Check<'py>>> {
+        let (py, kind, kinds) = (check.py(), check.get_type(), &self.kinds);
+        let text = |name| -> PyResult<_> { Ok(attribute(check, name)?.cast_into::<PyString>()?) };
+        let key = || text(intern!(py, "key"));
+        let exists = |folder, key| Check { target: Target::Created, folder, key, operand: 0, greater: true };
+        Ok(if kind.is(&kinds.at) {
+            let version = attribute(check, intern!(py, "version"))?;
+            if !version.get_type().is(&kinds.version) {
+                return Ok(None);
+            }
+            let operand = attribute(&version, intern!(py, "token"))?.extract()?;
+            Some(Check { target: Target::Written, folder: "", key: key()?, operand, greater: false })
+        } else if kind.is(&kinds.absent) {
+            Some(Check { greater: false, ..exists("", key()?) })
+        } else if kind.is(&kinds.exists) {
+            Some(exists("", key()?))
+        } else if kind.is(&kinds.alive) {
+            Some(exists("@s/", text(intern!(py, "session_id"))?))
+        } else {
+            None
+        })
+    }
+
+    /// What must hold: the checks, then what each operation needs, then that no ancestor is bound to a session. The
+    /// order is that of the reads in the answer to a transaction that was refused. None when there are too many.
+    fn conditions<'a>(&self, checks: &'a [Check<'_>], ops: &[Operation<'a>]) -> PyResult<Option<Vec<Condition<'a>>>> {
+        let mut found = Vec::with_capacity(checks.len() + 2 * ops.len());
+        let mut known = Vec::new();
+        for Check { target, folder, key, operand, greater } in checks {
+            let (target, folder, key, operand, greater) = (*target, *folder, key.to_str()?, *operand, *greater);
+            if folder.is_empty() && (greater || target == Target::Written) {
+                known.push(key);
+            }
+            found.push(Condition { target, folder, key, operand, greater });
+        }
+        let zero = |target, key| Condition { target, folder: "", key, operand: 0, greater: false };
+        let mut above: Vec<&str> = Vec::new();
+        for op in ops {
+            let (key, condition) = match *op {
+                Operation::Put(key, _) => (key, zero(Target::Lease, key)),
+                Operation::Create(key, _) => (key, zero(Target::Created, key)),
+                Operation::Delete(_) => continue,
+            };
+            found.push(condition);
+            if known.contains(&key) {
+                continue;
+            }
+            for (at, _) in key.match_indices('/') {
+                if !above.contains(&&key[..at]) {
+                    above.push(&key[..at]);
+                }
+            }
+            if above.len() > self.most_conditions {
+                return Ok(None);
+            }
+        }
+        above.retain(|folder| !ops.iter().any(|op| matches!(op, Operation::Delete(key) if key == folder)));
+        found.extend(above.into_iter().map(|key| zero(Target::Lease, key)));
+        Ok((found.len() <= self.most_conditions).then_some(found))
+    }
+
+    /// The entry of a key; `owner` keeps the last lease with its name.
+    fn entry_of<'py>(
+        &self,
+        py: Python<'py>,
+        found: &KeyValue<'_>,
+        owner: &mut Option<(i64, Bound<'py, PyAny>)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let key = found.key.get(self.root.len()..).and_then(|key| std::str::from_utf8(key).ok());
+        let key = PyString::new(py, key.ok_or(Malformed("a key is no text below the root")).raised()?).into_any();
+        let value = PyBytes::new(py, found.value).into_any();
+        let token = found.written.into_pyobject(py)?.into_any();
+        let created =
+            if found.created == found.written { token.clone() } else { found.created.into_pyobject(py)?.into_any() };
+        let version = self.made.version.make(py, [&token])?;
+        if owner.as_ref().is_none_or(|(lease, _)| *lease != found.lease) {
+            let name = match found.lease {
+                0 => py.None().into_bound(py),
+                lease => PyString::new(py, &format!("{lease:x}")).into_any(),
+            };
+            *owner = Some((found.lease, name));
+        }
+        let name = owner.as_ref().map_or_else(|| py.None().into_bound(py), |(_, name)| name.clone());
+        self.made.entry.make(py, [&key, &value, &version, &token, &created, &name])
+    }
+}
