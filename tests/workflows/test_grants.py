@@ -8,10 +8,10 @@ import pytest
 import latchwork
 from latchwork_workflows.db import grants
 from latchwork_workflows.db.commands import CommandType, ask
-from latchwork_workflows.db.grants import Grant
 from latchwork_workflows.db.history import of_people
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.maintenance import document_of, import_document
+from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.web import Role
 from patience import eventually
@@ -48,7 +48,7 @@ def waits(workflow="a.payroll", project="b"):
 def let(stage, role, grantee="b"):
     """Project `a` lets another use it."""
     with stage.database.write() as connection:
-        grants.put(connection, Grant("a", grantee, role))
+        grants.put(connection, Grant(project="a", grantee=grantee, role=role.word))
 
 
 def errors(stage):
@@ -85,17 +85,17 @@ def test_a_definition_that_names_another_project_is_refused_in_the_same_words_wh
 
 
 def test_a_project_that_is_listed_may_name_what_its_role_allows(stage, client):
-    client.set_grant("a", "b", "viewer")
+    client.grants.set("a", "b", "viewer")
     client.workflows.apply(waits().definition)
     with pytest.raises(DefinitionInvalid, match="does not let project 'b' start"):
         client.workflows.apply(starts().definition)
-    client.set_grant("a", "b", "operator")
+    client.grants.set("a", "b", "operator")
     client.workflows.apply(starts().definition)
     client.workflows.apply(waits().definition)
 
 
 def test_a_project_that_lets_all_use_it_is_used_by_each(client):
-    client.set_grant("a", "", "operator")
+    client.grants.set("a", "", "operator")
     for project in ("b", "c"):
         client.workflows.apply(starts(project=project).definition)
 
@@ -211,27 +211,30 @@ def test_nobody_is_told_of_runs_that_a_dependent_may_not_see(stage, client):
 
 
 def test_grants_are_listed_removed_and_told(stage, client):
-    client.set_grant("a", "b", "viewer")
-    client.set_grant("a", "b", "operator")
-    client.set_grant("a", "", "viewer")
-    assert client.grants("a") == [Grant("a", "", Role.VIEWER), Grant("a", "b", Role.OPERATOR)]
-    client.remove_grant("a", "b")
+    client.grants.set("a", "b", "viewer")
+    client.grants.set("a", "b", "operator")
+    client.grants.set("a", "", "viewer")
+    assert client.grants.list("a") == [
+        Grant(project="a", grantee="", role="viewer"),
+        Grant(project="a", grantee="b", role="operator"),
+    ]
+    client.grants.remove("a", "b")
     with pytest.raises(UnknownWorkflow, match="no grant of project 'a' to project 'b'"):
-        client.remove_grant("a", "b")
-    assert client.grants() == [Grant("a", "", Role.VIEWER)]
+        client.grants.remove("a", "b")
+    assert client.grants.list() == [Grant(project="a", grantee="", role="viewer")]
     assert next((each.kind, each.by) for each in told(stage, "a")) == ("grant end", "ann")
 
 
 def test_grants_are_carried_to_another_database_and_an_import_needs_them(stage, client):
-    client.set_grant("a", "b", "operator")
+    client.grants.set("a", "b", "operator")
     client.workflows.apply(starts().definition)
     document = document_of(stage.database)
     assert document["grants"] == [{"project": "a", "grantee": "b", "role": "operator"}]
-    client.remove_grant("a", "b")
+    client.grants.remove("a", "b")
     assert [each.what for each in import_document(stage.database, document, by="ann") if each.kind == "grant"] == [
         "new"
     ]
-    client.remove_grant("a", "b")
+    client.grants.remove("a", "b")
     changed = {**document["workflows"][0], "online": False}
     with pytest.raises(DefinitionInvalid, match="does not let project 'b' start"):
         import_document(stage.database, {**document, "grants": [], "workflows": [changed]}, by="ann")

@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db import grants, pools
-from latchwork_workflows.db.grants import Grant
 from latchwork_workflows.db.tables import command, event, task
+from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.site import make_site
 from latchwork_workflows.state import Claimed
@@ -253,7 +253,7 @@ def test_a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one(
 def granted(seeds):
     """Project ``billing`` may start the workflows of ``default``."""
     with seeds.database.write() as connection:
-        grants.put(connection, Grant("default", "billing", Role.OPERATOR))
+        grants.put(connection, Grant(project="default", grantee="billing", role="operator"))
     yield
     with seeds.database.write() as connection:
         grants.remove(connection, "default", "billing")

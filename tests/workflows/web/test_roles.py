@@ -7,8 +7,8 @@ from fastapi.routing import APIRoute
 
 from latchwork_workflows.db import alerts, backfills, grants, pools, settings
 from latchwork_workflows.db.alerts import put
+from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.schemas.pools import PoolSettings
-from latchwork_workflows.web import Role
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY, apply
 
 #: Who asks: nobody at all, an account without roles, an administrator of another project, the roles of `default`, and
@@ -404,7 +404,7 @@ def test_a_backfill_that_leads_to_a_project_where_somebody_is_no_operator_is_ref
     dates = {"first": "2025-10-01", "last": "2025-10-02", "dependents": "direct"}
     path = "/api/v1/workflows/default/nightly:backfill"
     with seeds.database.write() as connection:
-        grants.put(connection, grants.Grant("default", "billing", Role.VIEWER))
+        grants.put(connection, Grant(project="default", grantee="billing", role="viewer"))
     asked = "SELECT count(*) FROM command WHERE type = 'backfill'"
 
     def count():

@@ -30,7 +30,6 @@ from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.schemas.workflows import AppliedVersion
 from latchwork_workflows.services import Parts, commands, schedules, tasks, workflows
 from latchwork_workflows.services import runs as runs_desk
-from latchwork_workflows.services.grants import Granting
 from latchwork_workflows.services.stored import StoredSettings
 from latchwork_workflows.state import Scope
 from latchwork_workflows.types import TaskTypes
@@ -80,7 +79,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class DirectClient(StoredSettings, Granting):
+class DirectClient(StoredSettings):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:

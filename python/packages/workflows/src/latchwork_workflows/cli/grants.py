@@ -29,12 +29,12 @@ def list_grants(
 ) -> None:
     """List which projects may use the workflows of which."""
     with client_of(home_of(home, database)) as client:
-        found = client.grants(project)
+        found = client.grants.list(project)
     listed(
         "grants",
         found,
-        lambda each: {"project": each.project, "used by": each.grantee or _ALL, "role": each.role.word},
-        plain=lambda each: {"project": each.project, "grantee": each.grantee, "role": each.role.word},
+        lambda each: {"project": each.project, "used by": each.grantee or _ALL, "role": each.role},
+        plain=lambda each: each.model_dump(),
         empty="no project may use another",
         as_json=as_json,
     )
@@ -63,7 +63,7 @@ def set_grant(
     if role not in {"viewer", "operator"}:
         raise UsageError(f"ROLE is viewer or operator, not {role!r}")
     with client_of(home_of(home, database)) as client:
-        client.set_grant(project, _named(grantee), role)
+        client.grants.set(project, _named(grantee), role)
     document = {"project": project, "grantee": _named(grantee), "role": role}
     told(f"project {grantee} is {role} of project {project}", document, as_json=as_json)
 
@@ -79,7 +79,7 @@ def remove_grant(
 ) -> None:
     """Let a project use another no more: its tasks that do so fail from now on."""
     with client_of(home_of(home, database)) as client:
-        client.remove_grant(project, _named(grantee))
+        client.grants.remove(project, _named(grantee))
     document = {"project": project, "grantee": _named(grantee), "removed": True}
     told(f"project {grantee} may not use project {project} any more", document, as_json=as_json)
 

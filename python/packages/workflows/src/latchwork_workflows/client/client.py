@@ -33,6 +33,7 @@ import httpx
 
 from latchwork_workflows.client.alerts import Alerts, Channels
 from latchwork_workflows.client.backfills import Backfills
+from latchwork_workflows.client.grants import Grants
 from latchwork_workflows.client.pools import Pools
 from latchwork_workflows.client.runs import Attempts, Commands, Runs, Tasks
 from latchwork_workflows.client.transport import TIMEOUT_S, Transport
@@ -78,6 +79,7 @@ class WorkflowClient:
         self.alerts = Alerts(api)
         self.channels = Channels(api)
         self.backfills = Backfills(api)
+        self.grants = Grants(api)
         self.pools = Pools(api)
         self.workers = Workers(api)
 

@@ -7,7 +7,6 @@ with parameters of their choice. Both are checked when a definition is applied a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -17,45 +16,30 @@ from latchwork_workflows.db.tables import project_grant
 from latchwork_workflows.errors import NotAllowed, Problem, UnknownWorkflow
 from latchwork_workflows.model.lineage import Named, named_in
 from latchwork_workflows.model.model import Definition
+from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.web import Role
 
-#: The roles that a project may have in another.
-ROLES = (Role.VIEWER, Role.OPERATOR)
 #: Stands for all projects as the one that uses another.
 ALL = ""
 _NEEDED = {"sub_process": Role.OPERATOR, "dependent": Role.VIEWER}
 _DOES = {Role.OPERATOR: "start its workflows", Role.VIEWER: "wait for its workflows"}
 
 
-class Grant(NamedTuple):
-    """That a project may use another.
-
-    Attributes:
-        project: whose workflows are used.
-        grantee: the project whose tasks use them; empty: all projects.
-        role: that its tasks have.
-    """
-
-    project: str
-    grantee: str
-    role: Role
-
-
 def every(connection: sa.Connection) -> list[Grant]:
-    """All grants, by project and grantee."""
+    """Return all grants, sorted by project and grantee."""
     table = project_grant
     rows = connection.execute(sa.select(table).order_by(table.c.project, table.c.grantee))
-    return [Grant(row.project, row.grantee, Role.of(row.role)) for row in rows]
+    return [Grant.model_validate(row) for row in rows]
 
 
 def put(connection: sa.Connection, grant: Grant) -> None:
-    """Give a project this role in another, in place of the one that it had."""
+    """Store a grant. It replaces the role that the project had."""
     remove(connection, grant.project, grant.grantee)
-    connection.execute(sa.insert(project_grant).values(**{**grant._asdict(), "role": grant.role.word}))
+    connection.execute(sa.insert(project_grant).values(**grant.model_dump()))
 
 
 def remove(connection: sa.Connection, project: str, grantee: str) -> bool:
-    """Take the role of a project in another away; return whether it had one."""
+    """Remove a grant. Return whether there was one."""
     there = sa.and_(project_grant.c.project == project, project_grant.c.grantee == grantee)
     return bool(connection.execute(sa.delete(project_grant).where(there)).rowcount)
 

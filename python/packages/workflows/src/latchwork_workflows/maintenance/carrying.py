@@ -27,6 +27,7 @@ from latchwork_workflows.model.settings.checks import (
     parameter_problems,
 )
 from latchwork_workflows.model.validate import Checked, checked
+from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.types import TaskTypes
 
@@ -82,14 +83,6 @@ class CarriedChannel(_Record):
     enabled: bool = True
 
 
-class CarriedGrant(_Record):
-    """That a project, or with an empty one all, may use the workflows of another."""
-
-    project: str = Field(max_length=100)
-    grantee: str = Field(max_length=100)
-    role: Literal["viewer", "operator"]
-
-
 class CarriedAccount(_Record):
     """An account and its roles by project, without its password: an administrator gives it a new one."""
 
@@ -108,7 +101,7 @@ class Document(_Record):
     connections: list[CarriedConnection] = []
     pools: list[PoolSettings] = []
     channels: list[CarriedChannel] = []
-    grants: list[CarriedGrant] = []
+    grants: list[Grant] = []
     accounts: list[CarriedAccount] = []
 
 

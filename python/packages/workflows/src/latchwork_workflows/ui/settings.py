@@ -18,7 +18,7 @@ from latchwork_workflows.db.views import catalog
 from latchwork_workflows.services import grants
 from latchwork_workflows.services import settings as desk
 from latchwork_workflows.services.parts import Parts, parts_of
-from latchwork_workflows.ui.frame import address, led, page, role_of
+from latchwork_workflows.ui.frame import address, led, page
 from latchwork_workflows.web import Identity, Problem, Role, Who
 
 router = APIRouter()
@@ -61,7 +61,7 @@ def change_grant(*, request: Request, who: Who, project: _Word, grantee: _Word =
     """Let a project use another, or no more."""
     parts = parts_of(request)
     if role:
-        grants.put(parts, who, project, grantee.strip(), role_of(role))
+        grants.put(parts, who, project=project, grantee=grantee.strip(), role=role)
     else:
         grants.remove(parts, who, project, grantee)
     return led("/settings#grants")
