@@ -12,7 +12,7 @@ from latchwork_workflows import DateRange, WrongState
 from latchwork_workflows.db import backfills
 from latchwork_workflows.db import runs as rows
 from latchwork_workflows.db.tables import backfill, command, instance
-from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.errors import BadRequest
 from latchwork_workflows.master.backfills import MOST_AT_ONCE
 from latchwork_workflows.model.model import ScheduleSpec
 from latchwork_workflows.model.moments import MOST_MOMENTS, moments_of

@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 
 from latchwork_workflows import DateRange
-from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.errors import BadRequest
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow

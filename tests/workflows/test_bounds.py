@@ -7,7 +7,7 @@ import pytest
 
 from latchwork_workflows import DefinitionInvalid, WrongState
 from latchwork_workflows.db.commands import withdraw
-from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.errors import BadRequest
 from latchwork_workflows.model import read
 from latchwork_workflows.model.builder import Cron, shell, workflow
 from patience import eventually

@@ -5,9 +5,8 @@ import pytest
 from latchwork.types import Create
 from latchwork_workflows import WrongState
 from latchwork_workflows.db import pools
-from latchwork_workflows.errors import UnknownWorkflow
+from latchwork_workflows.errors import BadRequest, UnknownWorkflow
 from latchwork_workflows.keys import lane_of, pool_key, pools_of, workflows_store
-from latchwork_workflows.looking import BadRequest
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.concurrency import Other, Turn, verdict
 from latchwork_workflows.worker.pools import PoolSlots

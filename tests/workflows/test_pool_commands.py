@@ -107,7 +107,7 @@ def test_pools_are_set_listed_shown_and_removed(served, typed, tmp_path):
     assert typed("pools rm more --json") == {"name": "more", "removed": True}
     assert "there is no pool 'more'" in typed("pools rm more", ends=1)
     assert "there is no pool 'more'" in typed("pools show more", ends=1)
-    assert "should match pattern" in typed("pools set a/b --size 1", ends=2)
+    assert "is no name" in typed("pools set a/b --size 1", ends=2)
 
 
 def test_the_pool_of_a_project_is_set_shown_and_removed(served, typed):

@@ -4,8 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db.tables import pool
-from latchwork_workflows.errors import UnknownWorkflow, WrongState
-from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.errors import BadRequest, UnknownWorkflow, WrongState
 from latchwork_workflows.maintenance import Doctor
 from patience import eventually
 from workflows.hands import a_workflow

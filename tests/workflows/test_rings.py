@@ -42,8 +42,8 @@ def test_the_second_of_two_that_start_each_other_is_refused_with_the_way(stage, 
 
 @on_file
 def test_a_ring_is_found_through_others_through_dots_in_names_and_in_other_projects(client):
-    client.set_grant("etl", "default", "operator")
-    client.set_grant("default", "etl", "operator")
+    client.grants.set("etl", "default", "operator")
+    client.grants.set("default", "etl", "operator")
     client.workflows.apply(plain("first.step", "etl.second"))
     client.workflows.apply(plain("second", "third", project="etl"))
     with pytest.raises(DefinitionInvalid, match=r"third -> default.first.step -> etl.second -> default.third"):
@@ -52,7 +52,7 @@ def test_a_ring_is_found_through_others_through_dots_in_names_and_in_other_proje
 
 @on_file
 def test_a_workflow_of_the_same_name_in_another_project_closes_no_ring(client):
-    client.set_grant("etl", "default", "operator")
+    client.grants.set("etl", "default", "operator")
     client.workflows.apply(plain("a", "etl.b"))
     client.workflows.apply(plain("b", "a"))
     client.workflows.apply(plain("b", project="etl"))

@@ -10,8 +10,7 @@ from alembic.config import Config
 from latchwork_workflows.db import Database, settings
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.db.tables import attempt, event, task
-from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow, WrongState
-from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.errors import BadRequest, DefinitionInvalid, UnknownWorkflow, WrongState
 from latchwork_workflows.maintenance import Doctor, import_document
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.settings.checks import url_problem
@@ -83,7 +82,7 @@ def run(client, stage, tasks, **fields):
 
 @EACH
 def test_sql_runs_on_the_stored_connection_that_it_names(client, stage, logs, worker, tmp_path):
-    client.set_connection("shop", f"sqlite:///{tmp_path}/shop.db")
+    client.connections.set("shop", f"sqlite:///{tmp_path}/shop.db")
     make = of("sql", connection="shop", statement=["CREATE TABLE t (a)", "INSERT INTO t VALUES (7)"])
     read = of("sql", connection="${db}", statement="SELECT a FROM t", after=["make"])
     rows = run(client, stage, {"make": make, "read": read}, params={"db": "shop"})
@@ -117,8 +116,8 @@ def guarded(postgres):
 
 @FILE
 def test_sql_procedure_and_script_get_into_postgresql_by_the_secret_of_the_worker(client, stage, logs, worker, guarded):
-    client.set_connection("shop", guarded, secret="shop")
-    client.set_connection("other", guarded)
+    client.connections.set("shop", guarded, secret="shop")
+    client.connections.set("other", guarded)
     body = "CREATE PROCEDURE twice(IN n INTEGER, OUT m INTEGER) LANGUAGE plpgsql AS 'BEGIN m := 2 * n; END'"
     python = "import os, sqlalchemy as sa; c = sa.create_engine(os.environ['DB']).connect(); "
     python += "print(c.exec_driver_sql('SELECT current_user').scalar())"
@@ -140,10 +139,10 @@ def test_sql_procedure_and_script_get_into_postgresql_by_the_secret_of_the_worke
 
 @FILE
 def test_a_connection_that_is_removed_later_ends_its_attempt_with_one_clear_error(client, stage, logs, worker):
-    client.set_connection("shop", "sqlite://")
+    client.connections.set("shop", "sqlite://")
     tasks = {"a": of("sql", connection="shop", statement="SELECT 1", retries=3)}
     client.workflows.apply(flow(tasks))
-    assert client.remove_setting("connection", "shop") == ["default.flow"]
+    assert client.connections.remove("shop") == ["default.flow"]
     with stage.master():
         client.runs.start("flow").wait(60)
     (row,) = stage.attempts()
@@ -156,7 +155,7 @@ def test_a_connection_that_is_removed_later_ends_its_attempt_with_one_clear_erro
 
 @FILE
 def test_an_output_never_says_where_a_password_goes(client, stage, logs, worker, tmp_path):
-    client.set_connection("shop", "postgresql://etl@127.0.0.1:1/shop", secret="shop")
+    client.connections.set("shop", "postgresql://etl@127.0.0.1:1/shop", secret="shop")
     lie = '#json {\\"connection:shop\\": {\\"url\\": \\"postgresql://etl@evil/x\\", \\"secret\\": \\"shop\\"}}'
     tasks = {
         "lie": of("shell", script=f'echo "{lie}" >> "$LATCHWORK_OUTPUT"'),
@@ -168,16 +167,16 @@ def test_an_output_never_says_where_a_password_goes(client, stage, logs, worker,
 
 @FILE
 def test_a_worker_tries_a_connection_and_says_how_it_went(client, stage, logs, worker):
-    client.set_connection("good", "sqlite://")
-    client.set_connection("bad", "sqlite:////nowhere/at/all/x.db", project="billing")
+    client.connections.set("good", "sqlite://")
+    client.connections.set("bad", "sqlite:////nowhere/at/all/x.db", project="billing")
     with stage.master():
-        good = client.runs.wait(client.commands.wait(client.ask_to_try("good")).run, 60)
-        bad = client.runs.wait(client.commands.wait(client.ask_to_try("bad", project="billing")).run, 60)
+        good = client.runs.wait(client.commands.wait(client.connections.test("good").command).run, 60)
+        bad = client.runs.wait(client.commands.wait(client.connections.test("bad", project="billing").command).run, 60)
     assert (good.workflow, good.state.value) == ("default._connection.good", "success")
     assert (bad.workflow, bad.state.value) == ("billing._connection.bad", "failure")
     assert "unable to open database file" in client.runs.attempts(bad.id)[0].error
     with pytest.raises(UnknownWorkflow, match="no connection bad of all projects"):
-        client.ask_to_try("bad")
+        client.connections.test("bad")
 
 
 def test_a_password_is_put_into_a_url_where_drivers_look_for_it():
@@ -214,11 +213,11 @@ def test_what_is_nearer_to_the_run_counts():
 @EACH
 def test_a_task_reads_what_is_stored_when_it_is_put_and_keeps_it(client, stage):
     hand = stage.hand()
-    client.set_parameter("bucket", "old")
-    client.set_parameter("bucket", "other", project="billing")
-    client.set_environment("prod", {"REGION": "all"})
-    client.set_environment("prod", {"REGION": "eu", "day": "env"}, project="default")
-    client.set_environment("own", {"REGION": "us"})
+    client.parameters.set("bucket", "old")
+    client.parameters.set("bucket", "other", project="billing")
+    client.environments.set("prod", {"REGION": "all"})
+    client.environments.set("prod", {"REGION": "eu", "day": "env"}, project="default")
+    client.environments.set("own", {"REGION": "us"})
     tasks = {
         "a": of("shell", script="true", retries=1),
         "b": of("shell", script="true", environment="own", after=["a"]),
@@ -228,8 +227,8 @@ def test_a_task_reads_what_is_stored_when_it_is_put_and_keeps_it(client, stage):
     with stage.master():
         made = stage.start(version)
         first = hand.wait("a")
-        client.set_parameter("bucket", {"a": [1]})
-        client.set_environment("prod", {"REGION": "asia"}, project="default")
+        client.parameters.set("bucket", {"a": [1]})
+        client.environments.set("prod", {"REGION": "asia"}, project="default")
         spec = hand.spec(first)
         assert (spec.values["bucket"], spec.values["x"], spec.values["day"]) == ("old", "old", "start")
         assert spec.env == {"REGION": "eu"}  # `day` is nearer
@@ -246,8 +245,8 @@ def test_a_task_reads_what_is_stored_when_it_is_put_and_keeps_it(client, stage):
 @FILE
 def test_a_connection_that_only_an_environment_names_reaches_the_task(client, stage):
     hand = stage.hand()
-    client.set_connection("shop", "sqlite:///shop.db")
-    client.set_environment("prod", {"DB": "${connection:shop}"})
+    client.connections.set("shop", "sqlite:///shop.db")
+    client.environments.set("prod", {"DB": "${connection:shop}"})
     version = client.workflows.apply(flow({"a": of("shell", script="true")}, environment="prod"))
     with stage.master():
         stage.start(version)
@@ -257,9 +256,9 @@ def test_a_connection_that_only_an_environment_names_reaches_the_task(client, st
 
 @FILE
 def test_an_environment_that_is_removed_later_ends_the_attempt(client, stage):
-    client.set_environment("prod", {"A": "b"})
+    client.environments.set("prod", {"A": "b"})
     version = client.workflows.apply(flow({"a": of("shell", script="true")}, environment="prod"))
-    assert client.remove_setting("environment", "prod") == ["default.flow"]
+    assert client.environments.remove("prod") == ["default.flow"]
     with stage.master():
         made = stage.start(version)
         stage.until(made, "failure")
@@ -302,26 +301,26 @@ def test_urls_of_all_kinds_are_taken():
 @EACH
 def test_what_cannot_be_stored_is_refused_by_its_field(client, stage):
     cases = [
-        (lambda: client.set_connection("a/b", "sqlite://"), "name: 'a/b' is no name"),
-        (lambda: client.set_connection("a", "sqlite://", secret="../x"), "secret: this is no name of a secret"),
-        (lambda: client.set_environment("e", {"A-B": "x"}), "variables.A-B: 'A-B' is no name of a variable"),
-        (lambda: client.set_environment("e", {"A": "${"}), "variables.A: .*not closed"),
-        (lambda: client.set_environment("e", {"LATCHWORK_TOKEN": "x"}), "set by workers"),
-        (lambda: client.set_environment("e", {"A": "x" * 100_001}), "at most 100,000"),
-        (lambda: client.set_parameter("business_date", 1), "built in, and cannot be replaced"),
-        (lambda: client.set_parameter("a", "x" * 10_001), "at most 10,000"),
-        (lambda: client.set_parameter("a", "x\0"), "it holds a NUL"),
-        (lambda: client.set_parameter("a", float("nan")), "finite numbers"),
-        (lambda: client.set_parameter("a; DROP TABLE parameter", 1), "is no name of a variable"),
+        (lambda: client.connections.set("a/b", "sqlite://"), "name: 'a/b' is no name"),
+        (lambda: client.connections.set("a", "sqlite://", secret="../x"), "secret: this is no name of a secret"),
+        (lambda: client.environments.set("e", {"A-B": "x"}), "variables.A-B: 'A-B' is no name of a variable"),
+        (lambda: client.environments.set("e", {"A": "${"}), "variables.A: .*not closed"),
+        (lambda: client.environments.set("e", {"LATCHWORK_TOKEN": "x"}), "set by workers"),
+        (lambda: client.environments.set("e", {"A": "x" * 100_001}), "at most 100,000"),
+        (lambda: client.parameters.set("business_date", 1), "built in, and cannot be replaced"),
+        (lambda: client.parameters.set("a", "x" * 10_001), "at most 10,000"),
+        (lambda: client.parameters.set("a", "x\0"), "it holds a NUL"),
+        (lambda: client.parameters.set("a", float("nan")), "finite numbers"),
+        (lambda: client.parameters.set("a; DROP TABLE parameter", 1), "is no name of a variable"),
     ]
     for ask, told in cases:
         with pytest.raises(BadRequest, match=told):
             ask()
-    assert client.settings("connection") == client.settings("environment") == client.settings("parameter") == []
+    assert client.connections.list() == client.environments.list() == client.parameters.list() == []
     evil = "'); DROP TABLE parameter; --"
-    client.set_parameter("a", evil)
-    client.set_environment("e", {"A": evil}, project="p")
-    assert [each.values for each in client.settings("parameter")] == [{"value": evil}]
+    client.parameters.set("a", evil)
+    client.environments.set("e", {"A": evil}, project="p")
+    assert [each.value for each in client.parameters.list()] == [evil]
 
 
 @FILE
@@ -329,16 +328,16 @@ def test_a_project_takes_no_more_than_so_many(client, stage):
     with stage.database.write() as connection:
         for number in range(500):
             settings.write(connection, "parameter", "", f"p{number}", {"value": 1})
-    client.set_parameter("p1", 2)
+    client.parameters.set("p1", 2)
     with pytest.raises(WrongState, match="all projects has 500 parameters"):
-        client.set_parameter("more", 1)
+        client.parameters.set("more", 1)
 
 
 @EACH
 def test_what_is_named_and_not_stored_is_refused_by_its_place(client):
-    client.set_connection("shop", "sqlite://", project="billing")
-    client.set_environment("test", {"REGION": "eu"})
-    client.set_parameter("bucket", 1)
+    client.connections.set("shop", "sqlite://", project="billing")
+    client.environments.set("test", {"REGION": "eu"})
+    client.parameters.set("bucket", 1)
     tasks = {
         "a": of("sql", connection="shop", statement="SELECT 1"),
         "b": of("shell", script="true", environment="nix", env={"X": "${bucket} ${REGION}"}),
@@ -363,12 +362,12 @@ def test_what_is_named_and_not_stored_is_refused_by_its_place(client):
 
 @FILE
 def test_what_was_removed_between_the_check_and_the_write_is_refused_too(client, stage, monkeypatch):
-    client.set_connection("shop", "sqlite://")
+    client.connections.set("shop", "sqlite://")
     check = workflows.check
 
     def checked(*args):
         found = check(*args)
-        client.remove_setting("connection", "shop")
+        client.connections.remove("shop")
         return found
 
     monkeypatch.setattr(workflows, "check", checked)
@@ -378,16 +377,16 @@ def test_what_was_removed_between_the_check_and_the_write_is_refused_too(client,
 
 @FILE
 def test_doctor_names_workflows_that_name_what_is_not_there(client, stage):
-    client.set_connection("shop", "sqlite://")
-    client.set_environment("prod", {})
+    client.connections.set("shop", "sqlite://")
+    client.environments.set("prod", {})
     tasks = {
         "a": of("sql", connection="shop", statement="SELECT 1"),
         "b": of("shell", script="true", environment="prod"),
     }
     client.workflows.apply(flow(tasks))
     client.workflows.apply({**flow({"a": of("shell", script="true")}, environment="prod"), "name": "off"}, online=False)
-    client.remove_setting("connection", "shop")
-    client.remove_setting("environment", "prod")
+    client.connections.remove("shop")
+    client.environments.remove("prod")
     found = Doctor(stage.database, stage.store, wait=lambda _: None).look()
     told = [(each.kind, each.subject, each.can_mend) for each in found if each.kind == "missing setting"]
     assert told == [
@@ -414,17 +413,17 @@ def test_an_import_with_a_password_is_refused_by_its_place_and_not_repeated(clie
         "parameters[1].project",
     ]
     assert "hunter2" not in str(refused.value)
-    assert client.settings("connection") == []
+    assert client.connections.list() == []
 
 
 @EACH
 def test_the_audit_says_who_changed_what_and_no_value(client, stage):
-    client.set_connection("shop", "postgresql://etl@db-of-shop/x", secret="shop")
-    client.set_connection("shop", "postgresql://etl@db-of-shop/y", secret="shop")
-    client.set_environment("prod", {"A": "value-a", "B": "value-b"}, project="billing")
-    client.set_environment("prod", {"C": "value-c"}, project="billing", keep=True, drop=["A"])
-    client.set_parameter("bucket", "value-of-bucket")
-    client.remove_setting("parameter", "bucket")
+    client.connections.set("shop", "postgresql://etl@db-of-shop/x", secret="shop")
+    client.connections.set("shop", "postgresql://etl@db-of-shop/y", secret="shop")
+    client.environments.set("prod", {"A": "value-a", "B": "value-b"}, project="billing")
+    client.environments.set("prod", {"C": "value-c"}, project="billing", keep=True, drop=["A"])
+    client.parameters.set("bucket", "value-of-bucket")
+    client.parameters.remove("bucket")
     with stage.database.read() as connection:
         rows = connection.execute(sa.select(event).order_by(event.c.id)).all()
     assert [(row.kind, row.project, row.details) for row in rows] == [
@@ -435,7 +434,7 @@ def test_the_audit_says_who_changed_what_and_no_value(client, stage):
         ("parameter set", "", {"parameter": "bucket", "new": True}),
         ("parameter delete", "", {"parameter": "bucket"}),
     ]
-    assert client.settings("environment")[0].values == {"variables": {"B": "value-b", "C": "value-c"}}
+    assert client.environments.list()[0].variables == {"B": "value-b", "C": "value-c"}
 
 
 @EACH

@@ -10,7 +10,6 @@ from latchwork.spi import late
 
 if TYPE_CHECKING:
     from latchwork_workflows.client import BackfillRef, RunRef, WorkflowClient
-    from latchwork_workflows.db.settings import SettingKind
     from latchwork_workflows.errors import (
         DefinitionInvalid,
         NotAllowed,
@@ -83,7 +82,6 @@ else:
             "latchwork_workflows.home": ("Home",),
             "latchwork_workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork_workflows.keys": ("Keys",),
-            "latchwork_workflows.db.settings": ("SettingKind",),
             "latchwork_workflows.schemas.pools": ("Pool", "PoolDetail"),
             "latchwork_workflows.schemas.workers": ("ActiveTask",),
             "latchwork_workflows.schemas.alerts": ("Alert", "Channel"),
@@ -124,7 +122,6 @@ __all__ = [
     "SchemaTooNew",
     "Serve",
     "ServeOptions",
-    "SettingKind",
     "StoreMismatch",
     "TaskFunction",
     "TaskType",

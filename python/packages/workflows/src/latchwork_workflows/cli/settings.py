@@ -29,7 +29,7 @@ from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, clie
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from latchwork_workflows import SettingKind
+    from latchwork_workflows.schemas.settings import Connection, Environment, SettingKind
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '_', '-' and '.'.")]
 Project = Annotated[
@@ -50,7 +50,14 @@ def list_connections(
     *, project: Among = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
 ) -> None:
     """List the stored connections. None has a password: it is a secret of the workers, by name."""
-    _list("connection", project, home, database, as_json, dict)
+    _list(
+        "connection",
+        project,
+        home,
+        database,
+        as_json,
+        lambda each: {"url": each.url or "", "secret": each.secret or ""},
+    )
 
 
 @command(
@@ -71,7 +78,7 @@ def set_connection(
 ) -> None:
     """Store a connection by a name, for `sql`, `procedure` and ${connection:NAME}; a URL with a password is refused."""
     with client_of(home_of(home, database)) as client:
-        is_new = client.set_connection(name, url, secret=secret, project=project)
+        is_new = client.connections.set(name, url, secret=secret, project=project)
     _set("connection", project, name, is_new, as_json)
 
 
@@ -100,9 +107,11 @@ def try_connection(
     """
     worker_group = group_ or "default"
     with client_of(home_of(home, database, store)) as client:
-        run = client.done(client.ask_to_try(name, project=project, within=within, group=worker_group))
+        sent = client.connections.test(name, project=project, within=within, group=worker_group)
+        run = client.commands.wait(sent.command).run
+        assert run is not None  # of a start that was carried out
         try:
-            state = client.wait(run, _WAIT_S).state.value
+            state = client.runs.wait(run, _WAIT_S).state.value
         except WaitTimeout:
             what = f"no worker of group {worker_group!r} has tried it in {_WAIT_S:.0f} s"
             raise WaitTimeout(f"{what}; see `latchwork workflows why {run}`") from None
@@ -159,7 +168,7 @@ def set_environment(
     """Give variables to an environment, made if there is none; `environment:` of a workflow or a task names it."""
     given = dict(map(_pair, variables or []))
     with client_of(home_of(home, database)) as client:
-        is_new = client.set_environment(name, given, project=project, keep=True, drop=unset or [])
+        is_new = client.environments.set(name, given, project=project, keep=True, drop=unset or [])
     _set("environment", project, name, is_new, as_json)
 
 
@@ -176,7 +185,7 @@ def list_parameters(
     *, project: Among = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
 ) -> None:
     """List the parameters with their values."""
-    _list("parameter", project, home, database, as_json, lambda values: {"value": _text(values["value"])})
+    _list("parameter", project, home, database, as_json, lambda each: {"value": _text(each.value)})
 
 
 @command(
@@ -194,7 +203,7 @@ def set_parameter(
 ) -> None:
     """Store a value for ${NAME} in all workflows of a project, or of all; what is nearer to a run counts before it."""
     with client_of(home_of(home, database)) as client:
-        is_new = client.set_parameter(name, value_of(value), project=project)
+        is_new = client.parameters.set(name, value_of(value), project=project)
     _set("parameter", project, name, is_new, as_json)
 
 
@@ -236,12 +245,12 @@ def _list(  # noqa: PLR0917 - three commands
     cells: Callable[[Any], dict[str, str]],
 ) -> None:
     with client_of(home_of(home, database)) as client:
-        found = client.settings(kind, project or None)
+        found = getattr(client, f"{kind}s").list(project or None)
     listed(
         f"{kind}s",
         found,
-        lambda each: {"project": each.project or "(all)", "name": each.name, **cells(each.values)},
-        plain=lambda each: {"project": each.project, "name": each.name, **(each.values or {})},
+        lambda each: {"project": each.project or "(all)", "name": each.name, **cells(each)},
+        plain=lambda each: each.model_dump(exclude={"shown"}),
         empty=f"no {kind}s",
         as_json=as_json,
     )
@@ -254,7 +263,7 @@ def _set(kind: SettingKind, project: str, name: str, is_new: bool, as_json: bool
 
 def _remove(kind: SettingKind, project: str, name: str, home: Any, database: str | None, as_json: bool) -> None:  # noqa: PLR0917 - three commands
     with client_of(home_of(home, database)) as client:
-        missed = client.remove_setting(kind, name, project=project)
+        missed = getattr(client, f"{kind}s").remove(name, project=project)
     if as_json:
         say_json({kind: name, "project": project, "missed_by": missed})
         return
@@ -263,8 +272,12 @@ def _remove(kind: SettingKind, project: str, name: str, home: Any, database: str
         show(Line(f"{counted(len(missed), 'workflow')} named it, whose tasks will fail: {', '.join(missed)}", "red"))
 
 
-def _variables(values: Any) -> dict[str, str]:
-    return {"variables": "  ".join(f"{name}={value}" for name, value in sorted(values["variables"].items()))}
+def _place(found: Connection) -> dict[str, str]:
+    return {"url": found.url or "", "secret": found.secret or ""}
+
+
+def _variables(found: Environment) -> dict[str, str]:
+    return {"variables": "  ".join(f"{name}={value}" for name, value in sorted((found.variables or {}).items()))}
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -27,7 +27,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import httpx
 
@@ -36,6 +36,7 @@ from latchwork_workflows.client.backfills import Backfills
 from latchwork_workflows.client.grants import Grants
 from latchwork_workflows.client.pools import Pools
 from latchwork_workflows.client.runs import Attempts, Commands, Runs, Tasks
+from latchwork_workflows.client.settings import Connections, Environments, Parameters
 from latchwork_workflows.client.transport import TIMEOUT_S, Transport
 from latchwork_workflows.client.workers import Workers
 from latchwork_workflows.client.workflows import Schedules, Workflows
@@ -80,6 +81,9 @@ class WorkflowClient:
         self.channels = Channels(api)
         self.backfills = Backfills(api)
         self.grants = Grants(api)
+        self.connections = Connections(api)
+        self.environments = Environments(api)
+        self.parameters = Parameters(api)
         self.pools = Pools(api)
         self.workers = Workers(api)
 
@@ -112,12 +116,8 @@ class WorkflowClient:
             close: Called when the client is closed.
         """
         from latchwork_workflows.client.local import InProcess
-        from latchwork_workflows.direct import DirectClient
-        from latchwork_workflows.web import Identity, Role
 
-        made = cls("http://localhost", "", transport=InProcess(parts, by, close))
-        made.__dict__["_direct"] = DirectClient(parts, Identity(by or "local", {"": Role.ADMIN}))
-        return made
+        return cls("http://localhost", "", transport=InProcess(parts, by, close))
 
     def __enter__(self) -> Self:
         return self
@@ -126,10 +126,6 @@ class WorkflowClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """TODO: remove once all resources have a group."""
-        return getattr(self.__dict__["_direct"], name)
 
     def __repr__(self) -> str:
         return f"<WorkflowClient of {self._api.url}>"

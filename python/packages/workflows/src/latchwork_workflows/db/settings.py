@@ -6,7 +6,7 @@ Masters read them when they give an attempt to workers; what is changed later ch
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -14,9 +14,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from latchwork_workflows.db.tables import connection as connections
 from latchwork_workflows.db.tables import environment, parameter
 from latchwork_workflows.model.settings.naming import Settings
+from latchwork_workflows.schemas.settings import SettingKind
 
 Row: TypeAlias = Any
-SettingKind = Literal["connection", "environment", "parameter"]
 TABLES: Mapping[SettingKind, sa.Table] = {"connection": connections, "environment": environment, "parameter": parameter}
 #: The project that stands for all.
 ALL = ""

@@ -7,12 +7,12 @@ anyway, and changes those of the project. What is of all projects is changed by 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from latchwork_workflows.db import settings
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.lineage import TRIES, missing
-from latchwork_workflows.db.settings import ALL, SettingKind
+from latchwork_workflows.db.settings import ALL
 from latchwork_workflows.errors import Problem as Wrong
 from latchwork_workflows.model.settings.checks import (
     MOST,
@@ -22,6 +22,7 @@ from latchwork_workflows.model.settings.checks import (
 )
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import StartRequest
+from latchwork_workflows.schemas.settings import Connection, Environment, Parameter, Setting, SettingKind
 from latchwork_workflows.services import workflows
 from latchwork_workflows.services.parts import Parts, need
 from latchwork_workflows.services.runs import start
@@ -32,36 +33,37 @@ Row: TypeAlias = Any
 TRY_S = 30.0
 
 
-class Seen(NamedTuple):
-    """A connection, an environment or a parameter.
-
-    Attributes:
-        project: of which; empty: of all.
-        name: of it.
-        values: its columns besides; None: this one sees the name alone.
-        may_change: whether this one may change it.
-    """
-
-    project: str
-    name: str
-    values: Mapping[str, Any] | None
-    may_change: bool
+S = TypeVar("S", bound=Setting)
 
 
-def listed(parts: Parts, who: Identity, kind: SettingKind, project: str | None = None) -> list[Seen]:
-    """Those that somebody may see, by project and name; None: of every project, else of this and of all."""
+def connections(parts: Parts, who: Identity, project: str | None = None) -> list[Connection]:
+    """Return the connections that ``who`` may see, by project and name; of a project and of all. None: of every."""
+    return _listed(Connection, parts, who, "connection", project)
+
+
+def environments(parts: Parts, who: Identity, project: str | None = None) -> list[Environment]:
+    """Return the environments that ``who`` may see, as ``connections`` does."""
+    return _listed(Environment, parts, who, "environment", project)
+
+
+def parameters(parts: Parts, who: Identity, project: str | None = None) -> list[Parameter]:
+    """Return the parameters that ``who`` may see, as ``connections`` does."""
+    return _listed(Parameter, parts, who, "parameter", project)
+
+
+def _listed(schema: type[S], parts: Parts, who: Identity, kind: SettingKind, project: str | None) -> list[S]:
     if not who.may_somewhere(Role.VIEWER):
         return []
     mine = who.projects()
     wanted = mine if project is None else frozenset({project} if mine is None or project in mine else ())
     with parts.database.read() as connection:
-        return [_seen(who, row) for row in settings.listed(connection, kind, wanted)]
-
-
-def _seen(who: Identity, row: Row) -> Seen:
-    columns = row._mapping  # noqa: SLF001 - public, in spite of its name
-    values = {name: each for name, each in columns.items() if name not in {"project", "name"}}
-    return Seen(row.project, row.name, values if may_read(who, row.project) else None, may_change(who, row.project))
+        rows = settings.listed(connection, kind, wanted)
+    return [
+        schema.of(row, shown=True)
+        if may_read(who, row.project)
+        else schema(project=row.project, name=row.name, shown=False)
+        for row in rows
+    ]
 
 
 def may_read(who: Identity, project: str) -> bool:

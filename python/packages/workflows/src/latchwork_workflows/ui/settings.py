@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from latchwork.errors import BadRecord
 from latchwork.spi import read_json
-from latchwork_workflows.db.settings import SettingKind
 from latchwork_workflows.db.views import catalog
+from latchwork_workflows.schemas.settings import Connection, Environment, Parameter, SettingKind
 from latchwork_workflows.services import grants
 from latchwork_workflows.services import settings as desk
 from latchwork_workflows.services.parts import Parts, parts_of
@@ -23,7 +23,6 @@ from latchwork_workflows.web import Identity, Problem, Role, Who
 
 router = APIRouter()
 _Kind = Literal["connection", "environment", "parameter"]
-_KINDS: tuple[SettingKind, ...] = ("connection", "environment", "parameter")
 _Word = Annotated[str, Form(max_length=200)]
 #: Of a form: more than any value may have, so that it can be told what is too large.
 _MOST_FIELD = 200_000
@@ -135,7 +134,12 @@ def _page(
     refused: Problem | None = None,
 ) -> HTMLResponse:
     parts = parts_of(request)
-    found = {each: [_row(one) for one in desk.listed(parts, who, each, project or None)] for each in _KINDS}
+    chosen = project or None
+    found = {
+        "connection": [_row(who, each) for each in desk.connections(parts, who, chosen)],
+        "environment": [_row(who, each) for each in desk.environments(parts, who, chosen)],
+        "parameter": [_row(who, each) for each in desk.parameters(parts, who, chosen)],
+    }
     with parts.database.read() as connection:
         mine, known = who.projects(), catalog.projects(connection)
     seen = sorted({*known, *who.roles} - {""}) if mine is None else sorted(mine)
@@ -148,20 +152,11 @@ def _page(
     return page(request, who, "settings.html", status, refused=refused, writable=writable, **values)
 
 
-def _row(seen: desk.Seen) -> dict[str, Any]:
-    """What the page shows of one: texts."""
-    values = seen.values
-    texts: dict[str, str] = {}
-    if values is not None and "variables" in values:
-        texts["variables"] = "\n".join(f"{name}={each}" for name, each in sorted(values["variables"].items()))
-    elif values is not None and "value" in values:
-        texts["value"] = text_of(values["value"])
-    elif values is not None:
-        texts = {"url": values["url"], "secret": values["secret"]}
-    return {
-        "project": seen.project,
-        "name": seen.name,
-        "shown": values is not None,
-        "may_change": seen.may_change,
-        **texts,
-    }
+def _row(who: Identity, found: Connection | Environment | Parameter) -> dict[str, Any]:
+    """The fields of a setting as texts."""
+    row = {**found.model_dump(), "may_change": desk.may_change(who, found.project)}
+    if isinstance(found, Environment):
+        row["variables"] = "\n".join(f"{name}={each}" for name, each in sorted((found.variables or {}).items()))
+    elif isinstance(found, Parameter):
+        row["value"] = text_of(found.value)
+    return row

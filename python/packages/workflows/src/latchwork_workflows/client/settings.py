@@ -1,0 +1,142 @@
+"""Connections, environments and parameters, for clients.
+
+A task reads them when it is given to a worker: a change affects later attempts only. A setting of a project hides the
+setting of all projects with the same name.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from latchwork_workflows.client.transport import Transport, path, request_of
+from latchwork_workflows.schemas.commands import CommandSent
+from latchwork_workflows.schemas.settings import (
+    Connection,
+    ConnectionChange,
+    ConnectionTest,
+    Environment,
+    EnvironmentChange,
+    Parameter,
+    ParameterChange,
+    SettingRemoved,
+    SettingStored,
+)
+
+
+class Connections:
+    """Stored connections: all but the passwords, which are secrets of the workers."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def list(self, project: str | None = None) -> builtins.list[Connection]:
+        """Return the connections of a project and of all projects, sorted. None: of every project."""
+        return self._api.get("/connections", list[Connection], project=project)
+
+    def set(self, name: str, url: str, *, secret: str = "", project: str = "") -> bool:
+        """Store a connection for ``sql("name", ...)``. Return whether it is new.
+
+        Args:
+            name: The name of the connection.
+            url: As SQLAlchemy reads it, without a password.
+            secret: The name of the password among the secrets of workers. Empty: it has none.
+            project: The project that has it. Empty: all projects.
+        Raises:
+            BadRequest: The name or the URL is invalid, or the URL has a password. No message repeats it.
+        """
+        body = request_of(ConnectionChange, url=url, secret=secret)
+        return self._api.put(path("connections", name), body, SettingStored, project=project).is_new
+
+    def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
+        """Delete a connection. Return the workflows that still name it.
+
+        Raises:
+            UnknownWorkflow: There is none of this name.
+        """
+        return self._api.delete(path("connections", name), SettingRemoved, project=project).missed_by
+
+    def test(self, name: str, *, project: str = "", within: str = "", group: str = "default") -> CommandSent:
+        """Let a worker open a connection. Return the command that starts the run.
+
+        Args:
+            name: The name of the connection.
+            project: The project that has it. Empty: all projects.
+            within: The project in which a connection of all projects is tested. Empty: ``default``.
+            group: The worker group whose workers test it.
+        Raises:
+            UnknownWorkflow: There is none of this name.
+        """
+        body = request_of(ConnectionTest, within=within, group=group)
+        return self._api.post(path("connections", name, action="test"), body, CommandSent, project=project)
+
+
+class Environments:
+    """Named sets of variables for tasks."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def list(self, project: str | None = None) -> builtins.list[Environment]:
+        """Return the environments of a project and of all projects, sorted. None: of every project."""
+        return self._api.get("/environments", list[Environment], project=project)
+
+    def set(
+        self,
+        name: str,
+        variables: Mapping[str, str],
+        *,
+        project: str = "",
+        keep: bool = False,
+        drop: Iterable[str] = (),
+    ) -> bool:
+        """Store variables for ``environment="name"``. Return whether it is new.
+
+        Args:
+            name: The name of the environment.
+            variables: Its variables. Workers fill in ``${secret:name}``.
+            project: The project that has it. Empty: all projects.
+            keep: Keep the variables that it has, except ``drop``. Default: remove them.
+            drop: With ``keep``: variables to remove.
+        Raises:
+            BadRequest: A name is invalid, or a value is too large.
+        """
+        body = request_of(EnvironmentChange, variables=dict(variables), keep=keep, drop=list(drop))
+        return self._api.put(path("environments", name), body, SettingStored, project=project).is_new
+
+    def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
+        """Delete an environment. Return the workflows that still name it.
+
+        Raises:
+            UnknownWorkflow: There is none of this name.
+        """
+        return self._api.delete(path("environments", name), SettingRemoved, project=project).missed_by
+
+
+class Parameters:
+    """Values for ``${name}`` in all workflows of a project, or of all projects."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def list(self, project: str | None = None) -> builtins.list[Parameter]:
+        """Return the parameters of a project and of all projects, sorted. None: of every project."""
+        return self._api.get("/parameters", list[Parameter], project=project)
+
+    def set(self, name: str, value: Any, *, project: str = "") -> bool:
+        """Store a value, any JSON. Return whether it is new.
+
+        Raises:
+            BadRequest: The name is invalid or built in, or the value is too large.
+        """
+        body = request_of(ParameterChange, value=value)
+        return self._api.put(path("parameters", name), body, SettingStored, project=project).is_new
+
+    def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
+        """Delete a parameter. Return the workflows that still name it.
+
+        Raises:
+            UnknownWorkflow: There is none of this name.
+        """
+        return self._api.delete(path("parameters", name), SettingRemoved, project=project).missed_by
