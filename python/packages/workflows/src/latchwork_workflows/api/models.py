@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Path, Query
-from pydantic import Field, StringConstraints
 
 from latchwork.spi import MAX_WHOLE
 from latchwork_workflows.model.model import Name
 from latchwork_workflows.schemas.base import Document as Document  # noqa: PLC0414 - of the schemas in this package
 from latchwork_workflows.schemas.values import Plain as Plain  # noqa: PLC0414
-from latchwork_workflows.schemas.values import RoleWord, Text
 
 MOST_ID = MAX_WHOLE
 Id = Annotated[int, Path(ge=1, le=MOST_ID)]
@@ -44,64 +42,3 @@ class EventRow(Document):
     instance: int | None
     task: str
     details: Any
-
-
-class AccountRow(Document):
-    """An account; roles by project, the empty one stands for all."""
-
-    name: str
-    enabled: bool
-    has_password: bool
-    roles: dict[str, str]
-    created_at: float
-
-
-class NewAccount(Document):
-    """An account to make."""
-
-    name: Name
-    password: Annotated[str, StringConstraints(min_length=10, max_length=200)] | None = None
-
-
-class AccountChange(Document):
-    """What of an account is to change; what is not given stays."""
-
-    enabled: bool | None = None
-    password: Annotated[str, StringConstraints(min_length=10, max_length=200)] | None = None
-    current: Annotated[
-        str, StringConstraints(max_length=200), Field(description="one's own password; needed with `password`")
-    ] = ""
-
-
-class RoleChange(Document):
-    """What an account may do in a project; the empty one stands for all, no role takes it away."""
-
-    project: Name | Literal[""] = ""
-    role: RoleWord | None
-
-
-class TokenRow(Document):
-    """A token, without its text."""
-
-    id: int
-    account: str
-    name: str
-    role: str | None
-    created_at: float
-    expires_at: float | None
-    used_at: float | None
-
-
-class NewToken(Document):
-    """A token to make for oneself; ``role``: no more than this, whatever the account may do."""
-
-    name: Text
-    role: RoleWord | None = None
-    lasts_s: Annotated[float | None, Field(gt=0, le=10 * 366 * 86_400, allow_inf_nan=False)] = None
-
-
-class TokenMade(Document):
-    """A new token; its text is told this once."""
-
-    id: int
-    token: str

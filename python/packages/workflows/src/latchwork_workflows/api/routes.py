@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork_workflows.api import (
+    accounts,
     alerts,
     backfills,
     grants,
     lineage,
-    people,
     pools,
     runs,
     server,
@@ -26,7 +26,7 @@ routers: tuple[APIRouter, ...] = (
     workflows.router,
     lineage.router,
     alerts.router,
-    people.router,
+    accounts.router,
     settings.router,
     server.router,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from latchwork.spi import group
 from latchwork_workflows.cli import (
+    accounts,
     actions,
     alerts,
     backfills,
@@ -14,7 +15,6 @@ from latchwork_workflows.cli import (
     runs,
     serving,
     settings,
-    users,
     workflows,
 )
 
@@ -56,7 +56,7 @@ workflows_app = group(
 )
 workflows_app.add_typer(alerts.channels_app, name="channels")
 workflows_app.add_typer(nodes.secrets_app, name="secrets")
-workflows_app.add_typer(users.users_app, name="users")
+workflows_app.add_typer(accounts.users_app, name="users")
 workflows_app.add_typer(settings.connections_app, name="connections")
 workflows_app.add_typer(settings.environments_app, name="environments")
 workflows_app.add_typer(settings.parameters_app, name="parameters")

@@ -11,8 +11,8 @@ from latchwork_workflows.db.database import Database
 from latchwork_workflows.db.shard import Shard
 
 if TYPE_CHECKING:
-    from latchwork_workflows.db.accounts import Account, DatabaseAccounts
+    from latchwork_workflows.db.accounts import DatabaseAccounts
 else:
-    __getattr__ = late(__name__, {"latchwork_workflows.db.accounts": ("Account", "DatabaseAccounts")})
+    __getattr__ = late(__name__, {"latchwork_workflows.db.accounts": ("DatabaseAccounts",)})
 
-__all__ = ["Account", "Database", "DatabaseAccounts", "Shard"]
+__all__ = ["Database", "DatabaseAccounts", "Shard"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +12,7 @@ from latchwork.errors import LatchworkError
 from latchwork_workflows.db.database import Database, DatabaseUnavailable
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.tables import account, account_role, api_token, web_session
+from latchwork_workflows.schemas.accounts import Account, ApiToken
 from latchwork_workflows.web import (
     Identity,
     Role,
@@ -35,38 +35,6 @@ _SESSION, _LINK = "session", "link"
 
 class UnknownAccount(LatchworkError, LookupError):
     """There is no account, or no token, of this name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """One account, as administrators see it.
-
-    Attributes:
-        name: of it.
-        enabled: else nobody gets in with it.
-        has_password: else it has tokens and links only.
-        roles: by project; the empty one stands for all.
-        created_at: in seconds since the epoch.
-    """
-
-    name: str
-    enabled: bool
-    has_password: bool
-    roles: dict[str, Role]
-    created_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One token, without its text, which nobody has but who made it."""
-
-    id: int
-    account: str
-    name: str
-    role: Role | None
-    created_at: float
-    expires_at: float | None
-    used_at: float | None
 
 
 class DatabaseAccounts:
@@ -250,17 +218,14 @@ class DatabaseAccounts:
             told(connection, "account role", by=by, project=project, details=details)
 
     def accounts(self) -> list[Account]:
-        """All of them, by name; at most 1,000."""
+        """Return the accounts, sorted by name; at most 1,000."""
         with self._database.read() as connection:
             rows = connection.execute(sa.select(account).order_by(account.c.name).limit(1000)).all()
             roles = connection.execute(sa.select(account_role)).all()
-        by_name: dict[str, dict[str, Role]] = {}
+        by_name: dict[str, dict[str, str]] = {}
         for each in roles:
-            by_name.setdefault(each.account, {})[each.project] = Role.of(each.role)
-        return [
-            Account(row.name, row.enabled, row.password is not None, by_name.get(row.name, {}), row.created_at)
-            for row in rows
-        ]
+            by_name.setdefault(each.account, {})[each.project] = each.role
+        return [Account.of(row, has_password=row.password is not None, roles=by_name.get(row.name, {})) for row in rows]
 
     def has_password(self) -> bool:
         """Whether anybody has one: without, nobody but this machine should be able to knock."""
@@ -287,16 +252,13 @@ class DatabaseAccounts:
             told(connection, "token create", by=by, details={"account": name, "token": token_id, "name": title})
         return token_id, token
 
-    def tokens(self, name: str | None = None) -> Sequence[Token]:
-        """Those of an account, or all; the newest first, at most 1,000."""
-        columns = [api_token.c[each] for each in Token.__slots__]
+    def tokens(self, name: str | None = None) -> list[ApiToken]:
+        """Return the tokens of an account, or of all, the newest first; at most 1,000."""
+        columns = [api_token.c[each] for each in ApiToken.model_fields]
         chosen = sa.select(*columns).order_by(api_token.c.id.desc()).limit(1000)
         with self._database.read() as connection:
             rows = connection.execute(chosen if name is None else chosen.where(api_token.c.account == name)).all()
-        return [
-            Token(**{**row._mapping, "role": Role.of(row.role) if row.role else None})  # noqa: SLF001 - public, in spite of its name
-            for row in rows
-        ]
+        return [ApiToken.model_validate(row) for row in rows]
 
     def revoke(self, token_id: int, *, by: str, only_of: str | None = None) -> None:
         """End a token.

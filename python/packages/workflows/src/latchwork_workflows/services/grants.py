@@ -7,8 +7,8 @@ from typing import Any
 from latchwork_workflows.db import grants
 from latchwork_workflows.db.history import told
 from latchwork_workflows.schemas.grants import Grant
+from latchwork_workflows.services.accounts import need_session
 from latchwork_workflows.services.parts import Parts, need, valid
-from latchwork_workflows.services.people import need_session
 from latchwork_workflows.web import Identity, Problem, Role
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork_workflows.ui import (
+    accounts,
     alerts,
     backfills,
     home,
     lineage,
-    people,
     pools,
     runs,
     schedules,
@@ -48,5 +48,5 @@ ui_routers: tuple[APIRouter, ...] = (
     workers.router,
     settings.router,
     pools.router,
-    people.router,
+    accounts.router,
 )

@@ -1,4 +1,4 @@
-"""Accounts: one's own with its tokens, and for administrators everybody's; what people did."""
+"""Pages of accounts, of your own account, and of the audit log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from latchwork_workflows.api.models import MOST_ID, Id
 from latchwork_workflows.db.views import catalog
 from latchwork_workflows.model.model import NAME_PATTERN
-from latchwork_workflows.services import people as desk
+from latchwork_workflows.services import accounts as desk
 from latchwork_workflows.services.parts import need, parts_of
 from latchwork_workflows.ui.frame import led, older, page, role_of
 from latchwork_workflows.web import Problem, Role, Who

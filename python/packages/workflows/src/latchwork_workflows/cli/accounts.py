@@ -1,4 +1,4 @@
-"""`latchwork workflows users`: who may use the pages and the API, for whom the database is open, without a browser."""
+"""`latchwork workflows users`: the accounts of the pages and the API."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from latchwork.spi import Json, UsageError, command, group, listed, told
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, home_of, opened_database
 
 if TYPE_CHECKING:
-    from latchwork_workflows.db import Account, DatabaseAccounts
+    from latchwork_workflows.db import DatabaseAccounts
+    from latchwork_workflows.schemas.accounts import Account
     from latchwork_workflows.web import Role
+
 
 #: What takes a role away.
 _NO_ROLE = "none"
@@ -34,12 +36,12 @@ def list_users(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: J
 
 
 def _plain(each: Account) -> dict[str, Any]:
-    roles = {project: role.word for project, role in sorted(each.roles.items())}
+    roles = dict(sorted(each.roles.items()))
     return {"user": each.name, "enabled": each.enabled, "has_password": each.has_password, "roles": roles}
 
 
 def _row(each: Account) -> dict[str, str]:
-    roles = [f"{role.word} of {project or 'all'}" for project, role in sorted(each.roles.items())]
+    roles = [f"{role} of {project or 'all'}" for project, role in sorted(each.roles.items())]
     return {
         "user": each.name,
         "state": "on" if each.enabled else "off",

@@ -1,4 +1,4 @@
-"""Accounts, roles, tokens, and what people did."""
+"""Accounts, roles, tokens, and the audit log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from fastapi import APIRouter, Query, Request
 
 from latchwork_workflows.api import models as m
 from latchwork_workflows.db import history
-from latchwork_workflows.services import people as desk
+from latchwork_workflows.schemas.accounts import (
+    Account,
+    AccountChange,
+    ApiToken,
+    NewAccount,
+    NewToken,
+    RoleChange,
+    TokenMade,
+)
+from latchwork_workflows.services import accounts as desk
 from latchwork_workflows.services.parts import need, parts_of
 from latchwork_workflows.web import Role, Who
 
@@ -16,56 +25,42 @@ router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
 
 @router.get("/users")
-def list_users(request: Request, who: Who) -> list[m.AccountRow]:
-    """All accounts, by name."""
+def list_users(request: Request, who: Who) -> list[Account]:
+    """List the accounts, sorted by name."""
     need(who, Role.ADMIN)
-    return [
-        m.AccountRow(
-            name=each.name,
-            enabled=each.enabled,
-            has_password=each.has_password,
-            roles={project: role.word for project, role in each.roles.items()},
-            created_at=each.created_at,
-        )
-        for each in parts_of(request).accounts.accounts()
-    ]
+    return parts_of(request).accounts.accounts()
 
 
 @router.post("/users", status_code=201)
-def create_user(request: Request, who: Who, given: m.NewAccount) -> None:
+def create_user(request: Request, who: Who, given: NewAccount) -> None:
     """Make an account; it may do nothing yet. Not with a token."""
     desk.create(parts_of(request), who, given.name, given.password)
 
 
 @router.patch("/users/{name}", status_code=204)
-def change_user(request: Request, who: Who, name: m.NamePath, given: m.AccountChange) -> None:
+def change_user(request: Request, who: Who, name: m.NamePath, given: AccountChange) -> None:
     """Switch an account on or off, or give it another password: one's own, or as an administrator. Not with a token."""
     desk.change(parts_of(request), who, name, enabled=given.enabled, password=given.password, current=given.current)
 
 
 @router.put("/users/{name}/role", status_code=204)
-def set_role(request: Request, who: Who, name: m.NamePath, given: m.RoleChange) -> None:
+def set_role(request: Request, who: Who, name: m.NamePath, given: RoleChange) -> None:
     """What an account may do in a project. Administrators of the project may say so. Not with a token."""
     desk.set_role(parts_of(request), who, name, given.project, Role.of(given.role) if given.role else None)
 
 
 @router.get("/tokens")
-def list_tokens(request: Request, who: Who) -> list[m.TokenRow]:
-    """One's own tokens; an administrator sees all."""
-    rows = parts_of(request).accounts.tokens(None if who.may(Role.ADMIN) else who.name)
-    names = m.TokenRow.model_fields.keys() - {"role"}
-    return [
-        m.TokenRow(**{name: getattr(each, name) for name in names}, role=each.role.word if each.role else None)
-        for each in rows
-    ]
+def list_tokens(request: Request, who: Who) -> list[ApiToken]:
+    """List your own tokens. An administrator sees all."""
+    return parts_of(request).accounts.tokens(None if who.may(Role.ADMIN) else who.name)
 
 
 @router.post("/tokens", status_code=201)
-def create_token(request: Request, who: Who, given: m.NewToken) -> m.TokenMade:
+def create_token(request: Request, who: Who, given: NewToken) -> TokenMade:
     """Make a token for oneself; its text is told this once. Not with a token."""
     role = Role.of(given.role) if given.role else None
     token_id, token = desk.new_token(parts_of(request), who, given.name, role=role, lasts_s=given.lasts_s)
-    return m.TokenMade(id=token_id, token=token)
+    return TokenMade(id=token_id, token=token)
 
 
 @router.delete("/tokens/{token_id}", status_code=204)

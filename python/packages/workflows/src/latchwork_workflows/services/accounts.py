@@ -1,7 +1,7 @@
-"""Accounts: who may make and change them.
+"""Accounts: who may create and change them.
 
-Only a person who signed in with a browser changes accounts, roles and tokens. A token that leaks, whatever its role,
-makes nothing that outlasts it.
+Only a person who signed in with a browser changes accounts, roles and tokens. So a leaked token, whatever its role,
+creates nothing that outlasts it.
 """
 
 from __future__ import annotations
