@@ -23,6 +23,7 @@ from latchwork_workflows.installation import initialize
 from latchwork_workflows.keys import Item, Keys, workflows_store
 from latchwork_workflows.master.shard import ShardRun, Tools
 from latchwork_workflows.model.validate import checked
+from latchwork_workflows.schemas.workflows import AppliedVersion
 from latchwork_workflows.services import Parts
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
@@ -143,7 +144,8 @@ class Stage:
         self.store.put(self.keys.poke(on), b"")
 
     def start(self, version, **args):
-        number = self.send("start", code=version.code, version=version.number, **args)
+        of = version.version if isinstance(version, AppliedVersion) else version.number
+        number = self.send("start", code=version.code, version=of, **args)
         return eventually(lambda: self.command(number).instance)
 
     def command(self, number):

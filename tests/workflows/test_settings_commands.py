@@ -64,4 +64,4 @@ def test_what_is_stored_moves_no_cursor(flows):
     flows("environments", "set", "evil", f"A={EVIL}")
     for kind in ("parameters", "environments"):
         assert not BAD.search(flows(kind, "list").out.replace("\n", ""))
-    flows("parameters", "set", EVIL, "x").refused(2, "is no name of a variable")
+    flows("parameters", "set", EVIL, "x").refused(2, "should match pattern")
