@@ -61,7 +61,7 @@ def doctor(
             asked = looks.ask_to_mend(found, by=getpass.getuser())
             with client_of(where) as client, suppress(WaitTimeout):
                 for each in asked:
-                    client.done_row(each, _MEND_S)
+                    client.commands.wait(each, _MEND_S)
             found = looks.look()
             mended = len(before - {(each.kind, each.subject) for each in found})
     if as_json:
