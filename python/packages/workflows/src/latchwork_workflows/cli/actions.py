@@ -302,7 +302,7 @@ force_success = _forces(
 force_start = _forces(
     "force-start",
     "waits for no slot",
-    "Let a queued task start without a slot of its pools.",
+    "Let a queued task start without waiting for slots.",
     "latchwork workflows force-start 12 load",
 )
 

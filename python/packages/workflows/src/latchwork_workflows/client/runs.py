@@ -290,7 +290,7 @@ class Tasks:
         return self._api.post(path("tasks", task, action="force-success"), None, CommandSent).command
 
     def force_start(self, task: int) -> int:
-        """Start a queued task without a slot of its pool. Raises as ``force_success`` does."""
+        """Start a queued task without waiting for slots. Raises as ``force_success`` does."""
         return self._api.post(path("tasks", task, action="force-start"), None, CommandSent).command
 
 

@@ -161,8 +161,7 @@ def apply(
         if version.is_new or (there is not None and there.online != version.is_online):
             details = {"workflow": wanted.name, "version": version.number, "online": version.is_online}
             told(connection, "workflow apply", by=who.name, project=wanted.project, details=details)
-    if any(each.pool is not None for each in wanted.tasks):
-        parts.poke(0)  # its master copies the size of a new pool to the store
+    parts.poke(0)  # its master copies what is new to the store
     return AppliedVersion(
         project=wanted.project,
         name=wanted.name,
