@@ -298,7 +298,7 @@ def test_urls_of_all_kinds_are_taken():
 @EACH
 def test_what_cannot_be_stored_is_refused_by_its_field(client, stage):
     cases = [
-        (lambda: client.connections.set("a/b", "sqlite://"), "name: 'a/b' is no name"),
+        (lambda: client.connections.set("a/b", "sqlite://"), "'a/b' is no name"),
         (lambda: client.connections.set("a", "sqlite://", secret="../x"), "secret: this is no name of a secret"),
         (lambda: client.environments.set("e", {"A-B": "x"}), "variables.A-B: 'A-B' is no name of a variable"),
         (lambda: client.environments.set("e", {"A": "${"}), "variables.A: .*not closed"),
