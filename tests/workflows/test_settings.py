@@ -306,9 +306,9 @@ def test_what_cannot_be_stored_is_refused_by_its_field(client, stage):
         (lambda: client.environments.set("e", {"A": "x" * 100_001}), "at most 100000"),
         (lambda: client.parameters.set("business_date", 1), "built in, and cannot be replaced"),
         (lambda: client.parameters.set("a", "x" * 10_001), "at most 10,000"),
-        (lambda: client.parameters.set("a", "x\0"), "it holds a NUL"),
-        (lambda: client.parameters.set("a", float("nan")), "finite numbers"),
-        (lambda: client.parameters.set("a; DROP TABLE parameter", 1), "is no name of a variable"),
+        (lambda: client.parameters.set("a", "x\0"), "holds a NUL"),
+        (lambda: client.parameters.set("a", float("nan")), "not finite"),
+        (lambda: client.parameters.set("a; DROP TABLE parameter", 1), "should match pattern"),
     ]
     for ask, told in cases:
         with pytest.raises(BadRequest, match=told):
