@@ -22,7 +22,7 @@ from latchwork.spi import (
     told,
     utc_text,
 )
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, client_of, home_of
+from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, client_of, home_of
 
 if TYPE_CHECKING:
     from latchwork_workflows import Alert, Channel
@@ -54,6 +54,7 @@ def alerts(
         typer.Option(metavar="DELIVERY", min=1, show_default=False, help="Send this delivery again; list nothing."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
@@ -63,7 +64,7 @@ def alerts(
     A delivery is sent at least once unless its channel refuses it, and at most twice: where nobody knows whether a
     message came, it is sent once again, and is unsure if nobody knows then.
     """
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         if resend is not None:
             client.alerts.resend(resend)
             told(f"delivery {resend} is sent again", {"delivery": resend}, as_json=as_json)
@@ -78,9 +79,11 @@ def alerts(
 
 
 @command("latchwork workflows channels list", "latchwork workflows channels list --json")
-def channels_list(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
+def channels_list(
+    *, url: ApiUrl = None, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+) -> None:
     """List the channels, the secrets that each needs, and the workflows that name it."""
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         found = client.channels.list()
     empty = "no channels: make one with `latchwork workflows channels set NAME --kind smtp -o host=...`"
     listed("channels", found, _channel_row, plain=lambda each: each.model_dump(), empty=empty, as_json=as_json)
@@ -107,6 +110,7 @@ def channels_set(
         ),
     ] = None,
     disabled: Annotated[bool, typer.Option("--disabled", help="Keep it, but send nothing by it.")] = False,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
@@ -116,16 +120,18 @@ def channels_set(
     Masters find them where workers do: LATCHWORK_CHANNEL_SECRET_<NAME>, or a file of --secrets-dir.
     """
     options = _options(option or [], kind)
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         is_new = client.channels.set(name, kind, options, enabled=not disabled)
     what = "made" if is_new else "changed"
     told(f"channel {name} is {what}", {"channel": name, "kind": kind, "is_new": is_new}, as_json=as_json)
 
 
 @command("latchwork workflows channels rm ops")
-def channels_rm(name: _NAME, *, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
+def channels_rm(
+    name: _NAME, *, url: ApiUrl = None, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+) -> None:
     """Delete a channel. What it is to tell waits for another of its name, and is given up at last."""
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         client.channels.remove(name)
     told(f"channel {name} is gone", {"channel": name}, as_json=as_json)
 
@@ -135,12 +141,13 @@ def channels_test(
     name: _NAME,
     *,
     timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a master to send it.")] = 60.0,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """Have a test sent by a master, and say how that went: exit code 1 unless it was accepted."""
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         number = client.channels.test(name)
         until = time.monotonic() + timeout_s
         while True:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from latchwork.spi import Json, UsageError, command, group, listed, told
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, client_of, home_of
+from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, client_of, home_of
 
 #: As people write the grantee that stands for all projects.
 _ALL = "all"
@@ -23,12 +23,13 @@ def list_grants(
         str, typer.Argument(metavar="PROJECT", show_default=False, help="Whose grants.  [unless given: all]")
     ] = "",
     *,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """List which projects may use the workflows of which."""
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         found = client.grants.list(project)
     listed(
         "grants",
@@ -55,6 +56,7 @@ def set_grant(
         ),
     ],
     *,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
@@ -62,7 +64,7 @@ def set_grant(
     """Let the tasks of a project use the workflows of another."""
     if role not in {"viewer", "operator"}:
         raise UsageError(f"ROLE is viewer or operator, not {role!r}")
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         client.grants.set(project, _named(grantee), role)
     document = {"project": project, "grantee": _named(grantee), "role": role}
     told(f"project {grantee} is {role} of project {project}", document, as_json=as_json)
@@ -73,12 +75,13 @@ def remove_grant(
     project: Project,
     grantee: Grantee,
     *,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """Let a project use another no more: its tasks that do so fail from now on."""
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         client.grants.remove(project, _named(grantee))
     document = {"project": project, "grantee": _named(grantee), "removed": True}
     told(f"project {grantee} may not use project {project} any more", document, as_json=as_json)

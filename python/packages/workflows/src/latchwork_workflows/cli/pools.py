@@ -20,7 +20,7 @@ from latchwork.spi import (
     told,
     utc_text,
 )
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
     from latchwork_workflows import ActiveTask, Pool
@@ -30,9 +30,16 @@ Waiting = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many
 
 
 @command("latchwork workflows pools list", "latchwork workflows pools list --json")
-def list_(*, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False) -> None:
+def list_(
+    *,
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
     """List pools: their sizes, how many of their tasks run and wait, and the workflows that name them."""
-    with client_of(home_of(home, database, store)) as client:
+    with client_of(home_of(home, database, store), url) as client:
         found = client.pools.list()
     empty = "no pools; a workflow that names one creates it, with a size of 1"
     right = ("size", "running", "waiting")
@@ -56,13 +63,14 @@ def show_(
     name: Name,
     *,
     limit: Waiting = 20,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
     """Show the tasks that hold the slots of a pool, and the tasks that wait for one, the next one first."""
-    with client_of(home_of(home, database, store)) as client:
+    with client_of(home_of(home, database, store), url) as client:
         found = client.pools.get(name, most=limit)
     if as_json:
         say_json(found.model_dump())
@@ -105,13 +113,14 @@ def set_(
             "(it waits until its tasks fit).",
         ),
     ] = "suspend",
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
     """Create or change a pool. Tasks that run beyond a smaller size are not stopped."""
-    with client_of(home_of(home, database, store)) as client:
+    with client_of(home_of(home, database, store), url) as client:
         made = client.pools.set(name, size, admission)
     told(f"pool {name} has a size of {size}", made.model_dump(), as_json=as_json)
 
@@ -120,13 +129,14 @@ def set_(
 def rm(
     name: Name,
     *,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
     """Remove a pool that no workflow names."""
-    with client_of(home_of(home, database, store)) as client:
+    with client_of(home_of(home, database, store), url) as client:
         client.pools.remove(name)
     told(f"pool {name} is removed", {"name": name, "removed": True}, as_json=as_json)
 
