@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import getpass
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latchwork.errors import WaitTimeout
 from latchwork.spi import FAILURE, USAGE, Json, Line, command, counted, printable, say, say_json, show, utc_text
 from latchwork_workflows.cli.opening import (
     DatabaseUrl,
     HomeDir,
     LogsUrl,
     StoreUrl,
-    client_of,
     home_of,
     opened_database,
     opened_store,
@@ -59,9 +56,7 @@ def doctor(
         if mend and any(each.can_mend for each in found):
             before = {(each.kind, each.subject) for each in found}
             asked = looks.ask_to_mend(found, by=getpass.getuser())
-            with client_of(where) as client, suppress(WaitTimeout):
-                for each in asked:
-                    client.commands.wait(each, _MEND_S)
+            looks.wait_done(asked, _MEND_S)
             found = looks.look()
             mended = len(before - {(each.kind, each.subject) for each in found})
     if as_json:

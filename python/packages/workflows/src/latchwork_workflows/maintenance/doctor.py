@@ -271,6 +271,21 @@ class Doctor:
             self._store.put(self._keys.poke(each.shard), b"")
         return [each.id for each in asked]
 
+    def wait_done(self, commands: Sequence[int], timeout_s: float) -> bool:
+        """Wait until masters have carried out these commands. Return whether they have.
+
+        The API does not show such commands: they belong to no project.
+        """
+        until = self._now() + timeout_s
+        open_ = sa.select(command.c.id).where(command.c.id.in_(commands), command.c.done_at.is_(None)).limit(1)
+        while True:
+            with self._database.read() as connection:
+                if connection.execute(open_).first() is None:
+                    return True
+            if self._now() >= until:
+                return False
+            self._wait(0.2)
+
     # Looking
 
     def _facts(self) -> Facts:
