@@ -10,9 +10,9 @@
   parts of the puts per second of ``Pipeline``; cpu is the same of the processor time of this process.
 - lock: an uncontended acquire and release, as a multiple of the sync one; the raw client's in ``asyncio.to_thread``.
 
-Both sides take turns in one run, in the same thread: calls to etcd of the main thread, where interrupts come, are made
-by another one (docs/design/steps.md), whoever asks for them. What the sync side does in another thread is told too. Prints
-figures and judges none of them.
+Both sides take turns in one run, in the same thread. Calls to etcd of the main thread, which receives interrupts, run
+in another thread (docs/design/steps.md). The sync side is also measured in another thread. Prints figures and judges
+none of them.
 """
 
 from __future__ import annotations

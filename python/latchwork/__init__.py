@@ -79,8 +79,8 @@ else:
                 "Store",
                 "Tx",
                 "Watch",
-                "connect",
             ),
+            "latchwork.store.connect": ("connect",),
             "latchwork.types": (
                 "Absent",
                 "At",

@@ -1,3 +1,4 @@
-"""Commands that inspect a store: `show`, `status`, `tree`, `why` and `locks`. Only a forced release changes
-anything.
+"""Commands that inspect a store: `show`, `status`, `tree`, `why` and `locks`.
+
+One module per command. Only a forced release changes anything.
 """

@@ -1,5 +1,6 @@
-"""Barriers: several parties wait for each other. It exports what other packages need: expected parties, and the
-state.
+"""Barriers, at which several parties wait for each other.
+
+``latchwork.primitives`` exports the barriers. This package exports the expected parties and the state, for worker groups.
 """
 
 from latchwork.primitives.barrier.phases import BarrierState, Expected, arrivals_at, barrier_state

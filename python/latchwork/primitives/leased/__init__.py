@@ -1,1 +1,4 @@
-"""Locks that outlive their process for a TTL: one write renews any number of them."""
+"""Locks that outlive their process for a TTL: one write renews any number of them.
+
+``latchwork.primitives`` exports the public names. Begin with ``protocol`` and ``keeper``.
+"""
