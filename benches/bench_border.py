@@ -3,9 +3,9 @@
     python benches/bench_border.py             prints the table
     python benches/bench_border.py --json      the same for programs
 
-The same operations on the same items and workers, on one thread, in a Rust program
-(`rust/core/benches/stateful.rs`) and through `latchwork._core`, taking turns; the least of the rounds counts. A change through Python also gives a list of
-what moved, with the items' own `str`. Adding includes reading and hashing the new texts; Rust is given their hashes.
+The same operations on the same items and workers, on one thread, in a Rust program (`rust/core/benches/stateful.rs`)
+and through `latchwork._core`, taking turns; the least of the rounds counts. A change through Python also gives a list
+of what moved, with the items' own `str`. Adding includes reading and hashing the new texts; Rust is given their hashes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Barriers, at which several parties wait for each other.
 
-``latchwork.primitives`` exports the barriers. This package exports the expected parties and the state, for worker groups.
+``latchwork.primitives`` exports the barriers. This package exports the expected parties and the state, for worker
+groups.
 """
 
 from latchwork.primitives.barrier.phases import BarrierState, Expected, arrivals_at, barrier_state
