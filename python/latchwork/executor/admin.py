@@ -1,6 +1,6 @@
-"""An executor as it is stored, for people and programs that neither submitted a task nor run it.
+"""Reads and edits a stored executor from a process that neither submits nor runs its tasks.
 
-They may also take a task back, and do away with dead letters. Counting tasks reads their names, shelf by shelf.
+Used by the CLI and the pages. Counting tasks reads their names, one sort key at a time.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _CLAIMS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class ExecutorWorkerInfo:
-    """A worker, as others see it.
+    """A worker, as stored.
 
     Attributes:
-        id: the member.
-        host: its machine.
-        pid: its process.
-        weight: how much it can bear.
-        labels: what it says of itself.
-        joined_at_s: when it joined, in Unix seconds by its own clock.
-        slots: tasks at a time; 0 when it has not said so.
-        running: tasks that it has.
-        queued: tasks in its lane, those that run too.
-        functions: what it can run, sorted.
-        allow_pickle: whether it runs pickled functions too.
+        id: Its member ID.
+        host: Its host name.
+        pid: Its process ID.
+        weight: Its relative capacity.
+        labels: Its labels.
+        joined_at_s: When it joined, in Unix seconds by its clock.
+        slots: Tasks it runs at a time; 0 if unknown.
+        running: Tasks it has claimed.
+        queued: Tasks in its lane, including running ones.
+        functions: Names of the functions it can run, sorted.
+        allow_pickle: Whether it also runs pickled functions.
     """
 
     id: str
@@ -70,10 +70,10 @@ class LaneInfo:
     """A lane of tasks.
 
     Attributes:
-        name: of the lane; ``any`` is that of all.
-        tasks: copies of tasks in it, those that run too.
-        running: those that somebody has.
-        is_orphan: its member is gone; all others take from it.
+        name: Its name; ``any`` is the lane shared by all members.
+        tasks: Copies of tasks in it, including running ones.
+        running: Copies that are claimed.
+        is_orphan: Its member has left; all other members take from it.
     """
 
     name: str
@@ -84,14 +84,14 @@ class LaneInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorState:
-    """An executor at a moment.
+    """A snapshot of an executor.
 
     Attributes:
-        name: of the executor.
-        workers: who runs tasks, by id.
-        lanes: where tasks are, by name.
-        submitters: how many live.
-        dead: how many dead letters there are.
+        name: Its name.
+        workers: Its workers, sorted by ID.
+        lanes: Its lanes, sorted by name.
+        submitters: Number of submitters online.
+        dead: Number of dead letters.
     """
 
     name: str
@@ -103,19 +103,19 @@ class ExecutorState:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """A task that is not over.
+    """A task that has not ended.
 
     Attributes:
-        id: of the task.
-        function: its function; empty when that is pickled, or when what is stored is no task.
+        id: Its task ID.
+        function: Its function's name; empty if pickled, or if the item is not a valid task.
         phase: ``queued`` or ``running``.
-        lanes: where its copies were found.
-        running_on: the members that have a copy, sorted.
-        attempts: how often it was taken.
+        lanes: Lanes in which its copies were found.
+        running_on: Members that hold a copy, sorted.
+        attempts: How often it was claimed.
         priority: 0 runs before 9.
-        queued_at_s: when it was stored, in Unix seconds by its submitter's clock.
-        submitter: the id of its submitter; ``d`` of a detached task, empty of what is no task.
-        why: what the last one that gave it back said.
+        queued_at_s: When it was stored, in Unix seconds by its submitter's clock.
+        submitter: Its submitter's ID; ``d`` for a detached task, empty for an invalid item.
+        why: Reason given when it was last released.
     """
 
     id: str
@@ -132,14 +132,14 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeadTask:
-    """A dead letter: a task that was taken too often, or that was none.
+    """A dead letter: a task that was claimed too often, or an item that is not a valid task.
 
     Attributes:
-        letter: by which ``revive_task`` and ``drop_task`` know it.
-        id: of the task; empty of what is no task.
-        function: its function.
-        attempts: how often it was taken.
-        why: why it was given up.
+        letter: ID that ``revive_task`` and ``drop_task`` take.
+        id: Its task ID; empty for an invalid item.
+        function: Its function's name.
+        attempts: How often it was claimed.
+        why: Why it became a dead letter.
     """
 
     letter: str
@@ -150,7 +150,7 @@ class DeadTask:
 
 
 def inspect(store: Store, name: str = NAME) -> ExecutorState:
-    """Who runs tasks, where tasks are, and who has them. Only reads."""
+    """Return the workers, lanes and claims of an executor. Read-only."""
     with _opened(store, name) as (system, keys, backlog), closing(Group(system, keys.group)) as group:
         members = group.members()
         ids = {member.id for member in members}
@@ -185,12 +185,12 @@ def inspect(store: Store, name: str = NAME) -> ExecutorState:
 
 
 def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[TaskRecord]:
-    """Tasks that are not over, lane by lane, in the order in which they are taken. Only reads.
+    """Return tasks that have not ended, lane by lane, in the order in which they are taken. Read-only.
 
     Args:
-        store: the store of the executor.
-        name: its name.
-        limit: copies of tasks that are read at most.
+        store: The executor's store.
+        name: Its name.
+        limit: Maximum number of copies to read.
     """
     with _opened(store, name) as (_, _, backlog):
         found: dict[str, TaskRecord] = {}
@@ -209,10 +209,10 @@ def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[Task
 
 
 def find_task(store: Store, task_id: str, name: str = NAME) -> TaskState:
-    """What the store says of a task, whoever submitted it. Only reads.
+    """Return the stored state of a task of any submitter. Read-only.
 
     Raises:
-        NoSuchTask: nothing of it is there: it is over and its result was fetched, or there never was one.
+        NoSuchTask: Nothing is stored. The task ended and its result was fetched, or it never existed.
     """
     with _opened(store, name) as (system, keys, backlog):
         place, over = _look(system, keys, backlog, task_id)
@@ -220,18 +220,18 @@ def find_task(store: Store, task_id: str, name: str = NAME) -> TaskState:
 
 
 def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool = False) -> bool:
-    """Take a task back, whoever submitted it: who waits for its result gets ``CancelledError``.
+    """Cancel a task of any submitter. A wait for its result raises ``CancelledError``.
 
     Args:
-        store: the store of the executor.
-        task_id: as ``TaskFuture.id``, ``TaskRef.id`` and ``list_tasks`` say it.
-        name: the executor's name.
-        interrupt: also when it runs: it is told to stop, and what it returns is dropped.
+        store: The executor's store.
+        task_id: ID from ``TaskFuture.id``, ``TaskRef.id`` or ``list_tasks``.
+        name: The executor's name.
+        interrupt: Also cancel a running task: signal it to stop, and drop its result.
     Returns:
-        False: it runs, or is over.
+        False if the task is running or has ended.
     Raises:
-        NoSuchTask: nothing of it is there.
-        Unavailable, OutcomeUnknown: the store could not be reached; ask again.
+        NoSuchTask: Nothing of the task is stored.
+        Unavailable, OutcomeUnknown: The store could not be reached. Retry.
     """
     with _opened(store, name) as (system, keys, backlog):
         place, _ = _look(system, keys, backlog, task_id)
@@ -244,18 +244,18 @@ def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool
 
 
 def dead_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[DeadTask]:
-    """The first dead letters. Only reads."""
+    """Return the first dead letters. Read-only."""
     with _opened(store, name) as (_, _, backlog):
         return [_dead(item) for item in backlog.dead_letters(limit)]
 
 
 def revive_task(store: Store, letter: str, name: str = NAME) -> str:
-    """Put a detached task that is a dead letter back, with all its attempts before it; its id.
+    """Requeue a dead detached task with its attempts reset, and return its ID.
 
-    Who submitted another one was told that it died, and waits no more.
+    A task of a submitter cannot be requeued, because its future has already failed.
 
     Raises:
-        LatchworkError: there is no such letter, or it cannot be put back: the message says why.
+        LatchworkError: There is no such letter, or it cannot be requeued. The message says why.
     """
     with _opened(store, name) as (system, keys, backlog):
         dead = next((item for item in backlog.dead_letters(_CLAIMS) if item.letter == letter), None)
@@ -266,7 +266,7 @@ def revive_task(store: Store, letter: str, name: str = NAME) -> str:
         except BadRecord as error:
             raise LatchworkError(f"dead letter {letter!r} is no task, and can only be dropped: {error}") from None
         if not task.is_detached or task.blob:
-            why = "its arguments are gone" if task.is_detached else "its submitter was told that it died"
+            why = "its arguments are gone" if task.is_detached else "its submitter was notified that it died"
             raise LatchworkError(f"task {task.id} cannot be put back: {why}; submit it again")
         outcome = keys.outcome(task.id)
         checks: list[Check] = [] if (known := system.get(keys.record(task.id))) is None else [At(known)]
@@ -277,10 +277,10 @@ def revive_task(store: Store, letter: str, name: str = NAME) -> str:
 
 
 def drop_task(store: Store, letter: str, name: str = NAME) -> None:
-    """Delete a dead letter for good.
+    """Delete a dead letter permanently.
 
     Raises:
-        NoSuchTask: there is none.
+        NoSuchTask: There is no such dead letter.
     """
     with _opened(store, name) as (_, _, backlog):
         try:
@@ -318,7 +318,7 @@ def _record(item: QueueItem, holder: str | None) -> TaskRecord:
 
 
 def _merged(one: TaskRecord, other: TaskRecord) -> TaskRecord:
-    """Two copies of a task as one record."""
+    """Merge the records of two copies of a task."""
     on = tuple(sorted({*one.running_on, *other.running_on}))
     return replace(
         one,
@@ -339,7 +339,7 @@ def _dead(item: QueueItem) -> DeadTask:
 
 
 def _look(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[TaskLocation | None, TaskState]:
-    """Where a task is; None with its state when it is over."""
+    """Locate a task, or return None and its final state if it has ended."""
     sid, number = task_number(task_id)
     detached = sid == DETACHED
     task = next(_tasks_of(store, backlog, sid, task_id), None)
@@ -348,13 +348,13 @@ def _look(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[T
     over = store.get(keys.outcome(task_id) if detached else keys.result(sid, number))
     if over is None:
         raise NoSuchTask(
-            f"executor {keys.name!r} has no task {task_id!r}: it is over and its result was fetched, or it never was"
+            f"executor {keys.name!r} has no task {task_id!r}: it ended and its result was fetched, or it never existed"
         )
     return None, ended(over.value)
 
 
 def _tasks_of(store: Store, backlog: WorkQueue, sid: str, task_id: str) -> Iterator[TaskItem]:
-    """The copies of a task that are there, found by the shelves of its submitter."""
+    """Yield the stored copies of a task, found by its submitter's sort keys."""
     for lane in backlog.partitions():
         prefix = backlog.key(lane, "x", "x").removesuffix("/x/x")
         for shelf in _of(store.children(prefix), sid):
@@ -369,6 +369,6 @@ def _of(shelves: Iterable[str], sid: str) -> list[str]:
 
 
 def _is_copy(item_id: str, task_id: str) -> bool:
-    """Whether this is the name of a copy of a task."""
+    """Return whether this is the item ID of a copy of a task."""
     copy = item_id.removeprefix(f"{task_id}.")
     return copy.isascii() and copy.isdecimal() and item_id == item_id_of(task_id, int(copy))

@@ -1,4 +1,4 @@
-"""What goes wrong with a task of an executor, beside what its function raises. Nothing here touches the network."""
+"""Errors of executor tasks, other than those their functions raise. Performs no I/O."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from latchwork.errors import LatchworkError
 
 
 class TaskDied(LatchworkError):
-    """A task was taken ``max_attempts`` times and ended none: each time its node died, or gave it back.
+    """A task was claimed ``max_attempts`` times and never ended: each time its worker died or released it.
 
-    It is a dead letter now: ``latchwork executor dead list`` shows it, with what the last node said.
+    It is now a dead letter. ``latchwork executor dead list`` shows it with the last reason.
     """
 
 
 class NoSuchMember(LatchworkError, LookupError):
-    """The member that alone may run a task is not there, or left before it had run it."""
+    """The only member that may run a task is missing, or left before running it."""
 
 
 class NoSuchTask(LatchworkError, LookupError):
-    """No task of this id is known: it was never submitted, its result was fetched, or somebody forgot it."""
+    """No task has this ID: it was never submitted, its result was fetched, or it was forgotten."""
 
 
 class TaskExists(LatchworkError):
-    """A detached task of this id is known, and calls another function or has other arguments."""
+    """A detached task with this ID exists, with another function or other arguments."""
 
 
 class TaskCancelled(LatchworkError):
-    """The outcome of a task that another client took back. A wait for its result raises ``CancelledError``."""
+    """The outcome of a task that another client cancelled. A wait for its result raises ``CancelledError``."""
 
 
 class AllFailed(LatchworkError):
-    """Of calls of which one had to succeed, none did.
+    """None of several calls succeeded, of which one had to.
 
     Attributes:
-        errors: what each of them raised, in the order of the calls.
+        errors: The error of each call, in the order of the calls.
     """
 
     def __init__(self, message: str, errors: tuple[BaseException, ...] = ()) -> None:
@@ -43,11 +43,11 @@ class AllFailed(LatchworkError):
 
 
 class SomeFailed(LatchworkError):
-    """Of a task that ran on all members, some failed.
+    """A task that ran on all members failed on some.
 
     Attributes:
-        results: what the others returned, by member.
-        errors: what these raised, by member.
+        results: Results of the successful runs, by member.
+        errors: Errors of the failed runs, by member.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """``Executor``: a ``concurrent.futures.Executor`` whose workers are processes of a cluster.
 
-Keys: see ``keys``. Who submits need not run anything, and who runs need not be there yet.
+For its keys, see ``keys``. A submitter need not run tasks, and workers may start after tasks are submitted.
 
-docs/design/executor.md has the steps and the races.
+docs/design/executor.md describes the protocol and its races.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _MOST_COPIES = 30
 
 _log = logging.getLogger(__name__)
 
-#: The TTL of a submitter's session unless it or the URL gives one.
+#: Default TTL of a submitter's session, in seconds.
 SESSION_TTL_S = 30.0
 _LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()
 
@@ -71,9 +71,9 @@ class Call:
     """A call for ``Executor.first``: ``Call(fetch, "https://a", timeout=3)``.
 
     Attributes:
-        fn: a registered function, or its name.
-        args: its arguments.
-        kwargs: its named arguments.
+        fn: A registered function, or its name.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     """
 
     fn: Callable[..., Any] | str
@@ -88,15 +88,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """How tasks are submitted: what ``with_options`` changes.
+    """Options for submitted tasks, as set by ``with_options``.
 
     Attributes:
-        picker: who is asked first.
+        picker: Chooses the preferred member.
         priority: 0 runs before 9.
-        retry: how often a task is tried; None: as its function says.
-        timeout_s: seconds after which a run is stopped; None: as its function says.
-        copies: how many may run at a time, each on another member.
-        target: who may run it; None: all.
+        retry: Retry policy; None uses the function's.
+        timeout_s: Seconds after which a run is stopped; None uses the function's.
+        copies: How many copies may run at a time, each on a different member.
+        target: Members that may run the task; None allows all.
     """
 
     picker: Picker = field(default_factory=Pull)
@@ -126,7 +126,10 @@ def results_of(
     until: float | None,
     now: Callable[[], float],
 ) -> Iterator[T]:
-    """The results in order, the first future being the last of the list; ``drop`` cancels those left over."""
+    """Yield results in order, and cancel the remaining futures with ``drop`` at the end.
+
+    ``futures`` is in reverse order: its last item is the first future.
+    """
     try:
         while futures:
             yield _result_or_drop(futures.pop(), drop, None if until is None else max(0.0, until - now()))
@@ -138,7 +141,7 @@ def results_of(
 
 
 def _result_or_drop(future: TaskFuture[T], drop: Callable[[list[TaskFuture[T]]], object], timeout_s: float | None) -> T:
-    """The result, of which nothing here keeps hold."""
+    """Return a future's result without keeping a reference to it."""
     try:
         try:
             return future.result(timeout_s)
@@ -149,30 +152,30 @@ def _result_or_drop(future: TaskFuture[T], drop: Callable[[list[TaskFuture[T]]],
 
 
 def error_of(future: TaskFuture[Any]) -> BaseException:
-    """What a future that is over has raised."""
+    """Return the error of a future that has ended without a result."""
     return CancelledError() if future.cancelled() else future.exception() or LatchworkError("none")
 
 
 class Executor(concurrent.futures.Executor):
-    """Submits calls that workers of the cluster run: ``with Executor(store) as pool: pool.submit(square, 7).result()``.
+    """Submits calls to the cluster's workers: ``with Executor(store) as pool: pool.submit(square, 7).result()``.
 
-    All of ``concurrent.futures.Executor``, and all that takes one (``as_completed``, ``wait``,
-    ``loop.run_in_executor``), works unchanged. A task is run at least once, wherever its nodes die, and has one result.
-    Not promised: that a task whose node dies is not run twice. Construction does no I/O. Safe to share between threads.
+    Implements ``concurrent.futures.Executor``, and works with ``as_completed``, ``wait`` and ``loop.run_in_executor``.
+    A task runs at least once, even if workers die, and has one result. Not promised: that a task whose worker dies runs
+    only once. Construction performs no I/O. Thread-safe.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the executor's name; its workers have the same.
-        functions: which functions may be submitted; those registered by ``task`` by default.
-        codec: how arguments are stored; ``PickleCodec()`` takes any function and any value, if the workers allow it.
-        allow_pickle: whether pickled results are read: who can write to the store can run code here then.
-        picker: who is asked first; default whoever is free.
+        store: A store, or a namespace of one. The caller closes it.
+        name: The executor's name, shared with its workers.
+        functions: Functions that may be submitted; defaults to those registered by ``task``.
+        codec: How arguments are stored. ``PickleCodec()`` takes any function and any value, if the workers allow it.
+        allow_pickle: Whether to read pickled results. Any client that can write to the store can then run code in this
+            process.
+        picker: Chooses the preferred member; by default, any member with a free slot.
         priority: 0 runs before 9.
-        session_ttl_s: seconds for which nodes keep our tasks when they do not hear from us; None for that of the URL,
-            else 30.
-        on_session_lost: ``fail`` ends the futures of stored tasks with ``SessionLost`` then; ``resubmit`` submits them
-            again, so that they may run twice.
-        label: what others see of us.
+        session_ttl_s: Seconds without contact after which workers drop our tasks. None uses the URL's, or 30.
+        on_session_lost: ``fail`` fails the futures of stored tasks with ``SessionLost``. ``resubmit`` submits them
+            again, so they may run twice.
+        label: Label shown to other clients.
     """
 
     def __init__(
@@ -217,19 +220,19 @@ class Executor(concurrent.futures.Executor):
     # Submitting
 
     def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]:
-        """Submit a call; it is stored a moment later, with others. Does no I/O.
+        """Submit a call, to be stored shortly afterwards in a batch. Performs no I/O.
 
         Args:
-            fn: a registered function, or its name.
-            args: its arguments, checked against its annotations.
-            kwargs: likewise.
+            fn: A registered function, or its name.
+            args: Positional arguments, checked against its annotations.
+            kwargs: Keyword arguments, checked likewise.
         Returns:
-            Its future. Of the target ``All()``: a future with a dictionary of results by member.
+            Its future. With the target ``All()``, the future's result is a dictionary of results by member.
         Raises:
-            UnknownFunction: it is not registered, and not to be pickled.
-            NotSerializable, PayloadTooLarge: an argument cannot be stored; the message names it.
-            TypeError: the function does not take these arguments.
-            RuntimeError: the executor was shut down.
+            UnknownFunction: The function is neither registered nor may be pickled.
+            NotSerializable, PayloadTooLarge: An argument cannot be stored. The message names it.
+            TypeError: The function does not take these arguments.
+            RuntimeError: The executor was shut down.
         """
         item, hint, what = self._item(fn, args, kwargs)
         if isinstance(self._options.target, All):
@@ -245,14 +248,14 @@ class Executor(concurrent.futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """The results of a call for each of the arguments, in their order; see ``concurrent.futures.Executor.map``.
+        """Return an iterator over the results of calls, in order; see ``concurrent.futures.Executor.map``.
 
         Args:
-            fn: as for ``submit``.
-            iterables: read at once, and as far as the shortest goes.
-            timeout: seconds from this call on, after which ``TimeoutError`` is raised.
-            chunksize: as for threads it changes nothing: tasks are stored and fetched many at a time anyway.
-            buffersize: so many tasks at most whose results were not asked for; the arguments are read as needed then.
+            fn: As for ``submit``.
+            iterables: Read immediately, up to the end of the shortest.
+            timeout: Seconds after this call until ``TimeoutError`` is raised.
+            chunksize: Has no effect, as for threads. Tasks are always stored and fetched in batches.
+            buffersize: Maximum number of tasks whose results were not yet consumed; arguments are then read as needed.
         Raises:
             ValueError: ``chunksize`` or ``buffersize`` is below 1.
         """
@@ -270,11 +273,11 @@ class Executor(concurrent.futures.Executor):
         return results_of(first, more, partial(self.submit, fn), drop, until=until, now=clock.now)
 
     def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
-        """Submit a call and wait for its value; when the time is over, it is cancelled and removed everywhere.
+        """Submit a call and return its value. After the timeout, cancel and remove the task.
 
         Raises:
-            TimeoutError: it did not end in that time; it is told to stop if it runs.
-            Exception: the task's own; and what ``submit`` raises.
+            TimeoutError: The task did not end in time. If it is running, it is signaled to stop.
+            Exception: The task's error, or an error of ``submit``.
         """
         future = self.submit(fn, *args, **kwargs)
         try:
@@ -289,15 +292,15 @@ class Executor(concurrent.futures.Executor):
             raise
 
     def first(self, calls: Iterable[Call], timeout_s: float | None = None) -> Any:
-        """The value of the first of these calls that succeeds; the others are cancelled.
+        """Return the value of the first call that succeeds, and cancel the others.
 
         Args:
-            calls: at least one.
-            timeout_s: seconds to wait; None waits for ever.
+            calls: At least one call.
+            timeout_s: Seconds to wait. None waits forever.
         Raises:
-            AllFailed: none succeeded.
-            TimeoutError: none succeeded in that time; all are cancelled.
-            ValueError: there are no calls.
+            AllFailed: No call succeeded.
+            TimeoutError: No call succeeded in time. All are cancelled.
+            ValueError: There are no calls.
         """
         futures = [self.submit(call.fn, *call.args, **call.kwargs) for call in calls]
         if not futures:
@@ -331,19 +334,19 @@ class Executor(concurrent.futures.Executor):
         id: str | None = None,  # noqa: A002 - as everywhere here
         **kwargs: Any,
     ) -> TaskRef:
-        """Submit a task that outlives us, and wait until it is stored.
+        """Submit a task that outlives this process, and wait until it is stored.
 
         Args:
-            fn: as for ``submit``.
-            args: likewise.
-            id: names it: submitted again with the same call, it is the same task; None makes an id.
-            kwargs: likewise.
+            fn: As for ``submit``.
+            args: Likewise.
+            id: Task ID. Submitting the same call again with this ID returns the same task. None generates an ID.
+            kwargs: Likewise.
         Returns:
-            By which any process asks for its state and its result.
+            A reference with which any process can read the task's state and result.
         Raises:
-            TaskExists: the id has another call.
-            InvalidKey: the id cannot be a part of a key.
-            NoSuchMember, Unavailable, OutcomeUnknown: it is not stored, or perhaps is.
+            TaskExists: The ID belongs to a different call.
+            InvalidKey: The ID cannot be part of a key.
+            NoSuchMember, Unavailable, OutcomeUnknown: The task is not stored, or its status is unknown.
         """
         item, _, _ = self._item(fn, args, kwargs)
         if isinstance(self._options.target, All):
@@ -354,7 +357,7 @@ class Executor(concurrent.futures.Executor):
         )
 
     def ref(self, id: str) -> TaskRef:  # noqa: A002 - as everywhere here
-        """A detached task by the id that it was given, or by that of its reference. Does no I/O."""
+        """Return a reference to a detached task by its given ID, or by ``TaskRef.id``. Performs no I/O."""
         given = id.removeprefix(f"{DETACHED}.")
         return TaskRef(self._detached, detached_id(check_task_id(given)))
 
@@ -368,15 +371,15 @@ class Executor(concurrent.futures.Executor):
         copies: int | None = None,
         target: Target | None = None,
     ) -> Executor:
-        """The same executor with other options for what is submitted through it. None leaves one as it is.
+        """Return the same executor with other submit options. None keeps an option.
 
         Args:
-            picker: who is asked first.
+            picker: Chooses the preferred member.
             priority: 0 runs before 9.
-            retry: how often a task is tried; else as its function says.
-            timeout_s: seconds after which a run is stopped; else as its function says.
-            copies: so many run at a time, each on another member; the first that ends counts.
-            target: who may run it.
+            retry: Retry policy; by default the function's.
+            timeout_s: Seconds after which a run is stopped; by default the function's.
+            copies: Copies that run at a time, each on a different member. The first to end counts.
+            target: Members that may run the task.
         """
         given: dict[str, Any] = {
             "picker": picker,
@@ -387,16 +390,16 @@ class Executor(concurrent.futures.Executor):
             "target": target,
         }
         view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, _whole=self)  # the submitter ends when nobody has the whole any more
+        view.__dict__.update(self.__dict__, _whole=self)  # keeps the executor alive, and thus its submitter
         view._options = replace(self._options, **{name: value for name, value in given.items() if value is not None})
         return view
 
     @driven
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all that was submitted before is stored: then it survives everything but our own end.
+        """Wait until all previously submitted tasks are stored. They then survive all but the end of this process.
 
         Raises:
-            TimeoutError: not all is stored in that time.
+            TimeoutError: Not all tasks are stored in time.
         """
         if not await self._submitter.flush(timeout_s):
             raise TimeoutError(f"not all tasks of executor {self.name!r} are stored within {timeout_s or 0:g} s")
@@ -404,9 +407,9 @@ class Executor(concurrent.futures.Executor):
     # The end
 
     def __exit__(self, *raised: object) -> bool | None:
-        """Shut down. After Ctrl-C what does not run yet is cancelled, and nothing is waited for.
+        """Shut down. After Ctrl-C, cancel tasks that are not running yet and do not wait.
 
-        A child of a fork leaves the tasks to its parent.
+        Does nothing in a forked child: the tasks belong to its parent.
         """
         is_interrupted = bool(raised) and isinstance(raised[1], KeyboardInterrupt)
         if not self._submitter.is_foreign:
@@ -414,13 +417,13 @@ class Executor(concurrent.futures.Executor):
         return None
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more tasks; wait for those that were submitted, and end.
+        """Accept no more tasks, wait for the submitted ones, and close.
 
         Args:
-            wait: False returns at once; the rest goes on in the background, and the interpreter waits for it.
-            cancel_futures: cancel all that does not run yet; what is stored, in the background.
+            wait: False returns immediately. Shutdown continues in the background, and the interpreter waits for it.
+            cancel_futures: Cancel all tasks that are not running yet; stored tasks are cancelled in the background.
         Raises:
-            ForkedProcess: this process is a child of the one that made the executor.
+            ForkedProcess: This process is a fork of the one that made the executor.
         """
         tickets = self._submitter.begin_close()
         if cancel_futures:
@@ -435,7 +438,7 @@ class Executor(concurrent.futures.Executor):
     # Inside
 
     def _for_all(self, item: TaskItem, hint: Any, what: str) -> AllFuture[Any]:
-        """One task for each member that is there now."""
+        """Submit one task for each current member."""
         wanted = PlacementRequest(Pull())
         with closing(Group(self._store, self._keys.group)) as group:
             ids = [member.id for member in group.members()]
@@ -448,7 +451,7 @@ class Executor(concurrent.futures.Executor):
     def _item(
         self, fn: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[TaskItem, Any, str]:
-        """What is to be stored of a call, the annotation of its result, and what it is called in messages."""
+        """Return a call's task item, the annotation of its result, and its name in messages."""
         registered = self._registered(fn)
         if registered is None:
             payload = self._payloads.encode((fn, args, dict(kwargs)), "a pickled call")
@@ -473,7 +476,7 @@ class Executor(concurrent.futures.Executor):
         return item, hint, what
 
     def _registered(self, fn: Callable[..., Any] | str) -> Registered | None:
-        """What a function is registered as; None when it is to be pickled."""
+        """Return a function's registration, or None if it is to be pickled."""
         try:
             return self._functions.of(fn)
         except UnknownFunction:
@@ -482,13 +485,13 @@ class Executor(concurrent.futures.Executor):
             raise
 
     def _cancel_soon(self, futures: Iterable[CallbackFuture[Any]], *, interrupt: bool = True) -> None:
-        """Cancel tasks in the background: the time of a call is over, however slow the store is."""
+        """Cancel tasks in the background, so that a slow store does not delay the caller."""
         tickets = [each for future in futures for each in future.tickets]
         self._submitter.cancel_soon(tickets, interrupt=interrupt)
 
 
 def _hint_of(functions: Functions, name: str) -> Any:
-    """The annotation of a function's result, as far as it is known here."""
+    """Return the annotation of a function's result, or ``Any`` if the function is not registered here."""
     return functions.get(name).hints.get("return", Any) if name in functions else Any
 
 
@@ -500,7 +503,7 @@ async def _finish(submitter: Submitter) -> None:
 
 
 def _end_when_idle(submitter: Submitter) -> None:
-    """Nobody has the executor any more: end once nobody waits for a result either."""
+    """Close the submitter in the background once its tasks have ended, after the executor was garbage-collected."""
     if not submitter.is_foreign:
         call_after_finalizer(partial(_close_when_idle, submitter), "latchwork-closes-executor")
 
@@ -511,7 +514,7 @@ def _close_when_idle(submitter: Submitter) -> None:
 
 
 def _end_in_child() -> None:
-    """After a fork, in the child: the tasks are its parent's, which alone waits for them."""
+    """Fail the futures in a forked child. The tasks belong to its parent."""
     for submitter in list(_LIVE):
         submitter.end_in_child()
     _LIVE.clear()
@@ -523,7 +526,7 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _wait_at_exit() -> None:
-    """As for pools of threads: what was submitted is run, although nobody waited for it. Ctrl-C ends the wait."""
+    """Wait for submitted tasks at interpreter exit, as for thread pools. Ctrl-C ends the wait."""
     is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for submitter in list(_LIVE):
         submitter.begin_close()

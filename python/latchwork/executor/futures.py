@@ -1,7 +1,7 @@
-"""The future of a task: all of ``concurrent.futures.Future``, an id, a cancellation that reaches the store.
+"""Futures of tasks: ``concurrent.futures.Future`` with an ID, and a cancellation that reaches the store.
 
-States: submitted -> queued -> running -> (retrying -> running)* -> done | failed | cancelled | dead. A future hears of
-the last ones alone: nobody sends a message when a task begins to run. ``state`` asks the store. Nothing here does I/O.
+States: submitted -> queued -> running -> (retrying -> running)* -> done | failed | cancelled | dead. A future is
+notified only of the final states, because no message is sent when a task begins to run. ``state`` reads the store.
 """
 
 from __future__ import annotations
@@ -34,51 +34,51 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: A callback that takes longer than so many seconds is named in a warning, and holds up no other from then on.
+#: Seconds after which a callback is logged as slow and no longer delays the others.
 LONG_S = 1.0
 
 
 class Stage(Enum):
-    """How far a task is on its way into the store."""
+    """A task's progress on its way into the store."""
 
-    WAITING = "waiting"  # here alone
-    DOUBTFUL = "doubtful"  # in a transaction whose answer is not here
+    WAITING = "waiting"  # not sent yet
+    DOUBTFUL = "doubtful"  # sent, and not confirmed yet
     STORED = "stored"
-    OVER = "over"  # nothing of it is asked of the store any more
+    OVER = "over"  # ended
 
 
 class TaskControl(Protocol):
-    """The tasks of one submitter, as its futures need them; both methods are driven."""
+    """The operations of a submitter that its futures need. Both are driven."""
 
-    #: Calls the done-callbacks of the futures.
+    #: Calls the futures' done-callbacks.
     callbacks: Callbacks
 
     def why_nothing_runs(self) -> str:
-        """Say, for the end of a message, that there is no worker; empty if there is one, or that is not known."""
+        """Return a message suffix saying that no worker is online; empty if there is one, or if unknown."""
         ...
 
     def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
-        """Take a task back; False when it runs or is over."""
+        """Cancel a task; False if it is running or has ended."""
         ...
 
     def state(self, ticket: TaskTicket) -> TaskState:
-        """What the store says of a task."""
+        """Return the stored state of a task."""
         ...
 
 
 class TaskTicket:
-    """One task of a submitter: what has to be remembered until its result is here. Its submitter owns the mutex.
+    """A submitter's record of one task, kept until its result arrives. The submitter's mutex guards it.
 
     Attributes:
-        number: counts the tasks of the submitter.
-        sid: of the submitter, once it is stored.
-        stage: how far it is.
-        item: what is stored, until it is; afterwards only when it may have to be stored again.
-        lanes: where its copies are.
-        shelf: where they are there.
-        hint: the annotation of its result.
-        what: its function, for messages.
-        future: told of the end.
+        number: Number of the task within its submitter.
+        sid: The submitter's ID, once the task is sent.
+        stage: Its progress.
+        item: The task item until it is stored; kept afterwards only if it may have to be resubmitted.
+        lanes: Lanes of its copies.
+        shelf: Sort key of its copies.
+        hint: Annotation of its result.
+        what: Its function, for messages.
+        future: Its future.
     """
 
     __slots__ = ("future", "hint", "item", "lanes", "number", "shelf", "sid", "stage", "what")
@@ -96,12 +96,12 @@ class TaskTicket:
 
     @property
     def id(self) -> str:
-        """The id of the task; empty before it was first sent."""
+        """The task ID; empty until it is first sent."""
         return task_id_of(self.sid, self.number) if self.sid else ""
 
     @property
     def phase(self) -> Phase | None:
-        """The phase of the task, as far as it is known here; None when the store has to be asked."""
+        """The locally known phase; None if the store must be read."""
         if self.future.cancelled():
             return "cancelled"
         if self.future.done():
@@ -110,10 +110,10 @@ class TaskTicket:
 
 
 class CallbackFuture(Future[T], Generic[T]):
-    """A future whose done-callbacks hold up no other future.
+    """A future whose done-callbacks do not delay other futures.
 
     Args:
-        callbacks: calls them.
+        callbacks: Calls the done-callbacks.
     """
 
     def __init__(self, callbacks: Callbacks) -> None:
@@ -122,22 +122,22 @@ class CallbackFuture(Future[T], Generic[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The tasks that it waits for."""
+        """The tickets of the tasks that it waits for."""
         return []
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Have ``fn(self)`` called when this has ended.
+        """Register ``fn(self)`` to be called when this future has ended.
 
-        It is called in a thread that the executor has for callbacks: one after the other, in the order in which
-        futures end. It may block: waiting for this future, and other futures, does not depend on it. What it raises is
-        logged. When this has ended already, it is called now, in this thread.
+        The executor's callback thread calls callbacks one at a time, in the order in which futures end. A callback may
+        block without delaying waits on this or other futures. Its exceptions are logged. If the future has already
+        ended, ``fn`` is called immediately in this thread.
         """
         super().add_done_callback(fn if self.done() else partial(self._callbacks.call, fn))
 
     def end_in_child(self, error: BaseException) -> None:
-        """End it in a child of a fork, where nothing else does. Its callbacks are the parent's: none is called.
+        """Fail the future in a forked child, without calling its callbacks.
 
-        Its lock may have been held by a thread that is not here, so it is made again.
+        Its lock may have been held by a thread that does not exist in the child, so it is replaced.
         """
         if self.__dict__["_state"] not in {"CANCELLED_AND_NOTIFIED", "FINISHED"}:
             self.__dict__.pop("_made", None)
@@ -145,14 +145,16 @@ class CallbackFuture(Future[T], Generic[T]):
             self.set_exception(error)
 
     def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
-        """Have ``fn(self)`` called in the thread that ends this; now if it has ended. ``fn`` is ours, and quick."""
+        """Call ``fn(self)`` in the thread that ends this future, or now if it has ended. ``fn`` must be quick and
+        internal.
+        """
         super().add_done_callback(fn)
 
 
 class TaskFuture(CallbackFuture[T]):
-    """What ``Executor.submit`` returns. Safe to share between threads.
+    """The future that ``Executor.submit`` returns. Thread-safe.
 
-    ``running()`` is always False: nobody tells the submitter when a task begins; ask ``state()``.
+    ``running()`` is always False, because the submitter is not notified when a task begins. Use ``state()``.
     """
 
     def __init__(self, ticket: TaskTicket, tasks: TaskControl) -> None:
@@ -162,12 +164,12 @@ class TaskFuture(CallbackFuture[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The task."""
+        """The ticket of the task."""
         return [self._ticket]
 
     @property
     def _condition(self) -> threading.Condition:
-        """Made when somebody waits or it ends: it is most of what a future takes, and many wait in line for long."""
+        """The condition, made when a thread waits or the future ends, to save memory for queued tasks."""
         made: threading.Condition | None = self.__dict__.get("_made")
         if made is None:
             made = self.__dict__.setdefault("_made", threading.Condition())
@@ -175,15 +177,15 @@ class TaskFuture(CallbackFuture[T]):
 
     @_condition.setter
     def _condition(self, _made: threading.Condition) -> None:
-        """What the base class makes at once."""
+        """Ignore the condition that the base class makes."""
 
     @property
     def id(self) -> str:
-        """The id of the task, by which people and other processes know it; empty until it is first sent."""
+        """The task ID; empty until the task is first sent."""
         return self._ticket.id
 
     def result(self, timeout: float | None = None) -> T:
-        """Return the result; see ``concurrent.futures.Future``. ``TimeoutError`` says when there is no worker."""
+        """Return the result; see ``concurrent.futures.Future``. A ``TimeoutError`` says if no worker is online."""
         try:
             return super().result(timeout)
         except TimeoutError:
@@ -191,7 +193,7 @@ class TaskFuture(CallbackFuture[T]):
             raise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the exception, likewise."""
+        """Return the exception; see ``concurrent.futures.Future``. A ``TimeoutError`` says if no worker is online."""
         try:
             return super().exception(timeout)
         except TimeoutError:
@@ -205,15 +207,15 @@ class TaskFuture(CallbackFuture[T]):
 
     @driven
     async def cancel(self, *, interrupt: bool = False) -> bool:
-        """Take the task back, everywhere.
+        """Cancel the task and remove its copies.
 
         Args:
-            interrupt: also when it runs: it is told to stop, and what it returns is dropped. Nobody waits for it.
+            interrupt: Also cancel a running task: signal it to stop, and drop its result. Does not wait for it.
         Returns:
-            True: it has not run, or its run counts for nothing; ``result`` raises ``CancelledError``. False: it runs,
-            or it is over.
+            True if the task did not run or its run is discarded; ``result`` then raises ``CancelledError``. False if it
+                is running or has ended.
         Raises:
-            Unavailable, OutcomeUnknown: the store could not be reached; ask again.
+            Unavailable, OutcomeUnknown: The store could not be reached. Retry.
         """
         if self.done():
             return self.cancelled()
@@ -223,30 +225,30 @@ class TaskFuture(CallbackFuture[T]):
 
     @driven
     async def state(self) -> TaskState:
-        """What the store says of the task now: queued, running and where, or how it ended.
+        """Read the task's current state from the store: queued, running and where, or how it ended.
 
         Raises:
-            Unavailable: the store could not be reached.
+            Unavailable: The store could not be reached.
         """
         return await steps_of(self._tasks.state)(self._ticket)
 
-    # What the submitter says
+    # Called by the submitter
 
     def end_cancelled(self) -> bool:
-        """It was cancelled; False when it ended before."""
+        """Mark the future as cancelled; False if it had already ended."""
         done = super().cancel()
         teller = object()
-        if done and self.__dict__.setdefault("_teller", teller) is teller:  # once: twice is an error of the library's
+        if done and self.__dict__.setdefault("_teller", teller) is teller:  # only once: the base class fails otherwise
             self.set_running_or_notify_cancel()
         return done
 
     def end_with(self, value: Any) -> None:
-        """It returned."""
+        """Set the result."""
         with suppress(InvalidStateError):  # it was cancelled
             self.set_result(value)
 
     def end_raising(self, error: BaseException) -> None:
-        """It raised; a cancellation by another client cancels it here."""
+        """Set the exception. A cancellation by another client cancels the future."""
         if isinstance(error, TaskCancelled):
             self.end_cancelled()
             return
@@ -255,10 +257,10 @@ class TaskFuture(CallbackFuture[T]):
 
 
 class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
-    """The future of a task that runs on all members: a dictionary of their results. Safe to share between threads.
+    """The future of a task that runs on all members: a dictionary of results by member. Thread-safe.
 
     Attributes:
-        parts: the futures of the single runs, by member.
+        parts: Futures of the single runs, by member.
     """
 
     def __init__(self, parts: Mapping[str, TaskFuture[T]], what: str, callbacks: Callbacks) -> None:
@@ -274,11 +276,11 @@ class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
 
     @property
     def tickets(self) -> list[TaskTicket]:
-        """The tasks of all members."""
+        """The tickets of the tasks of all members."""
         return [ticket for part in self.parts.values() for ticket in part.tickets]
 
     def cancel(self, *, interrupt: bool = False) -> bool:
-        """Cancel all runs; False if one of them has begun, or is over. See ``TaskFuture.cancel``."""
+        """Cancel all runs; False if one of them is running or has ended. See ``TaskFuture.cancel``."""
         cancelled = [part.cancel(interrupt=interrupt) for part in self.parts.values()]
         return all(cancelled) and self.cancelled()
 
@@ -310,7 +312,7 @@ def _error(future: Future[Any]) -> BaseException | None:
 
 
 class _Call(NamedTuple):
-    """One callback and its future."""
+    """A callback and its future."""
 
     fn: Callable[[Any], object]
     future: Future[Any]
@@ -321,14 +323,15 @@ class _Call(NamedTuple):
 
 
 class Callbacks:
-    """The done-callbacks of one executor: called one at a time, in the order of their futures' ends. Thread-safe.
+    """Calls one executor's done-callbacks, one at a time in the order in which futures end. Thread-safe.
 
-    One thread calls them, and a second one watches it. The watcher gives the turn to a new thread when a callback takes
-    longer than ``LONG_S``; the old thread ends with its callback. Both threads end when there is nothing to call.
+    One thread calls them, and a second thread watches it. If a callback takes longer than ``LONG_S``, the watcher
+    starts a new thread for the next ones, and the old thread ends with its callback. Both threads end when the queue is
+    empty.
 
     Args:
-        clock: the store's.
-        name: of the executor, for the names of threads.
+        clock: The store's clock.
+        name: The executor's name, used in thread names.
     """
 
     def __init__(self, clock: Clock, name: str) -> None:
@@ -343,7 +346,7 @@ class Callbacks:
         self._running: dict[object, int] = {}
 
     def call(self, fn: Callable[[Any], object], future: Future[Any]) -> None:
-        """Call ``fn(future)`` soon, after all that was given before."""
+        """Queue ``fn(future)`` to be called after all earlier callbacks."""
         with self._changed.mutex:
             self._queue.append(_Call(fn, future))
             self._changed.ring()
@@ -354,7 +357,7 @@ class Callbacks:
                 Background(self._watch, f"latchwork-callbacks-watch-{self._name}")
 
     async def settle(self) -> None:
-        """Wait until all have returned; in one of them, return at once."""
+        """Wait until all callbacks have returned. Called inside a callback, return immediately."""
         while True:
             with self._changed.mutex:
                 is_inside = threading.get_ident() in self._running.values()
@@ -364,7 +367,7 @@ class Callbacks:
             await self._changed.rung(rings, self._clock, None)
 
     def _give_turn(self) -> None:
-        """Start a thread that calls what is in the queue. The mutex is held."""
+        """Start a thread that calls the queued callbacks. The mutex must be held."""
         self._turn = turn = object()
         self._call = None
         Background(partial(self._run, turn), f"latchwork-callbacks-{self._name}")
@@ -381,7 +384,9 @@ class Callbacks:
                 self._changed.ring()
 
     async def _next(self, turn: object) -> _Call | None:
-        """Return the next callback; None when another thread has the turn, or none has come for a while."""
+        """Return the next callback; None if another thread has taken over, or if the queue stayed empty for
+        ``LONG_S``.
+        """
         is_last_look = False
         while True:
             with self._changed.mutex:

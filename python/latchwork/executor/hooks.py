@@ -1,7 +1,7 @@
-"""What a worker takes, from which lanes, and how a run ends: the decisions of its feeder. Little of it does I/O.
+"""Decides which tasks a worker takes, from which lanes, and how each run ends. Performs little I/O.
 
-A worker looks into its own lane, the lane of all, the lanes of members that are gone, and, when it has nothing to do,
-that of the member that has most to do.
+A worker takes tasks from its own lane, from the lane of all, from the lanes of members that have left and, when idle,
+from the lane of the busiest member.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 
-#: An outcome of more bytes is kept beside the key that says where.
+#: Larger outcomes are stored as blobs, and their key holds a reference.
 INLINE_BYTES = 100_000
-#: So many submitters that are gone are remembered; what they have left is removed long before others are.
+#: Number of departed submitters to remember. Their tasks are removed long before they are forgotten.
 _MOST_GONE = 10_000
-#: Seconds for which a mark is kept for a task that has not begun here.
+#: Seconds to keep a cancellation mark for a task that has not started here.
 MARKED_S = 5.0
 _TRIED = re.compile(r"try (\d{1,6}) failed")
 _ONCE = Retry()
-#: Seconds of the longest pause before it is looked again.
+#: Longest pause in seconds between cleanup attempts.
 _LONGEST_S = 5.0
 
 
 class WorkerProfile:
-    """What decides which tasks a worker takes: its functions and labels. Thread-safe.
+    """Decides which tasks a worker takes, by its functions and labels. Thread-safe.
 
     Args:
-        member_id: the member.
-        functions: what it can run.
-        allow_pickle: whether it runs pickled functions.
-        labels: what it says of itself.
-        accept: of the user's: whether a task will do; called with its function's name.
+        member_id: The worker's member ID.
+        functions: The functions it can run.
+        allow_pickle: Whether it runs pickled functions.
+        labels: Its labels.
+        accept: User callback that decides whether to take a task, given its function's name.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class WorkerProfile:
         self._accept = accept
 
     def knows(self, function: str) -> bool:
-        """Whether it can run a function."""
+        """Return whether the worker can run a function."""
         return self.allow_pickle if function == PICKLED else function in self.functions
 
     def suits(self, item: TaskItem, lane: str, members: Collection[str] | None) -> bool:
-        """Whether a task of a lane is one to take.
+        """Return whether to take a task from a lane.
 
         Args:
-            item: the task.
-            lane: where it is.
-            members: who is there; None while that is not known. It matters in the lanes of others alone.
+            item: The task.
+            lane: Its lane.
+            members: IDs of the current members; None if unknown. Matters only in lanes of other members.
         """
-        if not self.knows(item.function):  # in our lane nobody else would look at it
+        if not self.knows(item.function):  # no other member takes from our lane
             return lane == self.lane and not _waits_for(item, self.member_id)
         if self._accept is not None and not call_user(self._accept, item.function):
             return False
@@ -106,19 +106,19 @@ class WorkerProfile:
         is_gone = members is not None and owner not in members
         target = item.target
         if isinstance(target, Member) and target.id != self.member_id:
-            return is_gone and target.otherwise != "wait"  # to run it, or to end it
+            return is_gone and target.otherwise != "wait"  # to run or fail it
         return (is_gone or not item.is_kept) and may_run(item, self.member_id, self.labels)
 
 
 class ExecutorHooks(WorkerHooks):
-    """The hooks of a worker's feeder.
+    """The hooks of an executor's worker loop.
 
     Args:
-        store: the store.
-        keys: the executor's keys.
-        backlog: its tasks.
-        node: who we are.
-        members: the ids of those who are there; None while that is not known.
+        store: The store.
+        keys: The executor's keys.
+        backlog: Its work queue.
+        node: The worker's profile.
+        members: Returns the IDs of the current members; None if unknown.
     """
 
     def __init__(
@@ -144,43 +144,43 @@ class ExecutorHooks(WorkerHooks):
         self._submitters_gone: set[str] = set()
         self._gone: dict[str, None] = {}
 
-    # Where
+    # Lanes
 
     def lanes(self) -> Sequence[str]:
-        """Our own, that of all, those of members that are gone, and the one to help with."""
+        """Return our lane, the lane of all, orphaned lanes, and the lane of the member to help."""
         with self._lock:
             more = [*self._orphans, *([self._longest] if self._longest is not None else [])]
         return [self._node.lane, ANY, *more]
 
     def waits(self) -> Sequence[str]:
-        """Our own, and that of all."""
+        """Return our lane and the lane of all."""
         return [self._node.lane, ANY]
 
     def adopt(self, lane: str) -> None:
-        """A lane whose member is gone."""
+        """Add a lane whose member has left."""
         with self._lock:
             self._orphans[lane] = None
 
     def disown(self, lane: str) -> None:
-        """A lane that has its member again, or nothing any more."""
+        """Remove a lane that has a member again, or is empty."""
         with self._lock:
             self._orphans.pop(lane, None)
 
     @property
     def orphans(self) -> list[str]:
-        """The lanes without a member that we look into."""
+        """The lanes without a member from which we take tasks."""
         with self._lock:
             return list(self._orphans)
 
     def help(self, lane: str | None) -> None:
-        """Take from this lane too, while there is nothing else."""
+        """Also take from this lane when idle; None stops helping."""
         with self._lock:
             self._longest = lane
 
-    # Which
+    # Selection
 
     def share(self, lane: str) -> Share:
-        """Of the lane of all each member has a share; ours is ours alone."""
+        """Return our share of a lane: all of our own lane, and an equal part of the lane of all."""
         if lane == self._node.lane:
             return Share(0, 1)
         members = sorted(self._members() or ())
@@ -189,7 +189,7 @@ class ExecutorHooks(WorkerHooks):
         return Share(members.index(self._node.member_id), len(members))
 
     def accept(self, item: QueueItem) -> bool:
-        """Whether it is for us; what is no task is, so that it gets out of the way."""
+        """Return whether to take an item. Invalid items are taken too, so that they can be dead-lettered."""
         lane = item.partition
         try:
             found = task_of(item.value)
@@ -198,14 +198,14 @@ class ExecutorHooks(WorkerHooks):
         return self._node.suits(found, lane, None if lane in (ANY, self._node.lane) else self._members())
 
     def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Its submitter has to be there."""
+        """Return the check that the task's submitter is online, for the claim's transaction."""
         try:
             return self._wanted(task_of(item.value)), ()
         except BadRecord:
             return (), ()
 
     def extra_dead(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """With the dead letter of a task that nobody ended: its outcome, for who waits for it."""
+        """Return the writes that go with a dead letter: the task's outcome, for its submitter."""
         try:
             found = task_of(item.value)
         except BadRecord:
@@ -213,7 +213,7 @@ class ExecutorHooks(WorkerHooks):
         return (), self._over(found, Outcome.failed(_died(found, item.attempts, item.why)), keep=item.id)
 
     def refused(self, item: QueueItem) -> bool:
-        """Its submitter is gone: a chore removes what there is of it."""
+        """Note that the task's submitter is gone, so that its tasks are removed in the background."""
         try:
             sid = task_of(item.value).sid
         except BadRecord:
@@ -222,20 +222,22 @@ class ExecutorHooks(WorkerHooks):
         return False
 
     def note_gone(self, sids: Iterable[str]) -> None:
-        """Tasks of these were refused: a chore removes what there is of them."""
+        """Note submitters that are gone, so that their tasks are removed in the background."""
         with self._lock:
             self._submitters_gone.update(sids)
 
     def submitters_gone(self) -> list[str]:
-        """The submitters whose tasks were refused, since the last time that somebody asked."""
+        """Return and clear the submitters whose tasks were refused, sorted."""
         with self._lock:
             found, self._submitters_gone = self._submitters_gone, set()
         return sorted(found)
 
-    # What runs
+    # Running tasks
 
     def gone(self, sid: str) -> list[str]:
-        """A submitter is gone: none of its tasks begins here any more; the paths of those that run here."""
+        """Note that a submitter is gone, and return the paths of its tasks that run here. None of its tasks will start
+        here.
+        """
         with self._lock:
             self._gone[sid] = None
             if len(self._gone) > _MOST_GONE:
@@ -243,12 +245,14 @@ class ExecutorHooks(WorkerHooks):
             return [path for path, owner in self._running.values() if owner == sid]
 
     def owners(self) -> set[str]:
-        """Return the submitters of the tasks that run here; detached tasks have none."""
+        """Return the submitters of the tasks that run here, except detached tasks."""
         with self._lock:
             return {owner for _, owner in self._running.values()} - {DETACHED}
 
     def cancelled(self, item_id: str) -> str | None:
-        """A task is not wanted any more: its path if it runs here; else it does not begin, should it come now."""
+        """Return the path of a cancelled task if it runs here. Otherwise prevent it from starting for ``MARKED_S``
+        seconds.
+        """
         now = self._store.clock.now()
         with self._lock:
             found = self._running.get(item_id)
@@ -259,15 +263,15 @@ class ExecutorHooks(WorkerHooks):
             return None
 
     def over(self, path: str, item_id: str) -> None:
-        """A task runs here no more."""
+        """Note that a task no longer runs here."""
         with self._lock:
             if self._running.get(item_id, ("", ""))[0] == path:
                 del self._running[item_id]
 
-    # How it runs, and ends
+    # Start and end of a run
 
     def begin(self, claim: QueueClaim) -> Run | Ending:
-        """What to run."""
+        """Return the run for a claim, or its ending if it is not to run."""
         try:
             item = task_of(claim.value)
         except BadRecord as error:
@@ -281,7 +285,7 @@ class ExecutorHooks(WorkerHooks):
         with self._lock:
             if self._marked.pop(claim.item.id, None) is not None:
                 return Release("it was cancelled", count=False)
-            if item.sid in self._gone:  # it was there when we took the task, and we heard of its end before this
+            if item.sid in self._gone:  # it left between our claim and this call
                 return Release("its submitter is gone", count=False)
             self._running[claim.item.id] = (claim.item.path, item.sid)
         attempt = tries_of(_why(claim)) + 1
@@ -295,7 +299,9 @@ class ExecutorHooks(WorkerHooks):
         return Run(call, item.id, timeout_s, attempt)
 
     def _elsewhere(self, item: TaskItem, claim: QueueClaim) -> Ending:
-        """The end of a task of our lane that we have not the function of: others may have it, unless we alone may."""
+        """Return the ending of a task in our lane whose function we lack: release it, or fail it if only we may
+        run it.
+        """
         target = item.target
         if isinstance(target, Member) and target.otherwise == "fail":
             unknown = UnknownFunction.of(item.function, (each.name for each in self._node.functions))
@@ -306,7 +312,7 @@ class ExecutorHooks(WorkerHooks):
         return StoredCall(function, self._blobs.read(blob))
 
     def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
-        """Another try, or the outcome for who waits for it."""
+        """Return a retry, or the outcome for the task's submitter."""
         item = task_of(claim.value)
         self.over(claim.item.path, claim.item.id)
         if outcome.failure is None:
@@ -319,15 +325,15 @@ class ExecutorHooks(WorkerHooks):
         return self._done(item, outcome, claim)
 
     def lost(self, claim: QueueClaim) -> None:
-        """It is not ours any more."""
+        """Note that the claim was lost."""
         self.over(claim.item.path, claim.item.id)
 
     def why(self, claim: QueueClaim, why: str) -> str:
-        """With how many tries have failed, which the item says and nothing else: whoever gives it back."""
+        """Return a release reason that includes the number of failed tries, which is stored nowhere else."""
         return said_with_tries(tries_of(_why(claim)), why)
 
     def at_last(self, claim: QueueClaim, why: str) -> Sequence[Op]:
-        """The outcome of a task that no node could end, for who waits for it."""
+        """Return the writes of the outcome of a task that was claimed too often."""
         try:
             item = task_of(claim.value)
         except BadRecord:
@@ -335,17 +341,19 @@ class ExecutorHooks(WorkerHooks):
         return self._over(item, Outcome.failed(_died(item, claim.attempts, why)), keep=claim.item.id)
 
     def _home_of(self, claim: QueueClaim) -> str | None:
-        """Where a task goes that is given back: from a lane that nobody watches to that of all."""
+        """Return the lane to release a task to: the lane of all if its lane is another member's; None keeps its
+        lane.
+        """
         lane = claim.item.path.partition("/")[0]
         return None if lane in (ANY, self._node.lane) else ANY
 
     def _retry(self, item: TaskItem) -> Retry:
-        """What the submitter says, else what the function says; by names of exceptions if they are loaded here."""
+        """Return the submitter's retry policy, or else the function's."""
         own = _ONCE if item.function == PICKLED else self._node.functions.get(item.function).retry
         return own if item.retry is None else item.retry.to_retry()
 
     def claim_over(self, claim: QueueClaim) -> bool:
-        """Its large outcome goes, if no result names it."""
+        """Delete the claim's large outcome if no result refers to it."""
         self._large.over(claim)
         return False
 
@@ -359,11 +367,11 @@ class ExecutorHooks(WorkerHooks):
         return Done(tuple(self._wanted(item)), tuple(ops), landed)
 
     def _wanted(self, item: TaskItem) -> list[Check]:
-        """That somebody waits for it."""
+        """Return the check that the submitter is online."""
         return [] if item.sid == DETACHED else [Exists(self._keys.sub(item.sid))]
 
     def _over(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
-        """A short outcome, and the end of the other copies; that of the copy itself is its claim's."""
+        """Return the writes of a small outcome, and of the removal of the other copies. The claim removes its copy."""
         return self._ended(item, outcome.to_bytes(), keep=keep)
 
     def _ended(self, item: TaskItem, stored: bytes, *, keep: str) -> list[Op]:
@@ -374,7 +382,7 @@ class ExecutorHooks(WorkerHooks):
 
 
 def _waits_for(item: TaskItem, member_id: str) -> bool:
-    """Whether a task waits until a member of this id can run it."""
+    """Return whether a task waits until the member with this ID can run it."""
     target = item.target
     return isinstance(target, Member) and target.id == member_id and target.otherwise == "wait"
 
@@ -385,7 +393,7 @@ def _died(item: TaskItem, attempts: int, why: str) -> TaskDied:
 
 
 def is_retried(item: TaskItem, outcome: Outcome) -> bool:
-    """Whether the submitter wants another try after such an exception; True when it says nothing of classes."""
+    """Return whether the submitter's policy retries this error; True if it names no exception classes."""
     if outcome.failure is None or item.retry is None:
         return True
     kind = outcome.failure.loaded_class
@@ -395,13 +403,13 @@ def is_retried(item: TaskItem, outcome: Outcome) -> bool:
 
 
 def tries_of(why: str) -> int:
-    """How many tries have failed, as what was said at the last of them has it."""
+    """Return the number of failed tries that a release reason records."""
     found = _TRIED.match(why)
     return int(found.group(1)) if found is not None else 0
 
 
 def said_with_tries(tries: int, why: str) -> str:
-    """A reason to give a task back, so that the tries that have failed are not forgotten. Pure."""
+    """Prefix a release reason with the number of failed tries. Pure."""
     return f"try {tries} failed; then {why or 'given back'}" if tries > tries_of(why) else why
 
 
@@ -416,11 +424,11 @@ class _Written:
 
 
 class LargeOutcomes:
-    """Large outcomes of one worker's claims. Safe to share between threads.
+    """Large outcomes of one worker's claims. Thread-safe.
 
     Args:
-        store: the store.
-        blobs: where large values are.
+        store: The store.
+        blobs: Storage of large values.
     """
 
     def __init__(self, store: Store, blobs: Blobs) -> None:
@@ -430,7 +438,7 @@ class LargeOutcomes:
         self._written: dict[QueueClaim, _Written] = {}
 
     def write(self, claim: QueueClaim, owner: str, result_key: str, stored: bytes) -> BlobRef:
-        """Write the outcome of a claim's run; the one that was written if its end is tried again."""
+        """Write the outcome of a claim. Idempotent: a retry returns the first reference."""
         with self._lock:
             found = self._written.get(claim)
         if found is None:
@@ -440,12 +448,12 @@ class LargeOutcomes:
         return found.ref
 
     def named(self, claim: QueueClaim, *_: object) -> None:
-        """The result that names it is written."""
+        """Note that a stored result refers to the outcome."""
         with self._lock:
             self._written.pop(claim, None)
 
     def over(self, claim: QueueClaim) -> None:
-        """The claim is over: what no result names is deleted, in the background. Asks no store."""
+        """Delete the claim's outcome in the background if no result refers to it. Performs no I/O."""
         if not self._written:
             return
         with self._lock:
@@ -455,7 +463,7 @@ class LargeOutcomes:
             self._store.cleanup.add(partial(self._clear, found, claim.fence, backoff))
 
     async def _clear(self, written: _Written, fence: Fence, backoff: Backoff) -> float | None:
-        """Look once whether a result names it, and delete it if none will; a ``CleanupJob``."""
+        """Check once whether a result refers to the outcome, and delete it if none will. A ``CleanupJob``."""
         try:
             is_named = await self._is_named(written, fence)
         except (Closed, ForkedProcess):
@@ -468,10 +476,12 @@ class LargeOutcomes:
         return backoff.next_s() if is_named is None else None
 
     async def _is_named(self, written: _Written, fence: Fence) -> bool | None:
-        """Whether a result names it; None while one may come yet. The claim is asked for first."""
+        """Return whether a result refers to the outcome; None while one may still be written. Checks the claim
+        first.
+        """
         try:
             await ask(self._store.commit, [fence], [])
-        except Conflict:  # and it never holds again
+        except Conflict:  # the claim has ended permanently
             result = await ask(self._store.get, written.result_key)
             return result is not None and ref_of(result.value) == written.ref
         return None

@@ -1,4 +1,4 @@
-"""What is stored of a task: a line of JSON, then the payload of its call. Pure records, no I/O."""
+"""The stored form of a task: a line of JSON, then the payload of its call. Performs no I/O."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ DEFAULT_PRIORITY = 5
 
 
 class TaskItem(Struct, frozen=True, omit_defaults=True):
-    """One task, as every copy of it is stored.
+    """A task, as stored in each of its copies.
 
     Attributes:
-        function: the name of its function; empty when the function itself is in the payload, pickled.
-        sid: of its submitter; ``DETACHED`` when it has none.
-        number: counts the tasks of its submitter; 0 of a detached one.
-        lanes: where its copies were put; one for each.
-        shelf: where they are there.
-        own_id: the id of a detached task.
-        blob: where a large payload is; None when it is here.
+        function: Its function's name; empty if the function is pickled in the payload.
+        sid: Its submitter's ID; ``DETACHED`` if it has none.
+        number: Its number within the submitter; 0 for a detached task.
+        lanes: The lane of each copy.
+        shelf: The sort key of its copies.
+        own_id: The ID of a detached task.
+        blob: Reference to a large payload; None if the payload is inline.
         priority: 0 runs before 9.
-        stored_target: who may run it, as it is stored; None for all.
-        retry: how often it is tried, as far as the submitter says.
-        timeout_s: seconds after which a run is stopped, as far as the submitter says.
-        is_kept: whether others leave it to the member in whose lane it is, as long as that lives.
-        payload: the arguments, after the line of JSON; empty when they are elsewhere.
+        stored_target: Members that may run it; None allows all.
+        retry: The submitter's retry policy, if any.
+        timeout_s: The submitter's limit for a run in seconds, if any.
+        is_kept: Whether other members leave it to the member whose lane it is in, while that member is online.
+        payload: The arguments, stored after the line of JSON; empty if in a blob.
     """
 
     function: str = field(name="fn")
@@ -59,7 +59,7 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
-        """The id of the task."""
+        """The task ID."""
         return self.own_id if self.sid == DETACHED else task_id_of(self.sid, self.number)
 
     @property
@@ -69,29 +69,29 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_detached(self) -> bool:
-        """Whether it outlives its submitter."""
+        """Whether the task outlives its submitter."""
         return self.sid == DETACHED
 
     @property
     def item_ids(self) -> list[str]:
-        """The names of its copies in the backlog."""
+        """The item IDs of its copies in the work queue."""
         task_id = self.id
         return [item_id_of(task_id, copy) for copy in range(len(self.lanes))]
 
     def result_key(self, keys: Keys) -> str:
-        """Where its outcome goes."""
+        """Return the key of its outcome."""
         return keys.outcome(self.own_id) if self.sid == DETACHED else keys.result(self.sid, self.number)
 
     def to_bytes(self) -> bytes:
-        """Return the value of an item: a line of JSON without defaults, then the payload."""
+        """Return the stored form: a line of JSON without defaults, then the payload."""
         return encode(replace(self, payload=b"")) + b"\n" + self.payload
 
     @classmethod
     def of(cls, value: bytes) -> TaskItem:
-        """Return the task in the value of an item that any client may have written.
+        """Parse an item's value, which any client may have written.
 
         Raises:
-            BadRecord: It is no task.
+            BadRecord: The value is not a task.
         """
         line, newline, payload = value.partition(b"\n")
         item = _ITEM.decode(line)
@@ -105,16 +105,16 @@ _ITEM: Decoder[TaskItem] = Decoder(TaskItem, "a task")
 
 @lru_cache(maxsize=512)
 def task_of(value: bytes) -> TaskItem:
-    """The task in the value of an item; read once for all that ask.
+    """Parse an item's value, with caching.
 
     Raises:
-        BadRecord: it is none.
+        BadRecord: The value is not a task.
     """
     return TaskItem.of(value)
 
 
 def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> bool:
-    """Whether a member that has these labels may run a task."""
+    """Return whether a member with these labels may run a task."""
     if item.stored_target is None:
         return True
     match item.target:
@@ -126,7 +126,7 @@ def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> boo
 
 
 def ref_of(value: bytes) -> BlobRef | None:
-    """Where an outcome is that is kept beside its key; None of one that is here."""
+    """Return the blob reference in an outcome's value; None if the outcome is inline."""
     try:
         return BlobRef.of(value) if value[:1] == b"{" else None
     except BadRecord:
@@ -134,12 +134,12 @@ def ref_of(value: bytes) -> BlobRef | None:
 
 
 def other_copies(backlog: WorkQueue, item: TaskItem, keep: str) -> list[Delete]:
-    """The writes that delete all copies of a task but one, wherever they are by now: a copy may go to the lane of all.
+    """Return the writes that delete all copies of a task but one, including copies moved to the lane of all.
 
     Args:
-        backlog: where they are.
-        item: the task.
-        keep: the name of the copy that stays.
+        backlog: The work queue.
+        item: The task.
+        keep: Item ID of the copy to keep.
     """
     if len(item.lanes) == 1:
         return []

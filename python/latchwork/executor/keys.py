@@ -1,20 +1,20 @@
-"""The keys of an executor, and the names of its tasks. Nothing here does I/O.
+"""The keys of an executor, and the names of its tasks. Performs no I/O.
 
 Keys, below ``@executor``; see ``executor_store``:
 
-       <name>/group/...                   who runs tasks; see ``primitives.Group``
+       <name>/group/...                   the workers; see ``primitives.Group``
        <name>/backlog/...                 the tasks; see ``primitives.WorkQueue``: lane ``any``, and ``m.<member>``
-       <name>/subs/<sid>                  a submitter is there; dies with its session
-       <name>/results/<sid>/<k>/<number>  how a task of a submitter ended, a thousand in one folder
-       <name>/detached/<hh>/<id>          a task that outlives its submitter: where it was put
-       <name>/outcomes/<hh>/<id>          how it ended
-       <name>/cancels/<member>/<item>     a running task that is not wanted any more; dies with who wrote it
-       <name>/load/<member>               tasks queued and running there; dies with the member
-       <name>/functions/<member>          what a member can run; dies with the member
-       <name>/data/<owner>/...            values that are too large for an item or a result
+       <name>/subs/<sid>                  a submitter is online; removed with its session
+       <name>/results/<sid>/<k>/<number>  outcome of a submitter's task, a thousand per folder
+       <name>/detached/<hh>/<id>          record of a detached task: where it was put
+       <name>/outcomes/<hh>/<id>          outcome of a detached task
+       <name>/cancels/<member>/<item>     cancels a running task; removed with the session that wrote it
+       <name>/load/<member>               number of tasks queued and running there; removed with the member
+       <name>/functions/<member>          functions a member can run; removed with the member
+       <name>/data/<owner>/...            values too large for an item or a result
 
-A submitter's id ``sid`` is never used again. A task of a submitter is ``<sid>.<number>``, a detached one ``d.<id>``;
-its items have the number of their copy behind that.
+A submitter's ID ``sid`` is never reused. A submitter's task has the ID ``<sid>.<number>``, a detached task ``d.<id>``.
+An item ID is a task ID followed by the number of the copy.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from latchwork.store import Store, system_namespace
 from latchwork.store.keys import validate_key
 from latchwork.words import short
 
-#: An executor's name, unless another is given.
+#: Default name of an executor.
 NAME = "default"
-#: The lane that every member takes from.
+#: The lane of all, from which every member takes.
 ANY = "any"
 #: The ``sid`` of detached tasks.
 DETACHED = "d"
-#: A member's id is at most so long: it is a part of a lane's name.
+#: Maximum length of a member ID, which is part of a lane name.
 MOST_MEMBER = 100
-#: A detached task's id is at most so long: it is a part of an item's name.
+#: Maximum length of a detached task's ID, which is part of an item ID.
 MOST_ID = 100
 PRIORITIES = range(10)
 
@@ -60,74 +60,74 @@ class Keys:
         self.data = f"{name}/data"
 
     def sub(self, sid: str) -> str:
-        """Says that a submitter is there."""
+        """Return the key whose existence shows that a submitter is online."""
         return f"{self.subs}/{sid}"
 
     def results_of(self, sid: str) -> str:
-        """The prefix of a submitter's results."""
+        """Return the prefix of a submitter's results."""
         return f"{self.results}/{sid}"
 
     def result(self, sid: str, number: int) -> str:
-        """How a task of a submitter ended."""
+        """Return the key of the outcome of a submitter's task."""
         return f"{self.results}/{sid}/{number // _FOLDER}/{number % _FOLDER:03d}"
 
     def record(self, task_id: str) -> str:
-        """Where a detached task was put."""
+        """Return the key of a detached task's record."""
         return f"{self.detached}/{_spread(task_id)}/{task_id}"
 
     def outcome(self, task_id: str) -> str:
-        """How a detached task ended."""
+        """Return the key of a detached task's outcome."""
         return f"{self.outcomes}/{_spread(task_id)}/{task_id}"
 
     def cancels_at(self, member: str) -> str:
-        """The prefix of the marks for tasks that run on a member."""
+        """Return the prefix of the cancellation marks for a member's tasks."""
         return f"{self.cancels}/{member}"
 
     def cancel(self, member: str, item_id: str) -> str:
-        """Tells a member that what it runs is not wanted any more."""
+        """Return the key of the mark that signals a member to stop a task."""
         return f"{self.cancels}/{member}/{item_id}"
 
     def load_of(self, member: str) -> str:
-        """What is queued and running on a member."""
+        """Return the key of a member's load."""
         return f"{self.load}/{member}"
 
     def functions_of(self, member: str) -> str:
-        """What a member can run."""
+        """Return the key of the functions a member can run."""
         return f"{self.functions}/{member}"
 
 
 def number_of(key: str) -> int | None:
-    """The number of the task whose result has this key; None when no task has."""
+    """Return the task number in a result's key; None if the key is not a result's."""
     folder, name = key.split("/")[-2:]
     plain = (folder + name).isascii() and folder.isdecimal() and name.isdecimal() and len(folder) <= MOST_ID
     return int(folder) * _FOLDER + int(name) if plain and len(name) == len(str(_FOLDER - 1)) else None
 
 
 def new_sid() -> str:
-    """The id of a submitter: short, and no other ever has it."""
+    """Return a new, short, unique submitter ID."""
     return uuid.uuid4().hex[:16]
 
 
 def lane_of(member: str) -> str:
-    """The lane that one member takes from first."""
+    """Return the name of a member's lane."""
     return _LANE + member
 
 
 def member_of(lane: str) -> str | None:
-    """The member whose lane this is; None of the lane ``any``, and of a lane that nobody of ours made."""
+    """Return the member whose lane this is; None for the lane ``any`` and for an invalid lane name."""
     return lane[len(_LANE) :] if lane.startswith(_LANE) else None
 
 
 def shelf_of(priority: int, at_ms: int, sid: str) -> str:
-    """The shelf of tasks put within a quarter of a second: by priority, then in order of time, then by submitter.
+    """Return the sort key of a task: by priority, then time in steps of 256 ms, then submitter.
 
-    In a shelf they are in the order of their numbers. Shelves are few, so takers look into few.
+    Tasks with the same sort key are ordered by number. Sort keys are few, so a claim lists few of them.
     """
     return f"{priority}-{at_ms & ~0xFF:012x}-{sid}"
 
 
 def queued_at_s(shelf: str) -> float:
-    """When the tasks of a shelf were put, in Unix seconds by the clock of who put them; 0 when it does not say."""
+    """Return when tasks with this sort key were put, in Unix seconds by the submitter's clock; 0 if unknown."""
     parts = shelf.split("-")
     try:
         return int(parts[1], 16) / 1000 if len(parts) > 1 and len(parts[1]) == len("0" * 12) else 0.0
@@ -136,15 +136,15 @@ def queued_at_s(shelf: str) -> float:
 
 
 def task_id_of(sid: str, number: int) -> str:
-    """The id of a submitter's task; as text in the order of the numbers."""
+    """Return the ID of a submitter's task. IDs sort by number."""
     return f"{sid}.{number:09d}"
 
 
 def task_number(task_id: str) -> tuple[str, int]:
-    """The submitter, and the number that it gave a task; ``DETACHED`` and 0 of a detached one.
+    """Return the submitter ID and number in a task ID; ``DETACHED`` and 0 for a detached task.
 
     Raises:
-        InvalidKey: it is no id of a task.
+        InvalidKey: The text is not a task ID.
     """
     sid, dot, rest = task_id.partition(".")
     if sid == DETACHED and dot:
@@ -157,20 +157,20 @@ def task_number(task_id: str) -> tuple[str, int]:
 
 
 def detached_id(given: str) -> str:
-    """The id of a detached task."""
+    """Return the task ID of a detached task."""
     return f"{DETACHED}.{given}"
 
 
 def item_id_of(task_id: str, copy: int) -> str:
-    """The name of one copy of a task in the backlog."""
+    """Return the item ID of one copy of a task in the work queue."""
     return f"{task_id}.{copy}"
 
 
 def executor_store(store: Store, what: str) -> Store:
-    """The store in which executors have their keys: below ``@executor``.
+    """Return the namespace of executors in a store: ``@executor``.
 
     Raises:
-        TypeError: it is no store, such as the text of a URL: it is not shown, it may have a password.
+        TypeError: The argument is not a store. The message omits it, since a URL may hold a password.
     """
     given: object = store
     if not isinstance(given, Store):
@@ -179,17 +179,17 @@ def executor_store(store: Store, what: str) -> Store:
 
 
 def check_member_id(member: str) -> str:
-    """The id itself; ``InvalidKey`` if it cannot be a part of a lane's name."""
+    """Return the ID; raise ``InvalidKey`` if it cannot be part of a lane name."""
     return _check_segment(member, "member id", MOST_MEMBER)
 
 
 def check_task_id(given: str) -> str:
-    """The id itself; ``InvalidKey`` if it cannot be a part of an item's name."""
+    """Return the ID; raise ``InvalidKey`` if it cannot be part of an item ID."""
     return _check_segment(given, "task id", MOST_ID)
 
 
 def _spread(task_id: str) -> str:
-    """One of 256 folders, so that none gets longer than a server lists."""
+    """Return one of 256 folders, so that no folder grows too long to list."""
     return f"{zlib.crc32(task_id.encode()) & 0xFF:02x}"
 
 

@@ -1,6 +1,6 @@
-"""Pickers: which member is asked first to run a task. A preference, no promise: who takes a task runs it.
+"""Pickers: choose the preferred member for a task. A preference only: any member that claims a task runs it.
 
-A picker sees the members that may run the task. It may be called by many threads at once. Nothing here does I/O.
+A picker sees the members that may run the task. Many threads may call it at once. Performs no I/O.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ By = Literal["id", "function"]
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """What a picker knows of a task.
+    """A task, as pickers see it.
 
     Attributes:
-        id: of the task, unique.
-        function: the name of its function; empty when it is pickled.
-        number: counts the tasks of its submitter, from 0.
-        copy: which of its copies this is, from 0.
+        id: Its unique ID.
+        function: Its function's name; empty if pickled.
+        number: Its number within its submitter, from 0.
+        copy: Index of this copy, from 0.
     """
 
     id: str
@@ -40,13 +40,13 @@ class TaskInfo:
 
 
 class Load(Struct, frozen=True):
-    """What is queued and running on a member, as it said a second ago, and what we have put there since.
+    """A member's load: its last report, plus the tasks we have placed there since.
 
     Attributes:
-        running: tasks that run.
-        queued: tasks in its lane that nobody has taken.
-        slots: how many it runs at a time.
-        number: how often it has said so.
+        running: Running tasks.
+        queued: Unclaimed tasks in its lane.
+        slots: Tasks it runs at a time.
+        number: Sequence number of the report.
     """
 
     running: Count = 0
@@ -56,28 +56,28 @@ class Load(Struct, frozen=True):
 
     @property
     def rate(self) -> float:
-        """Tasks for each slot."""
+        """Tasks per slot."""
         return (self.running + self.queued) / max(1, self.slots)
 
 
 class Picker(Protocol):
-    """Picks a member for a task. Safe to share between threads."""
+    """Picks a member for a task. Thread-safe."""
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:
-        """The id of a member of the view, or None for whoever comes first. It must not block.
+        """Return the ID of a member of the view, or None for any member. Must not block.
 
         Args:
-            task: the task.
-            view: the members that may run it, in the newest view; may be empty.
-            load: what they do, by id; of a member that did not say yet there is nothing.
+            task: The task.
+            view: Members that may run it, in the newest view; may be empty.
+            load: Load of each member by ID, without members that have not reported any.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Pull:
-    """Nobody is asked first: whoever has a slot free takes the oldest task. The default; nothing stays behind a slow
-    member.
+    """Prefers no member: any member with a free slot takes the oldest task. The default; a slow member delays no
+    task.
     """
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
@@ -87,7 +87,9 @@ class Pull:
 
 @dataclass(frozen=True)
 class Rank:
-    """The task's number modulo the members, the oldest member first: each submitter deals them out like cards."""
+    """Picks the member at index task number modulo group size, oldest member first, so each submitter spreads
+    evenly.
+    """
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
         """See ``Picker``."""
@@ -96,10 +98,10 @@ class Rank:
 
 
 class Random:
-    """Any member, each with the same chance.
+    """Picks a member at random, with equal chances.
 
     Args:
-        seed: for picks that can be repeated; None for others each time.
+        seed: Seed for repeatable picks; None uses a random seed.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -111,7 +113,7 @@ class Random:
 
 
 class RoundRobin:
-    """One member after the other, by id; it goes on behind the last one when members come and go."""
+    """Picks members in turn, by ID. Membership changes do not restart the sequence."""
 
     def __init__(self) -> None:
         self._lock = mutex()
@@ -127,12 +129,12 @@ class RoundRobin:
 
 
 class Weighted:
-    """Any member, each with a chance by its weight. A new weight counts from the next view on.
+    """Picks a member at random, in proportion to its weight. A new weight counts from the next view.
 
-    Tasks that it has placed are not taken by others from a member that lives, so that weights are what is run.
+    Other members do not take these tasks while the picked member is online, so runs match the weights.
 
     Args:
-        seed: as for ``Random``.
+        seed: As for ``Random``.
     """
 
     keeps = True
@@ -147,12 +149,12 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The member that owns the task's id, or its function: the same for every submitter, by rendezvous hashing.
+    """Picks the owner of the task's ID or function by rendezvous hashing, the same for every submitter.
 
-    When a member comes or goes, only what it gets or had is placed anew.
+    When a member joins or leaves, only tasks it gains or loses are placed elsewhere.
 
     Attributes:
-        by: ``id`` spreads tasks evenly by weight; ``function`` sends all calls of one function to one member.
+        by: ``id`` spreads tasks by weight; ``function`` sends all calls of one function to one member.
     """
 
     by: By = "id"
@@ -171,7 +173,7 @@ class Rendezvous:
 
 
 class LeastLoaded:
-    """The member with the fewest tasks for each slot; among equals by weight and id."""
+    """Picks the member with the fewest tasks per slot; ties go to the greater weight, then the lower ID."""
 
     needs_load = True
 
@@ -186,7 +188,7 @@ class LeastLoaded:
 
 
 def drawn(members: Sequence[GroupMember], chance: float) -> str | None:
-    """The member that a number from 0 to 1 falls on, when each has a stretch as long as its weight."""
+    """Return the member at a point from 0 to 1 on a line where each member's length is its weight."""
     ends = list(accumulate(member.weight for member in members))
     if not ends or ends[-1] <= 0:
         return None
@@ -195,7 +197,7 @@ def drawn(members: Sequence[GroupMember], chance: float) -> str | None:
 
 
 def spread_over(picker: Picker, task: TaskInfo, view: View, load: Mapping[str, Load], copies: int) -> list[str | None]:
-    """A different member for each copy, as far as there are members; copies behind that have None."""
+    """Return a different member for each copy; None for copies beyond the number of members."""
     picked: list[str | None] = []
     left = view
     for _ in range(copies):

@@ -1,7 +1,7 @@
-"""Where a task is put: in the lane of the member that its target and its picker say, or in that of all.
+"""Chooses the lane of a task: the lane of the member its target and picker select, or the lane of all.
 
-It follows the members from the first task that asks for one. What it knows may be old: the transaction that puts the
-task checks that the member is there, and who is asked first never decides who runs it.
+Follows the group from the first task that needs a member. Its view may be stale: the transaction that puts a task
+checks that the member is online. A picker states a preference only, so any member may run the task.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from latchwork.types import Check
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which members that were read are a good enough preference while there is no view of them.
+#: Seconds for which members that were read are reused as a preference until there is a view.
 _SAME_S = 0.2
 
 
 class Placing:
-    """Knows members and their load as far as tasks need that. Safe to share between threads.
+    """Tracks members and their load, as far as tasks need them. Thread-safe.
 
     Args:
-        store: where the executor is.
-        keys: its keys.
+        store: The executor's store.
+        keys: Its keys.
     """
 
     def __init__(self, store: Store, keys: Keys) -> None:
@@ -53,10 +53,10 @@ class Placing:
         self._read_at = -math.inf
 
     async def place(self, item: TaskItem, picker: Picker, copies: int) -> tuple[str, ...]:
-        """The lanes of a task's copies.
+        """Return the lane of each copy of a task.
 
         Raises:
-            NoSuchMember: the member that alone may run it is not there.
+            NoSuchMember: The only member that may run the task is not online.
         """
         if is_for_all(item, picker, copies):
             return (ANY,)
@@ -78,14 +78,14 @@ class Placing:
         return tuple(ANY if member is None else lane_of(member) for member in picked)
 
     def checks(self, lanes: tuple[str, ...], target: object) -> list[Check]:
-        """That the members of these lanes are there."""
+        """Return the checks that the members of these lanes are online."""
         if isinstance(target, Member) and target.otherwise == "wait":
             return []
         members = [member for lane in lanes if (member := member_of(lane)) is not None]
         return [self._looking().check(member) for member in members]
 
     def refused(self, failed: tuple[object, ...]) -> bool:
-        """Take note of members that a transaction says are not there; whether there are any."""
+        """Note the members that a failed transaction reports as gone; return whether there are any."""
         prefix = f"{self._keys.group}/members/"
         keys = [str(getattr(each, "key", "")) for each in failed]
         gone = {key[len(prefix) :] for key in keys if key.startswith(prefix)}
@@ -95,7 +95,7 @@ class Placing:
         return bool(gone)
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop following the group and its load."""
         with self._lock:
             group, loads = self._group, self._loads
         if group is not None:
@@ -114,11 +114,11 @@ class Placing:
         return View() if self._group is None else self._group.view
 
     async def _view(self, target: Target | None) -> View:
-        """The newest view, without members of which the store said that they are gone."""
+        """Return the newest view, without members that the store has reported as gone."""
         group = self._looking()
         view = group.view
         wanted = isinstance(target, (Member, Label)) and not candidates(_lenient(target), view)
-        if not view.members or wanted:  # those that came a moment ago are not in a view yet
+        if not view.members or wanted:  # the newest members are not in a view yet
             view = View(view.number, await self._members(group, must_be_new=wanted))
         with self._lock:
             if view.number != self._view_number:
@@ -132,14 +132,14 @@ class Placing:
             return bool(await steps_of(group.members)())
 
     async def _members(self, group: Group, *, must_be_new: bool) -> tuple[GroupMember, ...]:
-        """The members as they are stored; for a preference, as they were a moment ago."""
+        """Return the stored members; unless they must be new, at most ``_SAME_S`` seconds old."""
         now = self._store.clock.now()
         if must_be_new or now >= self._read_at + _SAME_S:
             self._read, self._read_at = tuple(await steps_of(group.members)()), now
         return self._read
 
     async def _load(self, view: View) -> dict[str, Load]:
-        """What members said, and what was put there since."""
+        """Return the load that members reported, plus the tasks placed there since."""
         if self._loads is None:
             with suppress(LatchworkError):
                 self._loads = await self._store.ready(self._store.mirror(self._keys.load, wait=False))
@@ -155,24 +155,24 @@ class Placing:
         return found
 
     def _note(self, member: str) -> None:
-        """We put one more there, since the member last said what it does."""
+        """Count a task placed on a member since its last report."""
         with self._lock:
             number, count = self._put.get(member, (0, 0))
             self._put[member] = (number, count + 1)
 
 
 def is_for_all(item: TaskItem, picker: Picker, copies: int) -> bool:
-    """Whether a task goes to the lane of all, whoever is there."""
+    """Return whether a task goes to the lane of all, regardless of the members."""
     return item.target is None and copies == 1 and isinstance(picker, Pull)
 
 
 class Offer(Struct, frozen=True):
-    """What a member can run, as it said when it joined.
+    """The functions a member can run, as stored when it joined.
 
     Attributes:
-        functions: by name.
-        allow_pickle: whether it runs pickled ones, too.
-        slots: how many at a time; 0 if that is not known.
+        functions: Their names.
+        allow_pickle: Whether it also runs pickled functions.
+        slots: Tasks it runs at a time; 0 if unknown.
     """
 
     functions: frozenset[str] = frozenset()
@@ -185,17 +185,17 @@ _OFFER: Decoder[Offer] = Decoder(Offer, "the functions of a member")
 
 
 def read_load(value: bytes) -> Load:
-    """Return what a member said last; nothing when the value cannot be read."""
+    """Decode a member's load; an empty load if it cannot be read."""
     return _LOAD.find(value) or Load()
 
 
 def read_offer(value: bytes) -> Offer:
-    """Return what a member can run; nothing when the value cannot be read."""
+    """Decode a member's offer; an empty offer if it cannot be read."""
     return _OFFER.find(value) or Offer()
 
 
 class _Preferred:
-    """Picks the owner of a key first; its copies go where another picker says."""
+    """Picks the owner of a key, or uses another picker if the owner is not available."""
 
     def __init__(self, owner: str | None, picker: Picker) -> None:
         self._owner = owner

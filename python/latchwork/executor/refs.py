@@ -1,7 +1,7 @@
-"""Detached tasks: they outlive who submitted them, and are known to every process by their id.
+"""Detached tasks, which outlive their submitter and can be read by any process that knows their ID.
 
-What is written: a record that says where the task was put, with its items, in one transaction; so an id is put once.
-Record and outcome stay until somebody forgets them.
+A record of where the task was put is written in one transaction with its items, so an ID is put only once. The record
+and the outcome stay until they are forgotten.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _PATIENCE_S = 30.0
 
 
 class KnownTask(Struct, frozen=True):
-    """What the record of a detached task says.
+    """The record of a detached task.
 
     Attributes:
-        function: its name.
-        lanes: where its copies were put.
-        shelf: where they are there.
-        digest: of the call: the same id must not have another one.
-        nonce: of who put it: a put whose answer was lost is known by it.
+        function: Its function's name.
+        lanes: The lane of each copy.
+        shelf: The sort key of its copies.
+        digest: Digest of the call, to detect an ID reused for another call.
+        nonce: Unique per submission, to recognize a put whose answer was lost.
     """
 
     function: str = field(name="fn")
@@ -54,18 +54,18 @@ class KnownTask(Struct, frozen=True):
 
 
 _KNOWN: Decoder[KnownTask] = Decoder(KnownTask, "a detached task")
-#: Takes the place of a record that cannot be read.
+#: Replaces a record that cannot be read.
 _UNKNOWN = KnownTask("", (), "", "", "")
 
 
 class Detached:
-    """The detached tasks of one executor. Safe to share between threads.
+    """The detached tasks of one executor. Thread-safe.
 
     Args:
-        store: the store.
-        keys: its keys.
-        payloads: how results are read.
-        hint_of: the annotation of a function's result, by its name.
+        store: The store.
+        keys: The executor's keys.
+        payloads: Decodes results.
+        hint_of: Returns the annotation of a function's result, by name.
     """
 
     def __init__(self, store: Store, keys: Keys, payloads: Payloads, hint_of: Callable[[str], Any]) -> None:
@@ -79,17 +79,17 @@ class Detached:
         self._placing = Placing(store, keys)
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop following the executor's members and close the work queue."""
         self._placing.close()
         self.backlog.close()
 
     async def put(self, item: TaskItem, picker: Picker, copies: int) -> TaskRef:
-        """Store a task, whose id is its own; twice is once.
+        """Store a task under its ID. Idempotent for the same call.
 
         Raises:
-            TaskExists: the id has another call.
-            NoSuchMember: the member that alone may run it is not there.
-            Unavailable, OutcomeUnknown: it is not stored, or perhaps is.
+            TaskExists: The ID belongs to a different call.
+            NoSuchMember: The only member that may run it is not online.
+            Unavailable, OutcomeUnknown: The task is not stored, or its status is unknown.
         """
         digest = hashlib.sha256(f"{item.function}\n".encode() + item.payload).hexdigest()[:32]
         ready = replace(item, sid=DETACHED, shelf=shelf_of(item.priority, int(time.time() * 1000), DETACHED))
@@ -102,7 +102,7 @@ class Detached:
     async def _put(
         self, ready: TaskItem, picker: Picker, copies: int, digest: str, forget: Callable[[], None]
     ) -> TaskRef:
-        """Store it; ``forget`` is called when what is beside it is certainly not named by a record."""
+        """Store a task; call ``forget`` to delete its blob when no record can refer to it."""
         nonce, clock, backoff, is_doubtful = uuid.uuid4().hex, self.store.clock, Backoff(), False
         until = clock.now() + _PATIENCE_S
         while True:
@@ -120,7 +120,7 @@ class Detached:
                     forget()
                 if known.digest != digest:
                     raise TaskExists(
-                        f"task {ready.id!r} is another call, of {known.function or '?'!r}; give an id of its own"
+                        f"task {ready.id!r} is another call, of {known.function or '?'!r}; use another id"
                     ) from error
             except OutcomeUnknown:
                 is_doubtful = True
@@ -128,7 +128,7 @@ class Detached:
                     raise
                 await Pause(clock, Signal(), backoff.next_s())
                 continue
-            except Exception:  # of a picker of the user's, too
+            except Exception:  # also from a user's picker
                 if not is_doubtful:
                     forget()
                 raise
@@ -141,10 +141,10 @@ class Detached:
 
 
 class TaskRef:
-    """A detached task, by its id: ``executor.ref("d.nightly-7")``. Safe to share between threads.
+    """A reference to a detached task, by ID: ``executor.ref("d.nightly-7")``. Thread-safe.
 
     Attributes:
-        id: of the task.
+        id: The task ID.
     """
 
     __slots__ = ("_tasks", "id")
@@ -158,23 +158,23 @@ class TaskRef:
 
     @driven
     async def state(self) -> TaskState:
-        """What the store says of it now.
+        """Read the task's current state from the store.
 
         Raises:
-            NoSuchTask: it is not known.
+            NoSuchTask: There is no such task.
         """
         place, _ = await self._place()
         return await self._tasks.stored.state(place)
 
     @driven
     async def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for its value; it stays until it is forgotten.
+        """Wait for the result and return it. It stays stored until forgotten.
 
         Raises:
-            TimeoutError: it is not over.
-            CancelledError: it was cancelled.
-            NoSuchTask: it is not known, or was forgotten meanwhile.
-            Exception: the task's own.
+            TimeoutError: The task has not ended in time.
+            CancelledError: The task was cancelled.
+            NoSuchTask: There is no such task, or it was forgotten meanwhile.
+            Exception: The task's error.
         """
         place, known = await self._place()
         entry = await self._outcome(place.result_key, known.nonce, timeout_s)
@@ -220,12 +220,12 @@ class TaskRef:
 
     @driven
     async def cancel(self, *, interrupt: bool = False) -> bool:
-        """Take it back, everywhere; who waits for its result gets ``CancelledError``.
+        """Cancel the task and remove its copies. A wait for its result raises ``CancelledError``.
 
         Args:
-            interrupt: also when it runs: it is told to stop, and what it returns is dropped.
+            interrupt: Also cancel a running task: signal it to stop, and drop its result.
         Returns:
-            False: it runs, or is over.
+            False if the task is running or has ended.
         """
         place, _ = await self._place()
         cancelled = Outcome.failed(TaskCancelled(f"task {self.id} was cancelled")).to_bytes()
@@ -236,10 +236,10 @@ class TaskRef:
 
     @driven
     async def forget(self) -> bool:
-        """Delete what is known of it, its result too; False if it is not known.
+        """Delete the task's record and result; False if there is no such task.
 
         Raises:
-            LatchworkError: it is not over; cancel it before.
+            LatchworkError: The task has not ended. Cancel it first.
         """
         tasks, key = self._tasks, self._tasks.keys.record(self.id)
         record, outcome = await ask(tasks.store.get_many, [key, tasks.keys.outcome(self.id)])

@@ -1,7 +1,7 @@
-"""One task in the store: where it is, what its state is, and how it is taken back.
+"""Reads, locates and cancels tasks in the store.
 
-A task is there as its items, one for each copy, until its outcome is there: one transaction removes all of the first
-and makes the second. An item may be moved to the lane of all, and never from there.
+A task exists as its items, one per copy, until its outcome exists. One transaction removes all items and creates the
+outcome. An item may be moved to the lane of all, and never from there.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from latchwork.types import Check, Op, Put
 
 Phase = Literal["submitted", "queued", "running", "done", "failed", "cancelled", "gone"]
 
-#: Seconds to go on trying to find out how a write ended.
+#: Seconds to retry a write whose outcome is unknown.
 _PATIENCE_S = 30.0
-#: So many keys are read in one call.
+#: Keys to read in one call.
 _TOGETHER = 80
 
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """What the store says of a task.
+    """The stored state of a task.
 
     Attributes:
-        phase: ``submitted``: not stored yet; ``queued``; ``running``, also between two tries; ``done``, ``failed``,
-            ``cancelled``; ``gone``: nothing of it is there, its result was fetched or it was forgotten.
-        running_on: the members that have a copy of it, sorted.
-        attempts: how often it was taken, of the copy that was taken most.
-        queued_at_s: when it was stored, in Unix seconds by its submitter's clock; 0 when that is not known.
-        why: what the last one that gave it back said, or how it failed.
+        phase: ``submitted`` (not stored yet), ``queued``, ``running`` (also between two tries), ``done``, ``failed``,
+            ``cancelled``, or ``gone`` (its result was fetched or it was forgotten).
+        running_on: Members that hold a copy, sorted.
+        attempts: Number of claims of the copy claimed most often.
+        queued_at_s: When it was stored, in Unix seconds by its submitter's clock; 0 if unknown.
+        why: Reason of the last release, or how it failed.
     """
 
     phase: Phase
@@ -51,13 +51,13 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True)
 class TaskLocation:
-    """Where a task is: what its submitter remembers of it.
+    """A task's location, as its submitter remembers it.
 
     Attributes:
-        id: of the task.
-        lanes: of its copies.
-        shelf: where they are there.
-        result_key: where its outcome comes to.
+        id: Its task ID.
+        lanes: The lane of each copy.
+        shelf: The sort key of its copies.
+        result_key: The key of its outcome.
     """
 
     id: str
@@ -67,17 +67,17 @@ class TaskLocation:
 
     @classmethod
     def of(cls, item: TaskItem, keys: Keys) -> TaskLocation:
-        """The place of a task as it is stored."""
+        """Return the location of a stored task."""
         return cls(item.id, item.lanes, item.shelf, item.result_key(keys))
 
 
 class StoredTasks:
-    """The tasks of one executor, as they are stored. Safe to share between threads.
+    """The stored tasks of one executor. Thread-safe.
 
     Args:
-        store: where it is.
-        keys: its keys.
-        backlog: its tasks.
+        store: The store.
+        keys: The executor's keys.
+        backlog: Its work queue.
     """
 
     def __init__(self, store: Store, keys: Keys, backlog: WorkQueue) -> None:
@@ -87,14 +87,14 @@ class StoredTasks:
         self._blobs = Blobs(store, keys.data)
 
     def keys_of(self, place: TaskLocation) -> tuple[list[str], list[str]]:
-        """The keys of its copies where they were put, and where they may have been moved to."""
+        """Return the keys where a task's copies were put, and the keys to which they may have been moved."""
         ids = [item_id_of(place.id, copy) for copy in range(len(place.lanes))]
         pairs = list(zip(place.lanes, ids, strict=True))
         first = [self._backlog.key(lane, place.shelf, item) for lane, item in pairs]
         return first, [self._backlog.key(ANY, place.shelf, item) for lane, item in pairs if lane != ANY]
 
     async def items(self, place: TaskLocation) -> list[QueueItem]:
-        """The copies that are there. In this order: one that is moved meanwhile is found, twice at most."""
+        """Return a task's stored copies. Reads original lanes first, so that a copy moved meanwhile is found."""
         ids = [item_id_of(place.id, copy) for copy in range(len(place.lanes))]
         found: dict[str, QueueItem] = {}
         for lanes in (place.lanes, [ANY] * len(ids)):
@@ -106,7 +106,7 @@ class StoredTasks:
         return list(found.values())
 
     async def missing(self, places: Mapping[int, TaskLocation]) -> set[int]:
-        """Of tasks that may be there, those of which there is neither an item nor an outcome. Looks in this order."""
+        """Return the tasks of which neither an item nor an outcome is stored. Reads items first."""
         left = set(places)
         for look in range(3):
             wanted = [(number, key) for number in sorted(left) for key in self._looked_at(places[number], look)]
@@ -117,12 +117,12 @@ class StoredTasks:
         return left
 
     def _looked_at(self, place: TaskLocation, look: int) -> list[str]:
-        """What to look at first, second and last: where it was put, where it may have been moved to, how it ended."""
+        """Return the keys to read in each step: original lanes, then the lane of all, then the outcome."""
         first, moved = self.keys_of(place)
         return (first, moved, [place.result_key])[look]
 
     async def state(self, place: TaskLocation) -> TaskState:
-        """What the store says of a task."""
+        """Return the stored state of a task."""
         items = await self.items(place)
         at_s = queued_at_s(place.shelf)
         if items:
@@ -143,18 +143,17 @@ class StoredTasks:
         ops: Callable[[], Sequence[Op]] = tuple,
         checks: Sequence[Check] = (),
     ) -> bool:
-        """Remove a task: False when it is over, or runs and is not to be interrupted.
+        """Remove a task; False if it has ended, or runs and may not be interrupted.
 
-        What was sent and not answered is sent again until it is known how it ended: it must not land later, when nobody
-        counts on it any more.
+        A write whose outcome is unknown is repeated until it is known, so that it cannot take effect later.
 
         Args:
-            place: where it is.
-            session: by which members are told that they need not go on; None: until they have read it.
-            interrupt: also when it runs.
-            is_over: whether its outcome was fetched here.
-            ops: written in the same transaction.
-            checks: must hold too.
+            place: The task's location.
+            session: Owner of the cancellation marks for members; None keeps a mark until the member has read it.
+            interrupt: Also remove a running task.
+            is_over: Returns whether its outcome was fetched by this client.
+            ops: Writes for the same transaction.
+            checks: Further checks for the same transaction.
         """
         has_tried = False
         while True:
@@ -167,7 +166,7 @@ class StoredTasks:
             held, writes = self._removal(items, holders, session, interrupt=interrupt)
             try:
                 await self._surely([*held, *checks], [*writes, *ops()])
-            except Conflict:  # by an earlier try of ours, perhaps
+            except Conflict:  # perhaps caused by our own earlier attempt
                 has_tried = True
                 continue
             return True
@@ -180,7 +179,7 @@ class StoredTasks:
         interrupt: bool,
         is_over: Callable[[int], bool],
     ) -> set[int]:
-        """Remove tasks, many in one transaction; the numbers of those that were removed. See ``take_back``."""
+        """Remove tasks in batches, and return the numbers of the removed ones. See ``take_back``."""
         removed: set[int] = set()
         found = await self._items_of(places)
         flat = [item for items in found.values() for item in items]
@@ -207,7 +206,7 @@ class StoredTasks:
         return removed
 
     async def _removed(self, batch: Mapping[int, tuple[list[Check], list[Op]]], alone: list[int]) -> set[int]:
-        """Remove a batch; all of it goes to ``alone`` when one of it is not as it was read."""
+        """Remove a batch; if any of it has changed, add all of it to ``alone``."""
         if not batch:
             return set()
         checks = [check for part, _ in batch.values() for check in part]
@@ -219,7 +218,7 @@ class StoredTasks:
         return set(batch)
 
     async def _items_of(self, places: Mapping[int, TaskLocation]) -> dict[int, list[QueueItem]]:
-        """The copies that are there, by task. Looks where they were put first, then where they may have been moved."""
+        """Return the stored copies by task. Reads original lanes first, then the lane of all."""
         found: dict[int, list[QueueItem]] = {number: [] for number in places}
         seen: set[tuple[int, str]] = set()
         for look in (0, 1):
@@ -241,7 +240,7 @@ class StoredTasks:
         *,
         interrupt: bool,
     ) -> tuple[list[Check], list[Op]]:
-        """The checks and writes that remove a task, and tell those that run it."""
+        """Return the checks and writes that remove a task and signal the members that run it."""
         parts = [self._backlog.removal(item, if_taken=interrupt) for item in items]
         marks = [
             Put(self._keys.cancel(holder.label, item.id), b"", session)
@@ -252,7 +251,7 @@ class StoredTasks:
         return [check for checks, _ in parts for check in checks], ops
 
     def _blob_of(self, item: QueueItem) -> list[Op]:
-        """The writes that delete what is kept beside a task."""
+        """Return the writes that delete a task's blob."""
         try:
             blob = task_of(item.value).blob
         except BadRecord:
@@ -260,14 +259,16 @@ class StoredTasks:
         return [] if blob is None else self._blobs.delete_ops(blob)
 
     async def _is_taken_back(self, place: TaskLocation, is_over: Callable[[], bool], *, has_tried: bool) -> bool:
-        """Of a task without items: whether it has no outcome either, or that of being cancelled, perhaps by our try."""
+        """Return whether a task without items was cancelled: no outcome exists or was fetched, or it has the outcome of
+        an earlier attempt of ours.
+        """
         entry = await ask(self._store.get, place.result_key)
         if entry is None:
             return not is_over()
         return has_tried and ended(entry.value).phase == "cancelled"
 
     async def _surely(self, checks: Sequence[Check], ops: Sequence[Op]) -> None:
-        """Commit, again and again until it is known how that ended."""
+        """Commit, and retry until the outcome is known."""
         clock, backoff = self._store.clock, Backoff()
         until = clock.now() + _PATIENCE_S
         while True:
@@ -282,7 +283,7 @@ class StoredTasks:
 
 
 def ended(value: bytes, at_s: float = 0.0) -> TaskState:
-    """The state of a task that has this outcome."""
+    """Return the state of a task with this outcome."""
     try:
         outcome = Outcome.of(value)
     except BadPayload as error:
@@ -293,5 +294,5 @@ def ended(value: bytes, at_s: float = 0.0) -> TaskState:
     return TaskState("cancelled" if is_cancelled else "failed", queued_at_s=at_s, why=outcome.failure.summary)
 
 
-#: The outcome of a task that another client cancelled: a task itself may raise any ``CancelledError``.
+#: Type name of the outcome of a task that another client cancelled. A task itself may raise any ``CancelledError``.
 CANCELLED = type_name(TaskCancelled)

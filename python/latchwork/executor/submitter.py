@@ -1,9 +1,8 @@
-"""The tasks of one submitter on their way into the store, and back: many in one transaction, none twice.
+"""Stores the tasks of one submitter in batches, none of them twice, and ends their futures.
 
-A submitter has a session, and a key that says it is there; both are a ``SubmitterSession``. Every transaction that puts
-tasks checks the version of that key. When the answer to one is lost, the key is written anew: so nothing of that
-transaction lands any more, and a task of which neither an item nor an outcome is there then may be put again, and runs
-once.
+A submitter has a session, and a key that shows it is online; both are in a ``SubmitterSession``. Every transaction that
+puts tasks checks the version of that key. When the answer to one is lost, the key is rewritten, so that the transaction
+can no longer commit. A task with neither an item nor an outcome may then be put again, and runs once.
 """
 
 from __future__ import annotations
@@ -47,26 +46,26 @@ _log = logging.getLogger(__name__)
 
 OnSessionLost = Literal["fail", "resubmit"]
 
-#: What one transaction puts: items, and bytes; and what it writes, with the index and the results that it deletes.
+#: Limits of one transaction: items, bytes, and writes including the index and the deleted results.
 MOST_ITEMS, MOST_BYTES, MOST_WRITES = 80, 500_000, 90
-#: So many tasks are taken back at a time.
+#: Tasks to cancel at a time.
 _MOST_CANCELLED = 40
 
 
 class Submitter:
-    """All tasks that one executor has submitted and whose results are not here. Safe to share between threads.
+    """All tasks that one executor has submitted and whose results have not arrived. Thread-safe.
 
     Args:
-        store: the store.
-        keys: the executor's keys.
-        payloads: how results are read.
-        session_ttl_s: of its session.
-        on_session_lost: what becomes of the tasks when that is lost.
-        label: what others see of it.
+        store: The store.
+        keys: The executor's keys.
+        payloads: Decodes results.
+        session_ttl_s: TTL of its session, in seconds.
+        on_session_lost: What to do with tasks when the session is lost.
+        label: Label shown to other clients.
 
     Attributes:
-        callbacks: calls the done-callbacks of its futures.
-        wholes: the futures of tasks of several of its tasks.
+        callbacks: Calls the done-callbacks of its futures.
+        wholes: Futures that span several of its tasks.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Submitter:
     # Submitting
 
     def add(self, item: TaskItem, hint: Any, what: str, wanted: PlacementRequest) -> TaskFuture[Any]:
-        """A task more; stored soon, in order. Does no I/O. ``RuntimeError`` after a shutdown."""
+        """Queue a task to be stored soon, in order. Performs no I/O. Raises ``RuntimeError`` after a shutdown."""
         if self._home.is_foreign:
             raise self._home.error()
         with self._changed.mutex:
@@ -128,17 +127,19 @@ class Submitter:
         return ticket.future
 
     def _queue_of(self, ticket: TaskTicket) -> deque[TaskTicket]:
-        """Where a task waits to be stored: what needs no member by itself, so that it never waits for a placement."""
+        """Return the queue of an unstored task. Tasks that need no member have a separate one, so they never wait for
+        placement.
+        """
         wanted = self._wanted[ticket.number]
         is_plain = ticket.item is not None and is_for_all(ticket.item, wanted.picker, wanted.copies)
         return self._plain if is_plain else self._to_place
 
     def why_nothing_runs(self) -> str:
-        """Say, for the end of a message, that there is no worker; empty if there is one, or that is not known."""
+        """Return a message suffix saying that no worker is online; empty if there is one, or if unknown."""
         return self._workers.why()
 
     async def flush(self, timeout_s: float | None) -> bool:
-        """Wait until all that was submitted before is stored, or over; False when the time is over."""
+        """Wait until all previously submitted tasks are stored or have ended; False on timeout."""
         self._home.check()
         with self._changed.mutex:
             last = self._next
@@ -149,7 +150,7 @@ class Submitter:
         return await until(self._changed, self._store.clock, is_done, timeout_s)
 
     async def wait_over(self, timeout_s: float | None) -> bool:
-        """Wait until no task is left; False when the time is over."""
+        """Wait until no task is left; False on timeout."""
         return await until(self._changed, self._store.clock, lambda: not self._tickets, timeout_s)
 
     # The thread that stores
@@ -170,11 +171,11 @@ class Submitter:
             try:
                 await self._send(batch)
                 backoff.reset()
-            except Exception as error:  # of a picker, too: no future must wait forever
+            except Exception as error:  # also from a picker: no future may wait forever
                 await self._trouble(batch, error, backoff)
 
     async def _trouble(self, batch: Sequence[TaskTicket], error: Exception, backoff: Backoff) -> None:
-        """Retry the tasks that could not be stored, unless they certainly are not, and the error is permanent."""
+        """Retry tasks that could not be stored, unless the error is permanent and they are certainly not stored."""
         if self._doubts or isinstance(error, (Unavailable, OutcomeUnknown, SessionLost)):
             _log.info("executor %s: %d tasks wait to be stored: %s", self._keys.name, len(batch), error)
             line = self._line
@@ -182,7 +183,7 @@ class Submitter:
                 line.session.notice_gone()
             await Pause(self._store.clock, self._stop, backoff.next_s())
             return
-        if len(batch) > 1:  # the fault of one of them, perhaps: no other is to fail by it
+        if len(batch) > 1:  # one of them may be at fault: the others must not fail
             await self._one_by_one(batch)
             return
         for ticket in batch:
@@ -191,7 +192,7 @@ class Submitter:
             self._fail(ticket, named(error, ticket))
 
     async def _one_by_one(self, batch: Sequence[TaskTicket]) -> None:
-        """Store each by itself, until the server cannot be reached."""
+        """Store tasks one at a time, until the server is unreachable."""
         for ticket in batch:
             try:
                 await self._send([ticket])
@@ -203,13 +204,13 @@ class Submitter:
                     await self._trouble([ticket], error, Backoff())
 
     def _batch(self) -> list[TaskTicket]:
-        """The next to be stored, which stay in line until they are."""
+        """Return the next tasks to store. They stay queued until they are stored."""
         with self._changed.mutex:
             for queue in self._queues:
                 while queue and queue[0].stage in {Stage.OVER, Stage.STORED}:
                     queue.popleft()
                     self._changed.ring()
-            self._queues.reverse()  # in turn: what needs no member does not wait behind all that does
+            self._queues.reverse()  # alternate, so that tasks without placement do not wait for the others
             waiting = self._queues[0] or self._queues[1]
             batch: list[TaskTicket] = []
             writes = size = 0
@@ -224,7 +225,7 @@ class Submitter:
             return batch
 
     async def _send(self, batch: Sequence[TaskTicket]) -> None:
-        """Store these, or as many as can be."""
+        """Store as many of these tasks as possible."""
         line = await self._open_line()
         if self._doubts:
             return await self._settle(line, self._doubts)
@@ -259,7 +260,7 @@ class Submitter:
     async def _placed(
         self, ticket: TaskTicket, line: SubmitterSession, at_ms: int
     ) -> tuple[TaskTicket, TaskItem] | None:
-        """The ticket with its item as it is to be stored; None when it is over."""
+        """Return a ticket and its item to store; None if the task has ended."""
         item = ticket.item
         if item is None:
             return None
@@ -270,7 +271,7 @@ class Submitter:
             return None
 
     def _is_doubtful_now(self, ticket: TaskTicket, item: TaskItem) -> bool:
-        """Mark a task as being sent; False when it was cancelled meanwhile."""
+        """Mark a task as being sent; False if it was cancelled meanwhile."""
         with self._changed.mutex:
             if ticket.stage is not Stage.WAITING:
                 return False
@@ -298,7 +299,7 @@ class Submitter:
     async def _refused(
         self, line: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]], error: Conflict
     ) -> None:
-        """A check did not hold, so nothing was written: not by this try."""
+        """Handle a failed check, after which this attempt wrote nothing."""
         failed = {getattr(each, "key", None) for each in error.failed}
         if self._placing.refused(error.failed) and line.sub.key not in failed:
             self._unsent(placed)
@@ -306,7 +307,7 @@ class Submitter:
             await self._settle(line, placed)
 
     async def _settle(self, line: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]]) -> None:
-        """Make sure that nothing of it lands any more; then look what has."""
+        """Prevent a transaction in doubt from committing later, then read which of its tasks are stored."""
         self._doubts = placed
         await write_anew(self._store, line)
         places = {ticket.number: TaskLocation.of(item, self._keys) for ticket, item in placed}
@@ -328,7 +329,7 @@ class Submitter:
         return line
 
     async def _lose_line(self, line: SubmitterSession) -> None:
-        """The session has ended: what came before that counts; the rest fails, or is submitted again."""
+        """Handle the end of the session: collect earlier results, then fail or resubmit the other tasks."""
         await line.collector.finish()
         error = line.lost_error(self._keys.name)
         self._doubts = ()
@@ -349,13 +350,13 @@ class Submitter:
         self._wake.set()
 
     def ticket(self, number: int) -> TaskTicket | None:
-        """The ticket of a result that has come; None for a task that is over."""
+        """Return the ticket for a result; None if the task has ended."""
         self._workers.progress()
         ticket = self._tickets.get(number)
         return None if ticket is None or ticket.stage is Stage.OVER else ticket
 
     def end(self, ticket: TaskTicket, tell: Callable[[], object]) -> None:
-        """A task is over: forget it, then tell its future."""
+        """Mark a task as ended, end its future with ``tell``, and forget it."""
         with self._changed.mutex:
             ticket.stage, ticket.item = Stage.OVER, None
         tell()
@@ -371,7 +372,7 @@ class Submitter:
 
     @driven
     async def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
-        """See ``TaskFuture.cancel``."""
+        """Cancel a task; see ``TaskFuture.cancel``."""
         self._home.check()
         while True:
             with self._changed.mutex:
@@ -396,9 +397,9 @@ class Submitter:
         return await self._stored.take_back(place, line.session, interrupt=interrupt, is_over=done)
 
     def cancel_soon(self, tickets: Iterable[TaskTicket], *, interrupt: bool) -> None:
-        """Cancel tasks: those that are not stored at once, the others in the background. Does no I/O.
+        """Cancel tasks: unstored ones immediately, others in the background. Performs no I/O.
 
-        Those in the background are tried until the store has answered, or our session has ended.
+        The background part retries until the store has answered or the session has ended.
         """
         if self._home.is_foreign:
             return
@@ -408,7 +409,7 @@ class Submitter:
             Background(partial(self._cancel_all, left, interrupt), name)
 
     def _drop_unsent(self, tickets: Sequence[TaskTicket]) -> list[TaskTicket]:
-        """Cancel those that are not stored; return those that are, or may be."""
+        """Cancel the unstored tasks; return the tasks that are stored or may be."""
         with self._changed.mutex:
             dropped = [ticket for ticket in tickets if ticket.stage is Stage.WAITING]
             for ticket in dropped:
@@ -449,7 +450,7 @@ class Submitter:
 
     @driven
     async def state(self, ticket: TaskTicket) -> TaskState:
-        """See ``TaskFuture.state``."""
+        """Return a task's state; see ``TaskFuture.state``."""
         self._home.check()
         known = ticket.phase
         return await self._stored.state(self._place(ticket)) if known is None else TaskState(known)
@@ -461,11 +462,11 @@ class Submitter:
 
     @property
     def is_foreign(self) -> bool:
-        """True in a child of the process that made it."""
+        """Whether this process is a fork of the one that made the submitter."""
         return self._home.is_foreign
 
     def end_in_child(self) -> None:
-        """End the futures in a child of a fork: no thread is there that would."""
+        """Fail the futures in a forked child, where no thread would end them."""
         try:
             self._home.check()
         except ForkedProcess as error:
@@ -475,14 +476,14 @@ class Submitter:
     # Closing
 
     def begin_close(self) -> list[TaskTicket]:
-        """Take no more tasks; those that are not over, in order. ``ForkedProcess`` in a child."""
+        """Accept no more tasks, and return the active ones in order. Raises ``ForkedProcess`` in a child."""
         self._home.check()
         with self._changed.mutex:
             self._closing = True
             return sorted(self._tickets.values(), key=lambda ticket: ticket.number)
 
     async def close(self) -> None:
-        """End the threads, and the session: what is not over now fails."""
+        """End the threads and the session. Tasks that have not ended fail."""
         with self._changed.mutex:
             self._closing = self._ended = True
             background, left = self._background, list(self._tickets.values())
@@ -493,7 +494,7 @@ class Submitter:
         self._wake.set()
         if background is not None and not background.is_mine:
             await background
-        line = self._line  # now: the thread may have been about to open one
+        line = self._line  # read it now: the thread may have opened one meanwhile
         if line is not None:
             await line.collector.close()
             line.session.close()
@@ -502,5 +503,5 @@ class Submitter:
 
 
 def _is_done(tickets: Mapping[int, TaskTicket], number: int) -> bool:
-    """Whether the outcome of a task was fetched."""
+    """Return whether the outcome of a task was fetched."""
     return tickets[number].future.done()

@@ -1,7 +1,7 @@
-"""One incarnation of a submitter: a session, a key that says it is there, and what brings its results.
+"""One incarnation of a submitter: its session, the key that shows it is online, and the collector of its results.
 
-The collector watches where the results come to, tells the futures, and deletes what was read. The worker watch notices
-that an executor has tasks and no worker.
+The collector watches for results, ends the futures, and deletes what was read. The worker watch notices when an
+executor has tasks and no worker.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from latchwork.types import At, Change, Delete, Entry, Op, Put
 _log = logging.getLogger(__name__)
 
 
-#: A larger payload is kept beside its item.
+#: Larger payloads are stored as blobs.
 INLINE_BYTES = 3000
-#: Results that were read are deleted with the next tasks that are put; by themselves if there are so many, or none has
-#: come for so many seconds.
+#: Results that were read are deleted with the next put of tasks. They are deleted separately if there are this many,
+#: or no result has arrived for this many seconds.
 _MOST_DELETED = 60
 _IDLE_S = 1.0
-#: Seconds for what is done at the end, when the server cannot be reached.
+#: Seconds to retry reading the last results while the server is unreachable.
 _PATIENCE_S = 5.0
-#: Seconds without a result: before the first look, between two looks that find no worker, before the warning.
+#: Seconds without a result until the first look, between looks that find no worker, and until the warning.
 _FIRST_S, _AGAIN_S, WARN_S = 0.5, 1.0, 5.0
 #: Seconds until the next look while there are workers.
 _RARELY_S = 60.0
@@ -55,10 +55,10 @@ class SubmitterSession:
     """One incarnation of a submitter.
 
     Attributes:
-        sid: its id; no other has it, ever.
-        session: as long as which it is there.
-        sub: the key that says so.
-        collector: what brings its results.
+        sid: Its unique ID, never reused.
+        session: Its session, whose end ends it.
+        sub: The key that shows it is online.
+        collector: Collects its results.
     """
 
     sid: str
@@ -67,7 +67,7 @@ class SubmitterSession:
     collector: Collector
 
     def lost_error(self, executor: str) -> SessionLost:
-        """What the futures of its tasks raise when the session is lost."""
+        """Return the error with which its tasks' futures fail when the session is lost."""
         return SessionLost(
             f"the session of submitter {self.sid} of executor {executor!r} has ended, and nodes drop its tasks: "
             "submit again, give a longer session_ttl_s, or on_session_lost='resubmit'"
@@ -76,11 +76,11 @@ class SubmitterSession:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """How a task is to be placed.
+    """How to place a task.
 
     Attributes:
-        picker: who is asked first.
-        copies: how many.
+        picker: Chooses the preferred member.
+        copies: Number of copies.
     """
 
     picker: Picker
@@ -90,10 +90,10 @@ class PlacementRequest:
 async def open_line(
     store: Store, keys: Keys, payloads: Payloads, tasks: ResultSink, *, ttl_s: float, label: str
 ) -> SubmitterSession:
-    """A new session, and its key; the results are not collected yet.
+    """Open a session and write its key. Does not start to collect results.
 
     Raises:
-        Unavailable, OutcomeUnknown: the server could not be reached.
+        Unavailable, OutcomeUnknown: The server could not be reached.
     """
     session = await ask(store.open_session, ttl_s)
     sid = new_sid()
@@ -107,7 +107,7 @@ async def open_line(
 
 
 def named(error: Exception, ticket: TaskTicket) -> Exception:
-    """An error of ours about storing a task, with its name; any other as it is."""
+    """Add the task's name to a library error about storing it; return any other error unchanged."""
     kind = type(error)
     if not isinstance(error, LatchworkError) or kind.__init__ is not Exception.__init__ or ticket.what in str(error):
         return error
@@ -117,11 +117,11 @@ def named(error: Exception, ticket: TaskTicket) -> Exception:
 
 
 async def write_anew(store: Store, line: SubmitterSession) -> None:
-    """Write the key that says we are there once more: what checks its version does not land any more.
+    """Rewrite the key that shows we are online, so that earlier transactions that check its version cannot commit.
 
     Raises:
-        SessionLost: it is gone.
-        Unavailable, OutcomeUnknown: the server could not be reached until the session ended.
+        SessionLost: The session has ended.
+        Unavailable, OutcomeUnknown: The server was unreachable until the session ended.
     """
     backoff = Backoff()
     while True:
@@ -142,7 +142,7 @@ async def write_anew(store: Store, line: SubmitterSession) -> None:
 
 
 async def until(bell: Notifier, clock: Clock, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
-    """Wait until something is so, which is asked with the bell's mutex held; False when the time is over."""
+    """Wait until a condition holds, evaluated with the notifier's mutex held; False on timeout."""
     ends_at = None if timeout_s is None else clock.now() + timeout_s
     while True:
         with bell.mutex:
@@ -156,13 +156,13 @@ async def until(bell: Notifier, clock: Clock, is_so: Callable[[], bool], timeout
 
 
 class Preparing:
-    """Makes of a task what is stored: with its place, and its payload beside it if that is large. Safe to share.
+    """Prepares tasks for storing: chooses their lanes, and writes large payloads as blobs. Thread-safe.
 
     Args:
-        store: the store.
-        keys: the executor's keys.
-        backlog: its tasks.
-        placing: where they go.
+        store: The store.
+        keys: The executor's keys.
+        backlog: Its work queue.
+        placing: Chooses lanes.
     """
 
     def __init__(self, store: Store, keys: Keys, backlog: WorkQueue, placing: Placing) -> None:
@@ -175,13 +175,13 @@ class Preparing:
     async def ready(
         self, item: TaskItem, number: int, line: SubmitterSession, wanted: PlacementRequest, at_ms: int
     ) -> TaskItem:
-        """The item as it is stored.
+        """Return the item to store.
 
         Raises:
-            NoSuchMember: the member that alone may run it is not there.
+            NoSuchMember: The only member that may run it is not online.
         """
         shelf = shelf_of(item.priority, at_ms, line.sid)
-        shelf = self._shelf = self._shelf if self._shelf == shelf else shelf  # tickets keep it: one text for all
+        shelf = self._shelf = self._shelf if self._shelf == shelf else shelf  # one string object shared by all tickets
         lanes = (ANY,) if is_for_all(item, wanted.picker, wanted.copies) else ()
         ready = replace(item, sid=line.sid, number=number, shelf=shelf, lanes=lanes)
         if not lanes:
@@ -189,7 +189,7 @@ class Preparing:
         return await self._fitting(ready)
 
     async def _fitting(self, item: TaskItem) -> TaskItem:
-        """The item with a payload that is too large for it beside it: written once, before what names it."""
+        """Move a large payload to a blob, written once and before the item that refers to it."""
         if len(item.payload) <= INLINE_BYTES:
             return item
         ref = self._written.get(item.number)
@@ -199,12 +199,12 @@ class Preparing:
         return replace(item, payload=b"", blob=ref)
 
     def forget(self, number: int) -> None:
-        """The task is over."""
+        """Forget the blob of a task that has ended."""
         self._written.pop(number, None)
 
 
 def copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
-    """The writes that put all copies of a task into their lanes; one of a shelf may be there twice."""
+    """Return the writes that put all copies of a task into their lanes. May contain duplicates."""
     stored = item.to_bytes()
     ops: list[Op] = []
     for lane, each in zip(item.lanes, item.item_ids, strict=True):
@@ -213,26 +213,26 @@ def copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
 
 
 class ResultSink(Protocol):
-    """Whose tasks these are."""
+    """The receiver of results."""
 
     def ticket(self, number: int) -> TaskTicket | None:
-        """The task of this number, if it is not over."""
+        """Return the task with this number if it has not ended."""
         ...
 
     def end(self, ticket: TaskTicket, tell: Callable[[], object]) -> None:
-        """A task is over: its future is told by the call."""
+        """End a task; ``tell`` ends its future."""
         ...
 
 
 class Collector:
-    """The results of one submitter. Has a thread; safe to share between threads.
+    """Collects the results of one submitter in a thread. Thread-safe.
 
     Args:
-        store: the store.
-        keys: the executor's keys.
-        sid: of the submitter.
-        payloads: how results are read.
-        tasks: whose they are.
+        store: The store.
+        keys: The executor's keys.
+        sid: The submitter's ID.
+        payloads: Decodes results.
+        tasks: Receives the results.
     """
 
     def __init__(self, store: Store, keys: Keys, sid: str, payloads: Payloads, tasks: ResultSink) -> None:
@@ -250,23 +250,23 @@ class Collector:
         self._background: Background | None = None
 
     def start(self) -> None:
-        """Begin to collect."""
+        """Start to collect."""
         self._background = Background(self._run, self._name)
 
     def take_read(self, most: int) -> list[Op]:
-        """The writes that delete results which were read, at most so many: each is given once."""
+        """Take up to this many writes that delete results already read. Each is returned once."""
         with self._lock:
             part = self._read[:most]
             del self._read[: len(part)]
         return [Delete(key) for key in part]
 
     def give_back(self, deletions: Iterable[Op]) -> None:
-        """These may not have been written: they are given again. Twice is fine."""
+        """Put back writes that may not have been committed, to be taken again. Idempotent."""
         with self._lock:
             self._read += [op.key for op in deletions]
 
     async def finish(self) -> None:
-        """The session has ended, so that nothing comes any more: take what there is, and end."""
+        """Stop, then read the remaining results. Called after the session has ended, so no more can arrive."""
         await self._end()
         until, backoff = self._store.clock.now() + _PATIENCE_S, Backoff()
         while True:
@@ -282,7 +282,7 @@ class Collector:
                 return
 
     async def close(self) -> None:
-        """End, and leave nothing behind if the server can be reached."""
+        """Stop, and delete all results if the server is reachable."""
         await self._end()
         try:
             await ask(self._store.delete_tree, self._prefix)
@@ -341,7 +341,7 @@ class Collector:
         self._read.append(entry.key)
 
     def _told(self, ticket: TaskTicket, value: bytes, ref: BlobRef | None) -> Callable[[], object]:
-        """The call that tells the future of a task how it ended."""
+        """Return the call that ends a task's future with its outcome."""
         try:
             whole = value if ref is None else self._blobs.read(ref)
             result: Any = Outcome.of(whole).result(self._payloads, ticket.hint, f"the result of {ticket.what}")
@@ -350,7 +350,7 @@ class Collector:
         return partial(ticket.future.end_with, result)
 
     async def _delete(self) -> None:
-        """Delete what was read; what cannot be deleted now is tried with the next."""
+        """Delete results already read; on failure, retry with the next ones."""
         while deletions := self.take_read(_MOST_DELETED):
             try:
                 await ask(self._store.commit, [], deletions)
@@ -362,17 +362,17 @@ class Collector:
 
 
 def _has_results(changes: Sequence[Change]) -> bool:
-    """Whether some keys were written: those that we delete are no news."""
+    """Return whether any key was written. Our own deletions do not count."""
     return any(change.entry is not None for change in changes)
 
 
 class WorkerWatch:
-    """Looks for workers while tasks wait and no result comes, and warns when there is none. One thread looks.
+    """Looks for workers while tasks wait without results, and warns if there is none. For one thread.
 
     Args:
-        clock: the store's.
-        name: of the executor.
-        has_members: reads whether any worker is there.
+        clock: The store's clock.
+        name: The executor's name.
+        has_members: Reads whether any worker is online.
     """
 
     def __init__(self, clock: Clock, name: str, has_members: Callable[[], Steps[bool]]) -> None:
@@ -384,19 +384,19 @@ class WorkerWatch:
         self._is_missing = self._has_warned = False
 
     def progress(self) -> None:
-        """A result has come."""
+        """Note that a result has arrived."""
         self._quiet_since = None
         self._is_missing = False
 
     def why(self) -> str:
-        """Say, for the end of a message, that there is no worker; empty if there is one, or that is not known."""
+        """Return a message suffix saying that no worker is online; empty if there is one, or if unknown."""
         if not self._is_missing:
             return ""
         named = "" if self._name == NAME else f" --name {self._name}"
         return f': no worker is there; start one with "latchwork executor run --import MODULE{named}"'
 
     async def look(self, *, is_waiting: bool) -> float | None:
-        """Look if it is time; the seconds until the next look, None while no task waits."""
+        """Look for workers if due; return the seconds until the next look, or None while no task waits."""
         if not is_waiting:
             self._quiet_since, self._has_warned = None, False
             return None

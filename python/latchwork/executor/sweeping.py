@@ -1,7 +1,7 @@
-"""What the dead have left: results that nobody reads, tasks of submitters that are gone, tasks that nobody can run.
+"""Removes leftovers: results of departed submitters, their tasks, and tasks that no member can run.
 
-The oldest member looks now and then; what is found to be gone is gone for good, because no submitter's id is used
-again. Nothing is written while there is nothing to sweep.
+The oldest member sweeps at intervals. Submitter IDs are never reused, so a missing submitter is gone permanently. A
+sweep that finds nothing writes nothing.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from latchwork.types import Create
 
 _log = logging.getLogger(__name__)
 
-#: So many tasks at the head of the lane of all are looked at.
+#: Tasks to read at the head of the lane of all.
 _LOOKED_AT = 200
-#: So much of a reason is kept in a dead letter.
+#: Maximum length of a reason in a dead letter.
 _MOST_WHY = 300
 
 
 @dataclass(frozen=True, slots=True)
 class SweptTasks:
-    """What was found and removed.
+    """The result of a sweep.
 
     Attributes:
-        submitters: ids of submitters that are gone, and had left something; sorted.
-        shelves: how many shelves of tasks of theirs.
-        members: members that are gone, and had marks; sorted.
-        unknown: ids of tasks whose function no member had.
+        submitters: IDs of departed submitters whose leftovers were removed, sorted.
+        shelves: Number of their sort keys that were removed, with all tasks.
+        members: IDs of departed members whose cancellation marks were removed, sorted.
+        unknown: IDs of tasks whose function no member has.
     """
 
     submitters: tuple[str, ...] = ()
@@ -47,13 +47,13 @@ class SweptTasks:
 
 
 class ExecutorSweeper:
-    """Removes what the dead have left. Safe to share between threads and processes.
+    """Removes leftovers of departed submitters and members. Thread-safe and process-safe.
 
     Args:
-        store: the store.
-        keys: the executor's keys.
-        backlog: its tasks.
-        unknown_after_s: seconds for which a task waits for a member that has its function.
+        store: The store.
+        keys: The executor's keys.
+        backlog: Its work queue.
+        unknown_after_s: Seconds for which a task waits for a member that has its function.
     """
 
     def __init__(self, store: Store, keys: Keys, backlog: WorkQueue, *, unknown_after_s: float) -> None:
@@ -64,10 +64,10 @@ class ExecutorSweeper:
         self._blobs = Blobs(store, keys.data)
 
     async def sweep(self, members: Iterable[str]) -> SweptTasks:
-        """Sweep once; by one member at a time, as a rule: two do no harm.
+        """Sweep once. Usually one member sweeps at a time; concurrent sweeps are safe.
 
         Args:
-            members: who is there.
+            members: IDs of the current members.
         """
         present = set(members)
         had = set(await ask(self._store.children, self._keys.results)) | await self._data_owners()
@@ -89,12 +89,14 @@ class ExecutorSweeper:
         return swept
 
     async def drop_of(self, sids: Iterable[str]) -> int:
-        """Remove the tasks of these submitters, if they are gone; how many shelves that were."""
+        """Remove the tasks of those submitters that are gone; return the number of sort keys removed."""
         gone = await self._gone(set(sids))
         return await self._drop(await self._shelves(), gone) if gone else 0
 
     async def _gone(self, seen: set[str]) -> set[str]:
-        """Those that are not there. What was seen of them was seen before: so they are not new, but gone."""
+        """Return the submitters that are gone. Their leftovers were read before the submitters, so none of them is
+        new.
+        """
         seen = seen - {DETACHED}
         return seen - set(await ask(self._store.children, self._keys.subs)) if seen else set()
 
@@ -102,7 +104,7 @@ class ExecutorSweeper:
         return set(await ask(self._store.children, self._keys.data))
 
     async def _shelves(self) -> list[tuple[str, str, str]]:
-        """Lane, prefix and submitter of each shelf there is."""
+        """Return the lane, prefix and submitter of each sort key."""
         found = []
         for lane in await steps_of(self._backlog.partitions)():
             prefix = self._backlog.key(lane, "x", "x").rpartition("/")[0].rpartition("/")[0]
@@ -113,7 +115,9 @@ class ExecutorSweeper:
         return found
 
     async def _drop(self, shelves: Iterable[tuple[str, str, str]], gone: set[str]) -> int:
-        """Remove shelves whole: who runs one of their tasks is refused at its end anyway."""
+        """Remove all tasks with the sort keys of departed submitters, even claimed ones: their results would be
+        refused.
+        """
         dropped = [(lane, prefix) for lane, prefix, sid in shelves if sid in gone]
         for _, prefix in dropped:
             await ask(self._store.delete_tree, prefix)
@@ -122,7 +126,7 @@ class ExecutorSweeper:
         return len(dropped)
 
     async def _tidy_lanes(self, members: Collection[str]) -> None:
-        """Forget the lanes of those that are gone if nothing is in them: nobody takes from there, and forgets them."""
+        """Remove the empty lanes of departed members, since no worker takes from them."""
         for lane in await steps_of(self._backlog.partitions)():
             owner = member_of(lane)
             if owner is None or owner in members:
@@ -131,7 +135,7 @@ class ExecutorSweeper:
                 await steps_of(self._backlog.tidy)(lane)
 
     async def _end_unknown(self) -> list[str]:
-        """End tasks at the head of the lane of all that have waited for long, and whose function no member has."""
+        """End old tasks at the head of the lane of all whose function no member has."""
         now = time.time()
         heads = await steps_of(self._backlog.items)(ANY, _LOOKED_AT)
         old = [item for item in heads if now - queued_at_s(item.sort_key) >= self._unknown_after_s]
@@ -142,7 +146,7 @@ class ExecutorSweeper:
         return [each for each in ended if each]
 
     async def _functions(self) -> set[str]:
-        """What the members can run, all together."""
+        """Return the names of all functions that members can run."""
         found: set[str] = set()
         for entry in await ask(self._store.list, self._keys.functions):
             offer = read_offer(entry.value)

@@ -1,6 +1,6 @@
-"""Which members a task is for. A target narrows who may run it; a picker only says who is asked first.
+"""Targets: the members that may run a task. A picker, in contrast, only states a preference.
 
-Nothing here does I/O.
+Performs no I/O.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _OTHERWISE: tuple[Otherwise, ...] = ("fail", "any", "wait")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member alone.
+    """A single member.
 
     Attributes:
-        id: the member.
-        otherwise: what becomes of the task when that member is not there, or leaves before it has run it: ``fail``
-            with ``NoSuchMember``, ``any`` other member may run it, ``wait`` until a member of this id comes.
+        id: Its member ID.
+        otherwise: If that member is missing or leaves before running the task: ``fail`` with ``NoSuchMember``, let
+            ``any`` other member run it, or ``wait`` for a member with this ID.
     """
 
     id: str
@@ -45,13 +45,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The member that owns a key: the same for all submitters, as long as nobody comes or goes.
+    """The member that owns a key: the same for all submitters while the membership is unchanged.
 
-    When a member comes or goes only the keys that it gets or had change their owner. When the owner is gone, or stays
-    busy, another member may run the task: this is about caches, not about exclusion.
+    When a member joins or leaves, only the keys it gains or loses change owner. If the owner is gone or stays busy,
+    another member may run the task. Use it for caches, not for exclusion.
 
     Attributes:
-        text: the key, any text.
+        text: The key, any text.
     """
 
     text: str
@@ -70,7 +70,7 @@ class Label:
     """Any member that has these labels: ``Label(zone="a", gpu="yes")``. The task waits while there is none.
 
     Attributes:
-        labels: what a member has to have, all of it.
+        labels: Labels that a member must have, all of them.
     """
 
     labels: Mapping[str, str] = field(hash=False)
@@ -86,7 +86,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Each member that is there when the task is submitted, once each; the future has a dictionary by member."""
+    """Each current member, once each. The future's result is a dictionary by member."""
 
     def __str__(self) -> str:
         return "all members"
@@ -96,22 +96,22 @@ Target = Member | Key | Label | All
 
 
 def owner_of(key: str, members: Iterable[GroupMember]) -> str | None:
-    """The member that owns a key; members of weight 0 own none. None when there is nobody."""
+    """Return the member that owns a key, or None if there is none. Members of weight 0 own no keys."""
     able = tuple((member.id, member.weight) for member in members if member.weight > 0)
     return hasher_of(able).owner(key) if able else None
 
 
 @lru_cache(maxsize=16)
 def hasher_of(able: tuple[tuple[str, float], ...]) -> RendezvousHasher:
-    """The rendezvous hasher of members and weights: made once for each view."""
+    """Return the rendezvous hasher for members and weights, with caching."""
     return RendezvousHasher([member for member, _ in able], [weight for _, weight in able])
 
 
 def candidates(target: Target | None, view: View) -> tuple[GroupMember, ...]:
-    """The members of a view among which a task is placed, sorted by id; may be empty.
+    """Return the members of a view that may run a task, sorted by ID; may be empty.
 
     Raises:
-        NoSuchMember: the one that alone may run it is not there.
+        NoSuchMember: The only member that may run it is missing.
     """
     if isinstance(target, Member):
         found = view.member(target.id)
@@ -125,12 +125,12 @@ def candidates(target: Target | None, view: View) -> tuple[GroupMember, ...]:
 
 
 def has_labels(member: GroupMember, labels: Mapping[str, str]) -> bool:
-    """Whether a member has all of these."""
+    """Return whether a member has all of these labels."""
     return all(member.labels.get(name) == value for name, value in labels.items())
 
 
 class StoredTarget(Struct, frozen=True, omit_defaults=True):
-    """A target as it is stored in an item, with one of these names; ``All`` is stored as the member of each item."""
+    """A target as stored in an item, with one of these fields set. ``All`` is stored as one ``Member`` per item."""
 
     member: str | None = None
     otherwise: Otherwise = "fail"
@@ -142,7 +142,7 @@ class StoredTarget(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, target: Target | None) -> StoredTarget | None:
-        """Return a target as it is stored; None for all members."""
+        """Return the stored form of a target; None for all members."""
         match target:
             case Member(member, otherwise):
                 return cls(member, otherwise)
@@ -156,7 +156,7 @@ class StoredTarget(Struct, frozen=True, omit_defaults=True):
         """Return the target.
 
         Raises:
-            ValueError, TypeError: It is none.
+            ValueError, TypeError: The stored target is invalid.
         """
         if self.member is not None:
             return Member(self.member, self.otherwise)

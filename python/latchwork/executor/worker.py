@@ -1,6 +1,6 @@
-"""``ExecutorWorker``: a node that runs the tasks of an executor, in threads or in processes of its own.
+"""``ExecutorWorker``: a node that runs an executor's tasks in threads or child processes.
 
-docs/design/executor.md has the steps and the races.
+docs/design/executor.md describes the protocol and its races.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from latchwork.tasks.children import DeadlineExtender
 from latchwork.tasks.node import Node, default_node_id
 from latchwork.types import Change, Delete
 
-#: The TTL of a worker's session unless it or the URL gives one.
+#: Default TTL of a worker's session, in seconds.
 SESSION_TTL_S = 10.0
 
 
 _log = logging.getLogger(__name__)
 
-#: Chores are looked at so often while something runs, and so seldom while nothing does.
+#: Seconds between maintenance rounds while busy, and the maximum while idle.
 _BUSY_S, _IDLE_S = 1.0, 5.0
-#: The oldest member sweeps so often, whatever it hears; and so soon again after a sweep that failed.
+#: Seconds between sweeps by the oldest member, and before a retry of a failed sweep.
 _SWEEP_S, _SWEEP_AGAIN_S = 30.0, 2.0
-#: Tasks in a lane are counted up to here.
+#: Count at most this many tasks in a lane.
 _COUNTED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorWorkerOptions:
-    """The options of a worker, checked.
+    """The validated options of a worker.
 
     Attributes:
-        slots: tasks at a time.
+        slots: Tasks it runs at a time.
         run_in: ``thread`` or ``process``.
-        weight: how much it can bear.
-        labels: what it says of itself.
-        steal_after_s: seconds without work after which it helps others; None for never.
-        max_attempts: a task taken that often, and never ended, becomes a dead letter.
-        unknown_after_s: seconds for which a task waits for a member that has its function.
-        stop_grace_s: seconds from being told to stop to an end by force.
-        context: what tasks get.
-        run_loop: runs ``async def`` functions; it outlives the shift.
+        weight: Its relative capacity.
+        labels: Its labels.
+        steal_after_s: Idle seconds after which it helps other members; None for never.
+        max_attempts: Number of claims after which a task that never ended becomes a dead letter.
+        unknown_after_s: Seconds for which a task waits for a member that has its function.
+        stop_grace_s: Seconds between the signal to stop and a forced end.
+        context: User object passed to tasks.
+        run_loop: Runs ``async def`` functions; outlives the worker session.
     """
 
     slots: int
@@ -76,16 +76,16 @@ class ExecutorWorkerOptions:
 
 
 class ExecutorWorkerSession:
-    """Runs tasks as long as one session lasts. Safe to share between threads.
+    """Runs tasks for the duration of one session. Thread-safe.
 
     Args:
-        store: the store.
-        keys: the executor's keys.
-        node: who we are.
-        plan: how we run.
-        payloads: how arguments and results are read and written.
-        session: what we live by; closed at the end.
-        task_store: the store that tasks get.
+        store: The store.
+        keys: The executor's keys.
+        node: The worker's profile.
+        plan: The worker's options.
+        payloads: Encodes results and decodes arguments.
+        session: The session; closed at the end.
+        task_store: The store passed to tasks.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ExecutorWorkerSession:
         self._view: View | None = None
         self._stop = Signal()
         self._wake = Signal()
-        #: Submitters that the watch has reported, since it began; their end is reported too.
+        #: Submitters that the current watch has reported. It reports their end, too.
         self._reported: set[str] = set()
         self._threads: list[Background] = []
         self._watches: list[Watch] = []
@@ -154,10 +154,10 @@ class ExecutorWorkerSession:
         return None if self._view is None else self._view.ids
 
     def begin(self) -> None:
-        """Join, and begin to take tasks.
+        """Join the group and start to take tasks.
 
         Raises:
-            NodeIdInUse, MemberEvicted, SessionLost, LatchworkError: we cannot.
+            NodeIdInUse, MemberEvicted, SessionLost, LatchworkError: Joining failed.
         """
         self.group.start()
         self.group.wait_joined(None)
@@ -181,13 +181,13 @@ class ExecutorWorkerSession:
         self._threads.append(Background(self._chores, f"latchwork-executor-{self._node.member_id}"))
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Leave the group, so that our lane is everybody's; then wait for what runs. False when the time is over."""
+        """Leave the group, which opens our lane to other members, then wait for running tasks. False on timeout."""
         with suppress(LatchworkError):
             self.group.close()
         return self.feeder.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, and leave; see ``WorkerSession``. Each step is idempotent."""
+        """Stop and release all tasks, and leave; see ``WorkerSession``. Each step is idempotent."""
         self._stop.set()
         self._wake.set()
         for watch in list(self._watches):
@@ -204,13 +204,13 @@ class ExecutorWorkerSession:
         return left
 
     def trouble(self) -> str | None:
-        """Nothing but its session keeps it from taking tasks."""
+        """Return None: nothing but a lost session prevents it from taking tasks."""
         return None
 
-    # What others do
+    # Changes by other clients
 
     def _seen(self, change: ViewChange) -> None:
-        """Of members that left the lanes are everybody's."""
+        """Take from the lanes of members that have left, and no longer from those of members that joined."""
         self._view = change.view
         for member in change.left:
             if member.id not in change.view:
@@ -223,7 +223,7 @@ class ExecutorWorkerSession:
         self._wake.set()
 
     async def _follow(self, prefix: str, see: Callable[[Iterable[Change]], None], begun: Callable[[], None]) -> None:
-        """Call ``see`` with the changes below a prefix until the shift ends, and ``begun`` before each watch."""
+        """Call ``see`` with the changes below a prefix until the session ends, and ``begun`` before each watch."""
         backoff = Backoff()
         while not self._stop.is_set():
             try:
@@ -258,7 +258,7 @@ class ExecutorWorkerSession:
         self._wake.set()
 
     def _see_mark(self, batch: Iterable[Change]) -> None:
-        """Tasks that were cancelled while they run here."""
+        """Stop running tasks that were cancelled."""
         marks = [change.key for change in batch if change.entry is not None]
         for key in marks:
             path = self.lanes.cancelled(key.rpartition("/")[2])
@@ -271,7 +271,7 @@ class ExecutorWorkerSession:
             except LatchworkError as error:
                 _log.info("%s: marks stay for now: %s", self._what, error)
 
-    # Chores
+    # Maintenance
 
     async def _chores(self) -> None:
         clock = self._store.clock
@@ -292,13 +292,13 @@ class ExecutorWorkerSession:
             except Closed:
                 return
             except LatchworkError as error:
-                _log.info("%s: a chore waits: %s", self._what, error)
-            except Exception:  # a chore must not end all others
-                _log.exception("%s: a chore failed", self._what)
+                _log.info("%s: maintenance is delayed: %s", self._what, error)
+            except Exception:  # one failed step must not end the thread
+                _log.exception("%s: maintenance failed", self._what)
             await Pause(clock, self._stop, 0.2)
 
     async def _say_load(self) -> None:
-        """Write what is queued and running here, if that has changed."""
+        """Write the number of queued and running tasks here, if it has changed."""
         running = len(self.feeder.running())
         queued = 0
         if self.slots.free == 0:
@@ -313,10 +313,9 @@ class ExecutorWorkerSession:
         self._said = (running, queued)
 
     async def _stop_orphans(self) -> None:
-        """Stop tasks whose submitters went before the watch reported them: it reports nothing of those at all.
+        """Stop tasks whose submitters left before the watch began, since it does not report those.
 
-        Their owners are noted before the submitters are read, and no submitter's ID is used again, so an owner that is
-        missing is gone.
+        Owners are noted before the submitters are read, and submitter IDs are never reused, so a missing owner is gone.
         """
         owners = self.lanes.owners() - self._reported
         if owners:
@@ -324,7 +323,7 @@ class ExecutorWorkerSession:
                 self._stop_tasks_of(sid)
 
     async def _drop(self) -> None:
-        """Remove tasks whose submitters turned out to be gone when we wanted to take them."""
+        """Remove tasks of submitters that were found to be gone when claiming."""
         sids = set(self.lanes.submitters_gone())
         if not sids:
             return
@@ -335,7 +334,7 @@ class ExecutorWorkerSession:
             raise
 
     async def _look_at_orphans(self) -> None:
-        """Forget lanes without a member that have nothing any more, and their empty shelves in the store."""
+        """Forget orphaned lanes that are empty, and remove them from the store."""
         for lane in self.lanes.orphans:
             if await steps_of(self._records.items)(lane, 1):
                 self.feeder.poke()
@@ -343,7 +342,7 @@ class ExecutorWorkerSession:
                 self.lanes.disown(lane)
 
     async def _help(self) -> None:
-        """With nothing to do for a while, take from the member that has most to do."""
+        """After an idle period, take tasks from the busiest member."""
         clock, after_s = self._store.clock, self._help_after_s
         if self.feeder.running() or self.slots.free == 0:
             self._idle_since = clock.now()
@@ -363,7 +362,7 @@ class ExecutorWorkerSession:
         self._help_after_s = min(2 * after_s, 8 * (self._plan.steal_after_s or 1.0)) if not busy else after_s
 
     async def _sweep(self) -> None:
-        """The oldest member clears up after the dead."""
+        """Remove leftovers of departed submitters, if we are the oldest member and a sweep is due."""
         now = self._store.clock.now()
         if now < self._sweep_at:
             return
@@ -380,29 +379,29 @@ class ExecutorWorkerSession:
 class ExecutorWorker(Node[ExecutorWorkerSession]):
     """Runs tasks of an executor: ``with ExecutorWorker(store, slots=8) as worker: worker.run_forever()``.
 
-    After its session is lost, its tasks are told to stop, others run them, and it begins anew. It runs what is
-    registered, and nothing else: what the store says is never imported, evaluated or unpickled, unless it says
-    ``allow_pickle``. Not promised: that a thread which ignores ``should_stop`` ends; its slot is taken until it does.
-    Construction does no I/O. Safe to share between threads.
+    When its session is lost, its tasks are signaled to stop, other workers run them, and it starts a new session. It
+    runs registered functions only. Stored data is never imported, evaluated or unpickled unless ``allow_pickle`` is
+    set. Not promised: that a thread which ignores ``should_stop`` ends; it occupies its slot until it does.
+    Construction performs no I/O. Thread-safe.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the executor's name.
-        node_id: who we are, one live member has it; default the host's name with six characters more.
-        slots: tasks at a time; default one for each processor.
-        run_in: ``thread``, or ``process`` for functions that do not say themselves: a child for each slot, ended by
-            force when a task is told to stop and does not.
-        functions: what may be run; those registered by ``task`` by default.
-        allow_pickle: run pickled functions too: who can write to the store can run any code here then.
-        weight: how much we can bear, for pickers that ask.
-        labels: what we say of ourselves, for targets.
-        accept: called with a function's name: whether to take a task of it now. It must be quick.
-        steal_after_s: seconds without work after which tasks of others' lanes are taken; None for never.
-        session_ttl_s: seconds after which others have our tasks when we are dead; None for that of the URL, else 10.
-        max_attempts: a task that was taken so often, and never ended, becomes a dead letter.
-        unknown_after_s: seconds after which a task that no member has the function of ends with ``UnknownFunction``.
-        stop_grace_s: seconds from being told to stop to an end by force.
-        context: what tasks get as ``TaskContext.context``: connections, models, caches.
+        store: A store, or a namespace of one. The caller closes it.
+        name: The executor's name.
+        node_id: ID, unique among online members. Defaults to the host name and six random characters.
+        slots: Tasks to run at a time. Defaults to the number of processors.
+        run_in: ``thread``, or ``process``, for functions that do not specify it. A process is a child per slot, killed
+            if its task ignores the signal to stop.
+        functions: Functions that may run; defaults to those registered by ``task``.
+        allow_pickle: Also run pickled functions. Any client that can write to the store can then run any code here.
+        weight: Relative capacity, for pickers that use it.
+        labels: Labels of this worker, for targets.
+        accept: Called with a function's name; returns whether to take one of its tasks now. Must be quick.
+        steal_after_s: Idle seconds after which to take tasks from other members' lanes; None for never.
+        session_ttl_s: Seconds after a crash until other workers get our tasks; None uses the URL's, or 10.
+        max_attempts: Number of claims after which a task that never ended becomes a dead letter.
+        unknown_after_s: Seconds after which a task whose function no member has ends with ``UnknownFunction``.
+        stop_grace_s: Seconds between the signal to stop and a forced end.
+        context: User object passed to tasks as ``TaskContext.context``: connections, models, caches.
     """
 
     def __init__(
@@ -468,7 +467,7 @@ class ExecutorWorker(Node[ExecutorWorkerSession]):
         return f"<ExecutorWorker {self.node_id!r} of executor {self.name!r}>"
 
     def close(self, timeout_s: float | None = None) -> list[str]:
-        """See ``Node``. The loop of ``async def`` tasks ends too."""
+        """Close the worker and its event loop for ``async def`` tasks; see ``Node.close``."""
         left = super().close(timeout_s)
         self._tasks_loop.close(0.5)
         return left
@@ -485,10 +484,10 @@ class ExecutorWorker(Node[ExecutorWorkerSession]):
         )
 
     def update(self, *, weight: float | None = None, labels: Mapping[str, str] | None = None) -> None:
-        """Change what we say of ourselves, without rejoining. None leaves one as it is.
+        """Change the weight or labels without rejoining. None keeps one unchanged.
 
         Raises:
-            SessionLost, Unavailable, OutcomeUnknown, ValueError: see ``Group.update``.
+            SessionLost, Unavailable, OutcomeUnknown, ValueError: See ``Group.update``.
         """
         self._home.check()
         with self._changed:
