@@ -1,7 +1,7 @@
-"""Functions by name, payloads that run nothing, slots, group commit: what every system that runs tasks rests on.
+"""The shared layer of all systems that run tasks: registered functions, safe payloads, slots and group commit.
 
-It keeps to itself how values become bytes, how exceptions are taken apart, and what runs in a child process. Commands
-under supervision have a door of their own: ``latchwork.tasks.children``.
+Encoding of values, transport of exceptions and child processes are private to this package. Import supervised commands
+from ``latchwork.tasks.children``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""Values that are too large for a record, in chunks beside it.
+"""Values that are too large for a record, stored in separate chunks.
 
 Keys:   <name>/<owner>/<id>/<n:04>     chunks of up to 900,000 bytes
-Order:  chunks first, then the record that names them, in a transaction of its writer; they are deleted with it.
-Owner:  somebody whose end others can see: the id of a session-bound key. What it wrote and never named is swept then;
-        what nobody will name is deleted before, in the background, until that works.
+Order:  chunks first, then the record that refers to them, in a transaction of the writer. Both are deleted together.
+Owner:  the id of a session-bound key, so that other processes can see when the owner is gone. Chunks that no record
+        refers to are deleted in the background, with retries, or by ``sweep`` once the owner is gone.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from latchwork.words import short
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 900_000
-#: So many chunks are asked for in one call.
+#: Number of chunks read in one call.
 _TOGETHER = 4
-#: Seconds after which what was deleted is deleted once more: a write whose answer was lost may land so late.
+#: Seconds until a deletion is repeated: a write whose response was lost may still be applied until then.
 LATE_S = 2.0
-#: Seconds of the longest pause before a deletion that failed is tried again.
+#: Maximum backoff between attempts to delete, in seconds.
 _LONGEST_S = 5.0
-#: No other try mends these.
+#: Permanent errors: do not retry.
 _FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
-#: What a digest shows: enough to tell damage.
+#: Hexadecimal digits of a digest that are stored: enough to detect damage.
 _DIGEST = 32
 
 
 class BlobRef(Struct, frozen=True):
-    """Where a large value is, as a record has it.
+    """A reference to a large value, as stored in a record.
 
     Attributes:
-        owner: whose it is.
+        owner: the owner of the value.
         id: unique.
-        size: its bytes.
+        size: in bytes.
         digest: the beginning of its SHA-256, in hexadecimal.
     """
 
@@ -67,19 +67,19 @@ class BlobRef(Struct, frozen=True):
 
     @property
     def chunks(self) -> int:
-        """How many chunks it has."""
+        """The number of chunks."""
         return max(1, -(-self.size // CHUNK_BYTES))
 
     def to_bytes(self) -> bytes:
-        """Return it as a record of its own."""
+        """Encode the reference as a separate record."""
         return encode(self)
 
     @classmethod
     def of(cls, value: bytes) -> BlobRef:
-        """Return the reference in a value.
+        """Decode a reference.
 
         Raises:
-            BadRecord: There is none, or it is larger than any payload.
+            BadRecord: The bytes are not a reference, or its size is above the maximum of a payload.
         """
         return _REF.decode(value)
 
@@ -91,9 +91,9 @@ class Blobs:
     """Large values below one name. Safe to share between threads and processes. Construction does no I/O.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which they are.
-        max_bytes: a larger value is refused, written or read.
+        store: the store, or a namespace of it. The caller closes it.
+        name: the key below which the values are stored.
+        max_bytes: the largest value that can be written or read.
     """
 
     def __init__(self, store: Store, name: str, *, max_bytes: int = MAX_PAYLOAD_BYTES) -> None:
@@ -105,14 +105,14 @@ class Blobs:
 
     @driven
     async def write(self, owner: str, data: bytes) -> BlobRef:
-        """Write a value, before the record that names it. Of one that fails nothing stays, once the store is there.
+        """Write a value, before the record that refers to it. Chunks of a failed write are deleted in the background.
 
         Args:
-            owner: one segment of a key: whoever is to name it.
+            owner: the owner of the value, as one segment of a key.
             data: up to ``max_bytes``.
         Raises:
-            PayloadTooLarge: it is longer.
-            Unavailable, OutcomeUnknown, QuotaExceeded: not all of it is written.
+            PayloadTooLarge: the value is longer than ``max_bytes``.
+            Unavailable, OutcomeUnknown, QuotaExceeded: the value is not completely written.
         """
         if len(data) > self.max_bytes:
             raise PayloadTooLarge(
@@ -130,11 +130,11 @@ class Blobs:
 
     @driven
     async def read(self, ref: BlobRef) -> bytes:
-        """A value, whole and undamaged.
+        """Return a value after a check of its size and digest.
 
         Raises:
-            BadRecord: it is not there any more, or is not what was written.
-            PayloadTooLarge: it is longer than ``max_bytes``.
+            BadRecord: the value was deleted, or differs from what was written.
+            PayloadTooLarge: the value is longer than ``max_bytes``.
             Unavailable: the server could not be reached.
         """
         if ref.size > self.max_bytes:
@@ -153,25 +153,27 @@ class Blobs:
         return data
 
     def delete_ops(self, ref: BlobRef) -> list[Op]:
-        """The writes that delete it, for the transaction that deletes its record: one for each 900,000 bytes."""
+        """Return the writes that delete a value, one per chunk, for the transaction that deletes its record."""
         return [Delete(key) for key in self._keys(ref)]
 
     @driven
     async def delete(self, ref: BlobRef) -> None:
-        """Delete it at once, in a call of its own."""
+        """Delete a value immediately, in a separate call."""
         await ask(self._store.delete_tree, self._path(ref))
 
     def forget(self, ref: BlobRef) -> None:
-        """Delete in the background what nobody will name, until that works or the store is closed. Does not block."""
+        """Delete a value without a record, in the background, with retries until the store is closed. Does not
+        block.
+        """
         self._store.cleanup.add(partial(self._delete_unnamed, ref, Backoff(longest_s=_LONGEST_S)))
 
     @driven
     async def sweep(self, living: Callable[[], Iterable[str]]) -> list[str]:
-        """Delete all that owners who are gone have left. By anybody, as often as one likes.
+        """Delete all values of owners that are gone. Idempotent, and safe to call from any process.
 
         Args:
-            living: the owners that live; called once, and asks the store. An owner that was seen here before, and is
-                not among them, is gone for good: owners are never used again.
+            living: returns the owners that still exist. Called at most once, and may ask the store. An owner that has
+                values here and is not returned is gone permanently: owner IDs are never reused.
         Returns:
             The owners that were gone, sorted.
         """
@@ -189,7 +191,10 @@ class Blobs:
         return [f"{self._path(ref)}/{number:04}" for number in range(ref.chunks)]
 
     async def _delete_unnamed(self, ref: BlobRef, backoff: Backoff, *, is_last: bool = False) -> float | None:
-        """Try once to delete it; a ``CleanupJob``. Then once more: a write of unknown outcome may have landed since."""
+        """Try once to delete a value; a ``CleanupJob``.
+
+        Repeated once after ``LATE_S``: a write of unknown outcome may have been applied since.
+        """
         try:
             await ask(self._store.delete_tree, self._path(ref))
         except _FATAL as error:

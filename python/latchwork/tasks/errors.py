@@ -1,4 +1,4 @@
-"""What goes wrong with a task: its function, its payload, its run. Nothing here touches the network."""
+"""Errors of tasks: of the function, the payload or the run. Nothing here touches the network."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 from latchwork.errors import LatchworkError
 
-#: A message names so many functions that there are.
+#: Maximum number of functions that a message names.
 _SHOWN = 5
 
 
 class UnknownFunction(LatchworkError, LookupError):
-    """No function of that name is registered here; or what was given is registered nowhere."""
+    """No function of that name is registered here, or the given function is not registered."""
 
     @classmethod
     def of(cls, name: str, known: Iterable[str]) -> UnknownFunction:
-        """The error about a name, with those that are near it."""
+        """Build the error for a name, with similar registered names."""
         from difflib import get_close_matches  # rarely needed, and each process of a task imports this
 
         names = sorted(known)
@@ -25,19 +25,19 @@ class UnknownFunction(LatchworkError, LookupError):
 
 
 class NotSerializable(LatchworkError, TypeError):
-    """A value cannot be stored so that the same comes back; the message names the argument, and where in it."""
+    """A value cannot be stored without change; the message names the argument, and the position in it."""
 
 
 class BadPayload(LatchworkError, ValueError):
-    """What is stored as arguments or as a result cannot be used here; nothing of it was run, and none ever will be."""
+    """Stored arguments or a stored result cannot be used here. No code from the payload was or will be run."""
 
 
 class PickleRefused(BadPayload):
-    """The payload is pickled, and this side was not told to trust pickles: ``allow_pickle=True``."""
+    """The payload is pickled, and pickles are not allowed here: pass ``allow_pickle=True`` to trust them."""
 
 
 class PayloadTooLarge(LatchworkError, ValueError):
-    """A payload is above ``max_payload_bytes``; store it elsewhere, and pass its address."""
+    """A payload is larger than ``max_payload_bytes``; store it elsewhere, and pass its address."""
 
 
 class TaskTimeout(LatchworkError, TimeoutError):
@@ -45,19 +45,19 @@ class TaskTimeout(LatchworkError, TimeoutError):
 
 
 class TaskStopped(LatchworkError):
-    """A task was told to stop before its end: it was cancelled, its claim was lost, or its node closes."""
+    """A task was stopped before it ended: it was cancelled, its claim was lost, or its node is closing."""
 
 
 class TaskRefused(LatchworkError):
-    """A task refused to run here, by ``TaskContext.refuse``: another node may take it."""
+    """A task refused to run here, by ``TaskContext.refuse``. Another node may take it."""
 
 
 class TaskProcessDied(LatchworkError):
-    """The process of a task ended without an answer: it was killed, or called ``os._exit``."""
+    """The process of a task ended without a result: it was killed, or called ``os._exit``."""
 
 
 class RemoteError(LatchworkError):
-    """A task raised an exception whose class is not known here, so that it cannot be raised itself.
+    """A task raised an exception whose class is not available here, so this exception is raised instead.
 
     Attributes:
         type_name: the class as ``module:qualname``.
@@ -71,7 +71,7 @@ class RemoteError(LatchworkError):
 
 
 class RemoteTraceback(LatchworkError):
-    """Where a task raised: the ``__cause__`` of the exception that comes back. Its text is the traceback there."""
+    """The traceback of a task in its process, as text: the ``__cause__`` of the exception that is raised here."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""' if self.args else ""

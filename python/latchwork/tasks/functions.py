@@ -1,6 +1,7 @@
-"""What a node may run: functions by name. What is not registered here is never called, whatever the store says.
+"""Registered functions: the functions that a node may run, by name.
 
-Names are ``module:qualname``, unless another is given. Nothing here touches the network.
+No other function is called, whatever the store contains. Names are ``module:qualname`` by default. Nothing here touches
+the network.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Registered:
     """A function that may be run by its name.
 
     Attributes:
-        name: what the store knows it by.
+        name: its name in the store.
         fn: the function itself.
-        retry: how often it is tried.
+        retry: its retry policy.
         timeout_s: seconds after which a run is stopped; None for never.
         run_in: where it runs; None leaves that to the node.
     """
@@ -53,24 +54,24 @@ class Registered:
 
     @cached_property
     def hints(self) -> Mapping[str, Any]:
-        """The annotations that can be resolved, by parameter; ``return`` has that of the result."""
+        """The resolvable annotations by parameter; ``return`` is the result."""
         return _hints(self.fn)
 
     @cached_property
     def context_names(self) -> frozenset[str]:
-        """The parameters that get the ``TaskContext``: by their annotation."""
+        """The parameters that get the ``TaskContext``, by their annotation."""
         return frozenset(name for name, hint in self.hints.items() if getattr(hint, "takes_task_context", False))
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """What a caller gives: all parameters but the context."""
+        """The parameters that a caller passes: all except the context."""
         whole = inspect.signature(self.fn)
         kept = [each for each in whole.parameters.values() if each.name not in self.context_names]
         return whole.replace(parameters=kept)
 
     @cached_property
     def all_parameters(self) -> frozenset[str]:
-        """The names of all parameters, the context among them."""
+        """The names of all parameters, including the context."""
         return frozenset(inspect.signature(self.fn).parameters)
 
     @cached_property
@@ -82,16 +83,16 @@ class Registered:
         return (tuple(each.name for each in all_), least) if all(each.kind in kinds for each in all_) else None
 
     def spread(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments by parameter, as the function takes them."""
+        """Convert arguments by parameter to positional and keyword arguments."""
         whole = inspect.signature(self.fn)
         found = inspect.BoundArguments(whole, OrderedDict((n, bound[n]) for n in whole.parameters if n in bound))
         return found.args, found.kwargs
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Refuse arguments that the function does not take.
+        """Check that the function accepts the arguments.
 
         Raises:
-            TypeError: the message has the function's name.
+            TypeError: it does not; the message has the function's name.
         """
         if not kwargs and self.positional is not None and self.positional[1] <= len(args) <= len(self.positional[0]):
             return
@@ -104,8 +105,7 @@ class Registered:
 class Functions:
     """An allow-list of functions, by name. Safe to share between threads.
 
-    ``functions[...]`` of a node are all that it ever calls; a name of the store that is not among them is
-    ``UnknownFunction``.
+    A node calls only these. Any other name in the store is ``UnknownFunction``.
     """
 
     def __init__(self) -> None:
@@ -144,17 +144,17 @@ class Functions:
         timeout_s: float | None = None,
         run_in: RunIn | None = None,
     ) -> F | Callable[[F], F]:
-        """Register a function; it stays the function that it is: ``@task`` or ``@task(timeout_s=60)``.
+        """Register a function, and return it unchanged: ``@task`` or ``@task(timeout_s=60)``.
 
         Args:
             fn: the function, a plain or an ``async`` one.
-            name: what the store knows it by; default ``module:qualname``.
-            retry: how often it is tried; default once.
+            name: its name in the store; default ``module:qualname``.
+            retry: its retry policy; default one attempt.
             timeout_s: seconds after which a run of it is stopped; default never.
-            run_in: ``thread`` or ``process``; default what the node says.
+            run_in: ``thread`` or ``process``; default as the node decides.
         Raises:
-            TypeError: it is no function whose body runs when it is called.
-            ValueError: the name is taken by another function, or none can be made for a lambda or a local function.
+            TypeError: it is not a function whose body runs when it is called.
+            ValueError: the name is used by another function, or a lambda or a local function was given without a name.
         """
         if timeout_s is not None and (not is_number(timeout_s) or timeout_s <= 0):
             raise ValueError(f"timeout_s must be None or a number of seconds above 0, not {timeout_s!r}")
@@ -169,7 +169,7 @@ class Functions:
         return register if fn is None else register(fn)
 
     def add(self, one: Registered) -> None:
-        """Add a registered function, of another list for instance.
+        """Add a registered function, for example of another list.
 
         Raises:
             ValueError: another function has its name.
@@ -183,9 +183,9 @@ class Functions:
             self._by_fn[one.fn] = one
 
     def load(self, *modules: str) -> Functions:
-        """Import modules, and take over all functions that ``task`` registered and that they have.
+        """Import modules, and add all functions in them that ``task`` registered.
 
-        Only what a program or its command line says may be given here: importing runs code.
+        Pass only names from a program or its command line: importing runs code.
 
         Raises:
             ModuleNotFoundError: there is no such module.
@@ -204,10 +204,10 @@ class Functions:
         return self
 
     def get(self, name: str) -> Registered:
-        """The function of that name.
+        """Return the function of that name.
 
         Raises:
-            UnknownFunction: there is none; the message lists names that are near.
+            UnknownFunction: there is none; the message lists similar names.
         """
         try:
             return self._by_name[name]
@@ -215,17 +215,17 @@ class Functions:
             raise UnknownFunction.of(str(name), self._by_name) from None
 
     def find(self, fn: Callable[..., Any]) -> Registered | None:
-        """What a function is registered as; None when it is not."""
+        """Return the registration of a function; None if it is not registered."""
         try:
             return self._by_fn.get(fn)
-        except TypeError:  # it cannot be hashed, so nobody registered it
+        except TypeError:  # not hashable, so not registered
             return None
 
     def of(self, fn: Callable[..., Any] | str) -> Registered:
-        """What a function, or a name, is registered as.
+        """Return the registration of a function or a name.
 
         Raises:
-            UnknownFunction: it is not; the message says what to do.
+            UnknownFunction: it is not registered; the message says what to do.
         """
         if isinstance(fn, str):
             return self.get(fn)
@@ -242,12 +242,12 @@ task = DEFAULT.task
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """The name under which a function is registered by itself: ``module:qualname``.
+    """Return the default name of a function: ``module:qualname``.
 
-    That of the script which is run is its file's name: other processes import it by that.
+    For functions of the main script, the module is the script's file name, by which other processes import it.
 
     Raises:
-        ValueError: it has no name by which others could mean it.
+        ValueError: no other process could find it by name.
     """
     qualname = str(getattr(fn, "__qualname__", "<object>"))
     if "<" in qualname:
@@ -256,7 +256,7 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 
 def module_of(fn: Callable[..., Any]) -> str:
-    """The module of a function, as others import it."""
+    """Return the module of a function, as other processes import it."""
     module = str(getattr(fn, "__module__", None) or "__main__")
     if module != "__main__":
         return module
@@ -283,7 +283,7 @@ def _check_name(name: str) -> None:
 
 
 def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """A module that is imported again makes its functions again: under both names of a script, for instance."""
+    """Return whether two functions are the same, or one is from a second import of the same file."""
     if one is other:
         return True
     mine, theirs = getattr(one, "__code__", None), getattr(other, "__code__", None)
@@ -296,7 +296,7 @@ def _is_of(fn: Callable[..., Any], module: str) -> bool:
 
 
 def _hints(fn: Callable[..., Any]) -> Mapping[str, Any]:
-    """All annotations resolved; one by one where that fails, without those that exist for type checkers alone."""
+    """Return all resolved annotations, without names that exist only for type checkers."""
     plain = inspect.unwrap(fn)
     try:
         return typing.get_type_hints(plain, include_extras=True)

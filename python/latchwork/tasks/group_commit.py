@@ -1,8 +1,8 @@
-"""Group commit: units of checks and writes of many threads, a transaction for as many as there are.
+"""Group commit: combines checks and writes of many threads in one transaction, as many as have gathered.
 
-While one transaction is on its way, what comes gathers for the next. Nothing waits for company: a unit that comes
-alone goes alone. A refusal answers the units that it is about, the others go again. After an outcome that is unknown
-each unit is asked whether it landed.
+While one transaction is being committed, new units gather for the next. There is no delay: a single unit is committed
+alone. After a conflict, the units that caused it fail, and the others are retried. After an unknown outcome, each unit
+is asked whether it was committed.
 
 docs/design/tasks.md has the races.
 """
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from latchwork.store import Store
 _log = logging.getLogger(__name__)
 
-#: Seconds for which a unit is tried while the server cannot be reached.
+#: Seconds for which a unit is retried while the server cannot be reached.
 TIMEOUT_S = 30.0
-#: A transaction has so many checks and so many writes at most: fewer than a store allows, for those of fences.
+#: Maximum number of checks and of writes in a transaction. A store allows more; the rest is for checks of fences.
 MOST_CHECKS = MOST_OPS = 90
-#: And so many bytes.
+#: Maximum number of bytes in a transaction.
 MOST_BYTES = 900_000
 Landed = Callable[[LatchworkError], bool]
 
 
 class GroupCommit:
-    """Commits units, as many as have gathered in one transaction. Safe to share between threads.
+    """Commits units, several in one transaction. Safe to share between threads.
 
-    Construction does no I/O; a thread begins with the first unit.
+    Construction does no I/O; a thread starts with the first unit.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        label: what it is for, in the name of its thread.
-        most: no more units than this in one transaction.
+        store: the store, or a namespace of it. The caller closes it.
+        label: the purpose, for the name of its thread.
+        most: maximum number of units in one transaction.
     """
 
     def __init__(self, store: Store, *, label: str = "", most: int = MOST_OPS) -> None:
@@ -79,21 +79,23 @@ class GroupCommit:
     def submit(
         self, checks: Sequence[Check], ops: Sequence[Op], landed: Landed, *, timeout_s: float = TIMEOUT_S
     ) -> Future[Committed | None]:
-        """Commit these, all or none, soon. Returns at once.
+        """Commit these checks and writes soon, all or none. Returns immediately.
 
-        The unit breaks one of its own checks when it lands, so that it cannot land twice: it deletes the claim that it
-        checks, or creates a key.
+        A committed unit must break one of its checks, so that it cannot be committed twice. For example, it deletes the
+        claim that it checks, or creates a key.
 
         Args:
             checks: must hold.
-            ops: are written.
-            landed: called after a refusal of this unit, or an unknown outcome, with the error: whether it had landed
-                all the same. It may ask the store, and raise what the future then has. Called in our thread.
-            timeout_s: seconds to go on trying while the server cannot be reached.
+            ops: the writes.
+            landed: called with the error after a conflict of this unit or an unknown outcome. Returns whether it was
+                committed nevertheless. May ask the store; an exception becomes the result of the future. Called in our
+                thread.
+            timeout_s: seconds to retry while the server cannot be reached.
         Returns:
-            What was committed (that of the whole transaction), or None if it landed without an answer. Or its error:
-            ``Conflict``; what ``landed`` raised; ``Unavailable``, not written; ``OutcomeUnknown``; ``Closed``; an error
-            of the call. Callbacks run in our thread and must be quick. A unit that is not on its way can be cancelled.
+            A future of the commit (that of the whole transaction), or of None if it was committed but the answer was
+                lost. Its errors: ``Conflict``; an exception of ``landed``; ``Unavailable``, not written;
+                ``OutcomeUnknown``; ``Closed``; an error of the call. Callbacks run in our thread and must be quick. A
+                unit can be cancelled before it is sent.
         Raises:
             Closed: this was closed.
             ForkedProcess: it was made by the parent of this process.
@@ -112,12 +114,12 @@ class GroupCommit:
         return unit.future
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Commit what has been submitted; the rest has the error that it met last. Waits so long. Twice is fine."""
+        """Commit submitted units, and wait up to ``timeout_s``; the rest fail with their last error. Idempotent."""
         if self._home.is_foreign:
             return
         with self._changed.mutex:
             self._is_closed = True
-            self._ends_at = min(self._ends_at, self._clock.now() + timeout_s)  # of what is on its way, too
+            self._ends_at = min(self._ends_at, self._clock.now() + timeout_s)  # for the current transaction, too
             self._changed.ring()
             thread = self._thread
         if thread is not None and not thread.is_mine:
@@ -141,7 +143,7 @@ class GroupCommit:
                 await Pause(self._clock, self._hurry, backoff.next_s())
 
     def _taken(self) -> list[Unit]:
-        """The next units, without those that were cancelled."""
+        """Return the next units, without cancelled ones."""
         if not self._waiting:
             return []
         units = gather(self._waiting, self._most)
@@ -150,7 +152,7 @@ class GroupCommit:
         return [unit for unit in units if unit.future.running() or unit.future.set_running_or_notify_cancel()]
 
     async def _commit(self, units: list[Unit]) -> bool:
-        """Commit these once; False if the server could not be reached."""
+        """Try once to commit these units. Return False if the server could not be reached."""
         try:
             done: Committed = await ask(self._store.commit, checks_of(units), ops_of(units))
         except Conflict as error:
@@ -188,19 +190,19 @@ class GroupCommit:
             _fail(units[0], _certain(units[0], error))
 
     async def _one_by_one(self, units: list[Unit]) -> None:
-        """Each alone: one that cannot be written must not be what the others fail by."""
+        """Commit each unit alone, so that one that cannot be written does not fail the others."""
         for unit in units:
             await self._commit([unit])
 
     async def _ask_landed(self, unit: Unit, error: LatchworkError) -> bool:
-        """Answer a unit by what it finds out; put it back when that has to wait, and say False."""
+        """Ask a unit whether it was committed, and resolve it. Return False if it was put back for a retry."""
         try:
             has_landed = call_user(unit.landed, error)
         except (Unavailable, OutcomeUnknown) as trouble:
             unit.is_doubtful = True
             self._again([unit], trouble)
             return False
-        except Exception as trouble:  # what it raises is the answer
+        except Exception as trouble:  # its exception is the answer
             _fail(unit, trouble)
             return True
         if has_landed:
@@ -212,7 +214,7 @@ class GroupCommit:
         return has_landed or isinstance(error, Conflict)
 
     def _again(self, units: list[Unit], error: LatchworkError) -> None:
-        """Put units back to the front, in order; answer those whose time is over."""
+        """Put units back to the front, in order. Fail units whose time has run out."""
         now = self._clock.now()
         with self._changed.mutex:
             over = units if now >= self._ends_at else [unit for unit in units if unit.until <= now]
@@ -222,12 +224,12 @@ class GroupCommit:
 
 
 def _certain(unit: Unit, error: Exception) -> Exception:
-    """The error of a unit whose last try failed so: it says nothing of the tries before."""
+    """Return the error of a unit whose last attempt failed: ``OutcomeUnknown`` if an earlier one may have succeeded."""
     return OutcomeUnknown(str(error)) if unit.is_doubtful else error
 
 
 def _prefix_of(store: Store) -> str:
-    """What stands before the store's keys in fences."""
+    """Return the prefix of the store's keys in fences."""
     (check,) = store.fence(0, Exists("x")).checks
     return check.key[:-1] if isinstance(check, Exists) else ""
 
@@ -247,20 +249,21 @@ def _fail(unit: Unit, error: BaseException) -> None:
 
 
 class Unit:
-    """Checks and writes that belong together: all of them hold and land, or none.
+    """Checks and writes that are committed together, all or none.
 
     Attributes:
-        checks, ops: what ``commit`` takes.
-        landed: whether it got through, after an error that leaves this open.
-        until: when to stop trying while the server cannot be reached, on the local clock.
-        prefix: what goes before its keys; those in fences have it already.
-        future: what its caller has.
-        is_doubtful: it may have landed without our knowing.
-        written: the keys that it writes, with the prefix: the bytes of a ``Put`` that others may share, or None.
-        asked: what it asks about keys, by key, with the prefix.
+        checks, ops: the arguments of ``commit``.
+        landed: returns whether it was committed, after an error that leaves this open.
+        until: when to stop retrying while the server cannot be reached, on the local clock.
+        prefix: the prefix of its keys; keys in fences have it already.
+        future: the future that the caller has.
+        is_doubtful: it may have been committed without our knowledge.
+        written: its written keys, with the prefix; values are the bytes of a ``Put`` that other units may share, or
+            None.
+        asked: its checks by key, with the prefix.
         sessions: the sessions that it binds keys to.
-        size: its bytes, about.
-        weight: its checks, those in fences counted.
+        size: its approximate size in bytes.
+        weight: number of its checks, including checks in fences.
     """
 
     def __init__(
@@ -320,7 +323,7 @@ class _Batch:
         return not self.units or (fits and len(self.sessions | unit.sessions) <= 1)
 
     def touches(self, unit: Unit) -> bool:
-        """Whether one of the two writes what the other writes or asks about, or they contradict each other."""
+        """Return whether one writes a key that the other writes or checks, or their checks contradict each other."""
         for key in self._both_write(unit):
             if self.written[key] is None or self.written[key] != unit.written[key]:
                 return True
@@ -342,7 +345,7 @@ class _Batch:
         self.size += unit.size
 
     def note(self, unit: Unit) -> None:
-        """It comes in this one or in a later one: what touches it comes no earlier."""
+        """Note a unit of this transaction or a later one: a unit that touches it must not be committed before it."""
         differing = [key for key in self._both_write(unit) if self.written[key] != unit.written[key]]
         self.written.update(unit.written)
         self.written.update(dict.fromkeys(differing))
@@ -350,13 +353,13 @@ class _Batch:
 
 
 def gather(waiting: Sequence[Unit], most: int = MOST_OPS) -> list[Unit]:
-    """The units that go into the next transaction: the first, and whatever goes with it, in order.
+    """Return the units of the next transaction: the first, and all that can be combined with it, in order.
 
-    None overtakes one that it touches.
+    No unit overtakes another one that it touches.
 
     Args:
-        waiting: units in the order in which they came; not empty.
-        most: no more units than this.
+        waiting: units in the order of their arrival; not empty.
+        most: maximum number of units.
     """
     if len(waiting) == 1:
         return list(waiting)
@@ -372,21 +375,21 @@ def gather(waiting: Sequence[Unit], most: int = MOST_OPS) -> list[Unit]:
 
 
 def blamed(units: Sequence[Unit], error: Conflict) -> list[Unit]:
-    """The units that a refusal is about: those that have a check or a write which did not hold.
+    """Return the units that caused a conflict, because one of their checks or writes did not hold.
 
-    None, if it names nothing of theirs: each has to be asked alone then.
+    Empty if the error names none of theirs: then each has to be tried alone.
     """
     failed = list(error.failed)
     return [unit for unit in units if any(each in failed for each in (*unit.checks, *unit.ops))]
 
 
 def checks_of(units: Iterable[Unit]) -> list[Check]:
-    """The checks of all, each once, in order."""
+    """Return the checks of all units, each once, in order."""
     return list(dict.fromkeys([check for unit in units for check in unit.checks]))
 
 
 def ops_of(units: Iterable[Unit]) -> list[Op]:
-    """The writes of all, in order; one that several share stands where the first has it."""
+    """Return the writes of all units, in order. A shared write appears once, where the first unit has it."""
     written: set[str] = set()
     found: list[Op] = []
     for unit in units:

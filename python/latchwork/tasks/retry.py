@@ -1,4 +1,4 @@
-"""How often a task is tried, and how long it pauses between. Pure."""
+"""Retry policies of tasks. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MOST_INCREASE = 1e6
 
 
 def backoff_s(count: int, initial_s: float = 0.1, increase: float = 1.5, max_s: float = 10.0) -> float:
-    """Seconds to pause after so many tries: ``min(max_s, initial_s * increase ** count)``; any count is safe.
+    """Return the seconds to pause: ``min(max_s, initial_s * increase ** count)``; any count is safe.
 
     Args:
-        count: tries before this pause, minus one; 0 is the first pause.
+        count: attempts before this pause, minus one; 0 is the first pause.
         initial_s: the first pause.
-        increase: each pause is so many times the one before.
-        max_s: no pause is longer.
+        increase: factor between two pauses.
+        max_s: the longest pause.
     """
     try:
         return min(max_s, initial_s * increase ** max(0, count))
@@ -34,15 +34,15 @@ def backoff_s(count: int, initial_s: float = 0.1, increase: float = 1.5, max_s: 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a task that raises is tried again.
+    """The retry policy of a task that raises.
 
     Attributes:
-        attempts: how often it is tried in all; 1 tries once.
-        initial_s: seconds before the second try.
-        increase: each pause is so many times the one before.
-        max_s: no pause is longer, in seconds.
-        jitter: each pause is longer or shorter by up to this part of it, by chance; 0 to 1.
-        on: exceptions of these classes are tried again, all others fail at once.
+        attempts: total number of attempts; 1 means no retry.
+        initial_s: seconds before the second attempt.
+        increase: factor between two pauses.
+        max_s: the longest pause, in seconds.
+        jitter: each pause is randomly longer or shorter by up to this fraction; 0 to 1.
+        on: exceptions of these classes are retried, all others fail at once.
     """
 
     attempts: int = 1
@@ -69,17 +69,17 @@ class Retry:
             raise TypeError(f"on must be a tuple of exception classes, not {kinds!r}")
 
     def again(self, attempt: int, error: BaseException | None) -> bool:
-        """Whether the try of this number, from 1, is followed by another after this error.
+        """Return whether another attempt follows attempt number ``attempt``, from 1, after this error.
 
-        An error that is not known here as an exception (None) is one of any class.
+        None stands for an exception whose class is not known here; it is retried like any class.
         """
         return attempt < self.attempts and (error is None or isinstance(error, self.on))
 
     def pause_s(self, attempt: int, chance: float | None = None) -> float:
-        """Seconds to pause after the try of this number, from 1.
+        """Return the seconds to pause after an attempt.
 
         Args:
-            attempt: the number of the try that failed.
+            attempt: the number of the attempt that failed, from 1.
             chance: from 0 to 1, for the jitter; None draws one.
         """
         drawn = random.random() if chance is None else chance
@@ -93,10 +93,10 @@ _Pause = Annotated[float, Meta(ge=0.0, le=_MOST_S)]
 
 
 class StoredRetry(Struct, frozen=True):
-    """A retry as a part of a record: its classes of exceptions are text, and none is imported because of that.
+    """A retry policy as part of a record. Its exception classes are stored as text, and never imported.
 
     Attributes:
-        on: the classes of exceptions that are tried again, as ``module:qualname``.
+        on: the exception classes that are retried, as ``module:qualname``.
     """
 
     attempts: Positive
@@ -108,20 +108,20 @@ class StoredRetry(Struct, frozen=True):
 
     @classmethod
     def of(cls, retry: Retry) -> StoredRetry:
-        """Return a retry as it is stored."""
+        """Convert a retry policy for storage."""
         on = tuple(map(type_name, retry.on))
         return cls(retry.attempts, retry.initial_s, retry.increase, retry.max_s, retry.jitter, on)
 
     def to_retry(self) -> Retry:
-        """Return the retry, without its classes of exceptions."""
+        """Return the retry policy, without its exception classes."""
         return Retry(self.attempts, self.initial_s, self.increase, self.max_s, self.jitter)
 
 
 def type_name(kind: type[BaseException]) -> str:
-    """Return a class of exceptions as it is stored."""
+    """Return the stored name of an exception class."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def is_final(error: BaseException | None) -> bool:
-    """Whether no second try can help: the call itself is wrong."""
+    """Return whether the call itself is wrong, so that a retry cannot help."""
     return isinstance(error, LatchworkError) and isinstance(error, (LookupError, TypeError, ValueError))

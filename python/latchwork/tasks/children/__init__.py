@@ -1,6 +1,6 @@
-"""Commands that end with what they depend on. A second door of tasks, for whoever runs commands and no functions.
+"""Supervised commands that end when their parent or its ownership ends. For users who run commands, not functions.
 
-It keeps to itself how a supervisor is told what to do.
+The protocol between parent and supervisor is private to this package.
 """
 
 from latchwork.tasks.children.child import CannotStart, Child, ChildEnd, DeadlineExtender

@@ -1,16 +1,16 @@
-"""Commands that end with what they depend on: a child process under a supervisor of its own.
+"""Commands that end with what they depend on: child processes, each under a separate supervisor.
 
 ``Child`` starts a command under ``shim``, a small process that outlives a parent which is killed or frozen. The
-command, and on Linux whatever forks away from it, is ended by force at the moment until which it was allowed to run,
-when its parent is gone, or when it is told. ``DeadlineExtender`` moves that moment on as long as an ownership lasts: a
-child that runs under a session is gone before the session can end, whether or not its parent still moves.
+command, and on Linux every process that forks away from it, is killed at its deadline, when its parent is gone, or on
+request. ``DeadlineExtender`` extends that deadline while an ownership lasts: a child that runs under a session is gone
+before the session can end, even if its parent is frozen.
 
-Where the supervisor itself is killed, what the command started is looked for by a variable of its environment,
-``LATCHWORK_CHILD``: by the parent, or, if that is frozen or dead, by whoever of the same user starts a command next on
-this machine (``notes``).
+If the supervisor itself is killed, the processes of the command are found by a variable of their environment,
+``LATCHWORK_CHILD``. The parent ends them. If the parent is frozen or dead, the next process of the same user that
+starts a command on this machine ends them (``notes``).
 
-Not promised: that a child which was started by another machine's means (``at``, a container engine, a batch system)
-ends. Where there is no ``/proc``, only the command's process group does. Nothing here touches the network.
+Not promised: the end of processes that another service started for the command (``at``, a container engine, a batch
+system). Without ``/proc``, only the command's process group is ended. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from latchwork.store.forks import ForkGuard
 from latchwork.tasks.children.notes import MARK, Note, end_left, end_marked
 from latchwork.tasks.children.order import Shim, Stream, Streams, is_readable, moment_text, order_of
 
-#: Why a child has ended: by itself, at the end of its time, told to, with its parent, or its supervisor was killed.
+#: Why a child has ended: by itself, at its deadline, on request, with its parent, or its supervisor was killed.
 Why = Literal["exited", "deadline", "told", "parent", "unsupervised"]
-#: Seconds for which a supervisor that was told to end may take; then its group is ended from here.
+#: Seconds that a supervisor may take to end its command. After that, the parent kills the supervisor.
 _SHIM_S = 10.0
 _WHERE = {"user": "change to its user", "folder": "go to its folder", "program": "start its program"}
 
 
 class CannotStart(LatchworkError, OSError):
-    """A command could not be started; nothing of it runs."""
+    """A command could not be started. No process of it is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
-    """How a child has ended, and all that it had started.
+    """How a child, and all that it had started, has ended.
 
     Attributes:
-        why: ``exited`` by itself; at its ``deadline``; ``told`` to; with its ``parent``; ``unsupervised`` when its
-            supervisor was killed, and how it ended is not known.
+        why: ``exited`` by itself; ``deadline``: killed at its deadline; ``told``: stopped on request; ``parent``: its
+            parent was gone; ``unsupervised``: its supervisor was killed, and its exit status is not known.
         code: its exit code; None when a signal ended it.
         signal: the signal; None when it exited.
-        user_s, system_s: processor time of it and of those that it waited for, in seconds.
-        max_rss_kib: the most memory that one of them had, in KiB.
-        left: processes that it left behind, and that were ended.
+        user_s, system_s: processor time of the command and of its descendants that were waited for, in seconds.
+        max_rss_kib: the largest resident memory of one of these processes, in KiB.
+        left: number of processes that it left behind, and that were ended.
     """
 
     why: Why
@@ -85,23 +85,23 @@ class ChildEnd:
 
 
 class Child:
-    """A command under supervision, running once this returns. Safe to share between threads.
+    """A supervised command, running once this returns. Safe to share between threads.
 
     Args:
         argv: the program and its arguments; no shell.
-        env: its environment, whole but for a mark of ours; None takes the parent's.
-        folder: where it starts; None where the parent is.
-        stdin, stdout, stderr: a path (written from its end on), a descriptor, ``PIPE``, ``DEVNULL``; ``stderr`` may be
+        env: the complete environment, to which one marker variable is added; None takes the parent's.
+        folder: the working directory; None takes the parent's.
+        stdin, stdout, stderr: a path (output is appended), a descriptor, ``PIPE``, ``DEVNULL``; ``stderr`` may be
             ``STDOUT``. None takes the parent's.
-        until: the moment on the boot clock (``Clock.now()``) at which it is ended by force; ``allow`` moves it.
-        grace_s: it gets SIGTERM so many seconds before that moment; 0 sends none.
-        user: run it as this user, with that user's groups; only where the parent may.
-        keep: descriptors that it inherits, with their numbers.
-        label: what a list of processes shows of its supervisor.
+        until: the time on the boot clock (``Clock.now()``) at which it is killed; ``allow`` changes it.
+        grace_s: seconds between SIGTERM and ``until``; 0 sends no SIGTERM.
+        user: run it as this user, with that user's groups; the parent needs the permission.
+        keep: descriptors that it inherits under the same numbers.
+        label: the name of its supervisor in a list of processes.
 
     Attributes:
-        pid: its process id, and that of its group.
-        stdin, stdout, stderr: the parent's ends of pipes; None for other streams. They are the caller's to close.
+        pid: its process ID, and that of its process group.
+        stdin, stdout, stderr: the parent's ends of pipes; None for other streams. ``close`` closes them.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class Child:
             streams.close_theirs()
             self.stdin, self.stdout, self.stderr = streams.ours
             self.pid = self._hear_start()
-        except BaseException:  # nobody else could end it
+        except BaseException:  # the caller has no object to close
             self._give_up(streams)
             raise
 
     def _give_up(self, streams: Streams) -> None:
-        """After an error, or an interrupt: leave neither a process nor a descriptor."""
+        """Clean up after an error or an interrupt: leave neither a process nor a descriptor."""
         streams.close_theirs()
         streams.close()
         self._settle()
@@ -163,36 +163,36 @@ class Child:
         self.close()
 
     def fileno(self) -> int:
-        """A descriptor that is readable once it has ended: for ``select``; ``poll`` then has the end."""
+        """Return a descriptor for ``select``. It is readable once the child has ended; ``poll`` then returns how."""
         return self._shim.reports
 
     def allow(self, until: float) -> None:
-        """Let it run until that moment of the boot clock, whether that is later or earlier than before."""
+        """Set the time on the boot clock at which the child is killed, earlier or later than before."""
         self._say(f"until {moment_text(until)}")
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Send SIGTERM to its group, and end it by force so many seconds later. Does not wait."""
+        """Send SIGTERM to its process group, and kill it after ``grace_s`` seconds. Does not wait."""
         if not is_number(grace_s, 0.0):
             raise ValueError(f"grace_s must be a number of seconds from 0, not {grace_s!r}")
         self._say(f"stop {grace_s!r}")
 
     def kill(self) -> None:
-        """End it by force, and all that it started. Does not wait."""
+        """Kill it and everything that it started. Does not wait."""
         self._say("kill")
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to its group."""
+        """Send a signal to its process group."""
         self._say(f"signal {int(number)}")
 
     def poll(self) -> ChildEnd | None:
-        """How it has ended; None while it runs."""
+        """Return how it has ended; None while it is running."""
         return self._wait(0.0)
 
     def wait(self, timeout_s: float | None = None) -> ChildEnd:
         """Wait until it, and all that it had started, has ended.
 
         Raises:
-            WaitTimeout: it runs on.
+            WaitTimeout: it is still running.
         """
         end = self._wait(timeout_s)
         if end is None:
@@ -200,7 +200,7 @@ class Child:
         return end
 
     def close(self) -> None:
-        """End it by force if it runs, wait until it has ended, and close the pipes. Twice is fine."""
+        """Kill it if it is running, wait until it has ended, and close the pipes. Idempotent."""
         if self._home.is_foreign:
             return
         self.kill()
@@ -231,7 +231,7 @@ class Child:
         return self._end
 
     def _hear(self) -> None:
-        """Take in what the supervisor says; its silence means that it was killed."""
+        """Read reports of the supervisor. The end of the pipe without a report means that the supervisor was killed."""
         with self._mutex:
             if self._end is not None:
                 return
@@ -248,9 +248,9 @@ class Child:
                 self._end = self._without_shim()
 
     def _without_shim(self) -> ChildEnd:
-        """The supervisor was killed: the kernel ends the command itself then, and this the rest of its group.
+        """End the rest of the process group after the supervisor was killed. The kernel has killed the command itself.
 
-        What has forked away from it is nobody's child any more, and is found by its mark.
+        Processes that forked away from the command are found by their mark.
         """
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -276,7 +276,7 @@ class Child:
         raise CannotStart(number, f"{self._what} could not {_WHERE.get(where, where)}: {why} {name}".rstrip())
 
     def _settle(self) -> None:
-        """Give back the descriptors, once."""
+        """Close the descriptors, once."""
         with self._mutex:
             self._is_closed = True
             self._shim.close_pipes()
@@ -286,7 +286,7 @@ class Child:
 
 
 def _end_of(words: list[bytes]) -> ChildEnd:
-    """The end that a supervisor reports."""
+    """Parse the end that a supervisor reports."""
     why, status, user_s, system_s, rss, left = (each.decode() for each in words)
     code = os.waitstatus_to_exitcode(int(status))
     return ChildEnd(
@@ -308,15 +308,16 @@ def _signal_name(number: int) -> str:
 
 
 class DeadlineExtender:
-    """Lets children run as long as an ownership surely lasts, and no longer. Safe to share between threads.
+    """Keeps children running only while an ownership is certain to last. Safe to share between threads.
 
-    One thread moves the moments of all its children on. When it cannot, because this process is frozen or killed, the
-    children end at the moment that they had.
+    One thread extends the deadlines of all its children. If this process is frozen or killed, deadlines are not
+    extended, and the children end at the last one.
 
     Args:
-        remaining_s: for how long the ownership surely lasts, in seconds: ``session.remaining_s``. Does no I/O.
-        margin_s: children end so long before that: the time that it may take to end one.
-        every_s: how often moments are moved on.
+        remaining_s: returns the seconds for which the ownership is certain to last, e.g. ``session.remaining_s``. Does
+            no I/O.
+        margin_s: children end this many seconds before the ownership: the time that it may take to end one.
+        every_s: seconds between extensions.
     """
 
     def __init__(self, remaining_s: Callable[[], float], *, margin_s: float = 0.5, every_s: float = 0.5) -> None:
@@ -339,11 +340,11 @@ class DeadlineExtender:
 
     @property
     def until(self) -> float:
-        """The moment until which a child may run as things are; on the boot clock."""
+        """The time on the boot clock until which a child may run now."""
         return SYSTEM_CLOCK.now() + self._remaining_s() - self._margin_s
 
     def add(self, child: Child, deadline: float = math.inf) -> None:
-        """Hold a child from now on; it may not run beyond its own deadline either."""
+        """Extend the deadline of a child from now on, but never beyond ``deadline``."""
         with self._mutex:
             if self._closed.is_set():
                 raise Closed("this leash was closed; make another one")
@@ -354,14 +355,14 @@ class DeadlineExtender:
         child.allow(min(self.until, deadline))
 
     def remove(self, child: Child, *, deadline: float = math.inf) -> None:
-        """Hold it no longer: it may run until that moment, as if there were no ownership."""
+        """Stop extending a child, and set its deadline, independent of the ownership."""
         with self._mutex:
             there = self._held.pop(child, None)
         if there is not None:
             child.allow(deadline)
 
     def close(self) -> None:
-        """Move nothing on any more: what is still held ends at its moment. Twice is fine."""
+        """Stop extending. Children that were not removed end at their current deadline. Idempotent."""
         self._closed.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -373,6 +374,6 @@ class DeadlineExtender:
                 held = list(self._held.items())
             until = self.until
             for child, deadline in held:
-                with self._mutex:  # one that was let go meanwhile has another moment
+                with self._mutex:  # one that was removed meanwhile has another deadline
                     if child in self._held:
                         child.allow(min(until, deadline))

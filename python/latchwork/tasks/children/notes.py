@@ -1,14 +1,14 @@
-"""Notes of commands that run: who starts the next ends what is left where a supervisor was killed. Linux only.
+"""Notes of running commands, by which the next start of a command finds processes of killed supervisors. Linux only.
 
     <temporary folder>/latchwork-<user>/children-<boot>-<process namespace>/<mark>
 
-A note is an empty file, locked by the supervisor as long as that lives, and removed by it once nothing is left of its
-command. So a note without a lock is that of a supervisor that was killed, and what has its mark is nobody's: neither
-the number of a process nor an environment alone says so, for numbers come back, and a batch system or ``at`` hands the
-environment on to what is none of ours.
+A note is an empty file. The supervisor locks it while it is running, and removes it once nothing is left of its
+command. So a note without a lock belongs to a supervisor that was killed, and processes with its mark may be ended.
+Neither a process ID nor an environment is proof without the note: IDs are reused, and a batch system or ``at`` copies
+the environment to processes that are not ours.
 
-A folder that is not ours alone is not used, for who can write there could name what is to be ended. Nothing here
-touches the network.
+A folder that other users can write to is not used: they could name processes to be ended. Nothing here touches the
+network.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from latchwork.disks import secure_folder
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PIDS = Path("/proc/self/ns/pid")
 _A_MARK = re.compile(r"[0-9a-f]{32}\Z")
-#: The variable that has the mark.
+#: The environment variable that holds the mark.
 MARK = "LATCHWORK_CHILD"
 _PROC = Path("/proc")
 _AGAIN_S = 0.02
 
 
 class Note:
-    """That a command with this mark runs. No note where there can be none: then it is as if this were not there.
+    """The note of one running command. If no note can be written, all methods do nothing.
 
     Attributes:
-        path: where it is; None for none.
-        fd: the descriptor that has its lock, for the supervisor; -1 for none.
+        path: its path; None for none.
+        fd: the descriptor that holds its lock, for the supervisor; -1 for none.
     """
 
     def __init__(self, mark: str) -> None:
@@ -53,7 +53,7 @@ class Note:
     def _write(self, path: Path) -> None:
         import fcntl  # not on every system
 
-        new = path.with_suffix(".new")  # no note yet: nobody may find it before it is locked
+        new = path.with_suffix(".new")  # not a valid name of a note: must not be found before it is locked
         self.fd = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,17 +66,17 @@ class Note:
 
     @property
     def order(self) -> bytes:
-        """What the supervisor is told of it."""
+        """The descriptor and the path, as the supervisor gets them."""
         return b"" if self.path is None else str(self.fd).encode() + b" " + os.fsencode(self.path)
 
     def close(self) -> None:
-        """Leave the lock to the supervisor alone."""
+        """Close our descriptor, so that only the supervisor holds the lock."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     def remove(self) -> None:
-        """Nothing is left of the command, or none was started."""
+        """Remove the note: nothing is left of the command, or none was started."""
         self.close()
         if self.path is not None:
             with suppress(OSError):
@@ -84,32 +84,32 @@ class Note:
 
 
 def end_left() -> int:
-    """End what is left of commands of this user whose supervisors were killed; how many processes.
+    """End processes of this user whose supervisors were killed. Return how many.
 
     Returns once they are gone, as far as they can be ended.
     """
     folder, count = notes_folder(), 0
     for path in () if folder is None else _unlocked(folder):
         count += end_marked(path.name)
-        with suppress(OSError):  # not before: who comes after us, if we are killed in this, finds it
+        with suppress(OSError):  # last: if we are killed before, the next process finds it
             path.unlink()
     return count
 
 
 def _unlocked(folder: Path) -> list[Path]:
-    """The notes of supervisors that were killed."""
+    """Return the notes of supervisors that were killed."""
     with suppress(OSError):
         return [path for path in folder.iterdir() if _A_MARK.match(path.name) and not _is_locked(path)]
     return []
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether its supervisor lives. Two may ask at once: their locks are in nobody's way."""
+    """Return whether its supervisor is running. Shared locks, so concurrent checks do not disturb each other."""
     import fcntl
 
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # it has ended this moment
+    except OSError:  # it has just ended
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -121,7 +121,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def notes_folder() -> Path | None:
-    """The folder of this user's notes, made if need be; None where there is none that is ours alone."""
+    """Return the folder of this user's notes, created if needed; None if other users can write to it."""
     name = _place()
     if not name:
         return None
@@ -134,7 +134,7 @@ def notes_folder() -> Path | None:
 
 @cache
 def _place() -> str:
-    """Whose processes we see: of this start of this machine, or of a container in it; empty where nothing says so."""
+    """Return a folder name for this boot and process namespace; empty if the system does not report them."""
     try:
         return f"children-{_BOOT.read_text().strip()[:13]}-{_PIDS.stat().st_ino}"
     except OSError:
@@ -142,15 +142,15 @@ def _place() -> str:
 
 
 def end_marked(mark: str, within_s: float = 5.0) -> int:
-    """End all processes with this mark by force, also those that they start meanwhile; how many.
+    """Kill all processes with this mark, including processes started meanwhile. Return how many.
 
-    Returns when none is left, and at the latest after ``within_s``: one may be in the kernel, on a dead disk.
+    Returns when none is left, or after ``within_s``: a process can hang in the kernel, for example on a dead disk.
     """
     entry = f"{MARK}={mark}".encode()
     until = time.monotonic() + within_s
     ended: set[int] = set()
     while found := set(_stopped(entry)):
-        while more := set(_stopped(entry)) - found:  # what is stopped forks no more
+        while more := set(_stopped(entry)) - found:  # a stopped process cannot fork
             found |= more
         for pid in found:
             _send(pid, entry, signal.SIGKILL)
@@ -162,7 +162,7 @@ def end_marked(mark: str, within_s: float = 5.0) -> int:
 
 
 def _stopped(entry: bytes) -> Iterator[int]:
-    """The processes with this entry that live, each stopped."""
+    """Stop all running processes with this entry, and yield their IDs."""
     names = [each.name for each in _PROC.iterdir()] if _PROC.is_dir() else []
     for pid in map(int, filter(str.isdecimal, names)):
         if pid != os.getpid() and _send(pid, entry, signal.SIGSTOP):
@@ -170,13 +170,13 @@ def _stopped(entry: bytes) -> Iterator[int]:
 
 
 def _send(pid: int, entry: bytes, number: signal.Signals) -> bool:
-    """Send a signal to a process if it has the entry; whether it has, and lives."""
+    """Send a signal to a process if its environment has the entry. Return whether it was sent."""
     if entry not in _environment(pid):
         return False
     with suppress(OSError, AttributeError):
         descriptor = os.pidfd_open(pid)
         try:
-            if entry in _environment(pid):  # it is that one still: now it cannot become another
+            if entry in _environment(pid):  # still the same process: the descriptor pins it
                 signal.pidfd_send_signal(descriptor, number)
                 return True
         finally:
@@ -185,7 +185,7 @@ def _send(pid: int, entry: bytes, number: signal.Signals) -> bool:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """What it was started with; nothing of one that has ended, or is not ours to look at."""
+    """Return the environment that a process was started with; empty if it has ended or cannot be read."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a supervisor is told, how it is started, and where the streams of its child come from and go to."""
+"""The order that a supervisor gets, its start, and the streams of its child."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from latchwork.errors import LatchworkError
 from latchwork.tasks.children.notes import MARK, Note
 
 SHIM = Path(__file__).with_name("shim.py")
-#: The variables of this process that a supervisor gets: what the interpreter may need to start, and the mark of the
-#: command that this process is part of. Commands may read the environment of their supervisor, so it gets no others.
+#: The variables of this process that a supervisor gets: variables for the interpreter, and the mark of the command
+#: that this process belongs to. Commands can read the environment of their supervisor, so it gets no others.
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", MARK)
-#: Its length goes before an order, in so many digits.
+#: Number of digits of the length that precedes an order.
 _DIGITS = 10
 DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
 #: A file's path, a descriptor, PIPE, DEVNULL; None is the parent's own.
@@ -35,10 +35,10 @@ def order_of(  # noqa: PLR0917 - the parts of one record, in its order
     user: str | None,
     keep: Sequence[int],
 ) -> list[bytes]:
-    """The parts of an order, but the descriptors of the streams and the note.
+    """Build the parts of an order, without the descriptors of the streams and the note.
 
     Raises:
-        ValueError: an argument cannot be one.
+        ValueError: an argument is invalid.
     """
     if not argv or not argv[0]:
         raise ValueError("a command needs a program: give argv with at least one part")
@@ -68,10 +68,10 @@ def order_of(  # noqa: PLR0917 - the parts of one record, in its order
 
 
 def moment_text(until: float) -> str:
-    """A moment as the supervisor reads it.
+    """Format a time for the supervisor.
 
     Raises:
-        ValueError: it is no number.
+        ValueError: it is not a number.
     """
     given: object = until
     if isinstance(given, bool) or not isinstance(given, (int, float)) or math.isnan(given):
@@ -80,12 +80,14 @@ def moment_text(until: float) -> str:
 
 
 class Shim:
-    """A supervisor: not started yet. It ends, with all that is its, once ``orders`` is closed.
+    """A handle on the supervisor process, before and after its start.
+
+    The supervisor and its command end once ``orders`` is closed.
 
     Attributes:
-        process: its process; None before it was started.
-        orders: where orders go; -1 when it is closed.
-        reports: where reports come from; the same.
+        process: the process; None before the start.
+        orders: descriptor to write orders to; -1 if closed.
+        reports: descriptor to read reports from; -1 if closed.
     """
 
     def __init__(self) -> None:
@@ -94,16 +96,16 @@ class Shim:
 
     @property
     def pid(self) -> int:
-        """Of its process; 0 before it was started."""
+        """The process ID; 0 before the start."""
         return 0 if self.process is None else self.process.pid
 
     def kill(self) -> None:
-        """End it by force; the kernel ends its command then."""
+        """Kill the supervisor; the kernel then kills its command."""
         if self.process is not None:
             self.process.kill()
 
     def start(self, order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str, note: Note) -> None:
-        """Start it, and give it its order, and the note that its command runs."""
+        """Start the supervisor, and send it its order, with the note of its command."""
         order[5] = " ".join(map(str, streams)).encode()
         order[6] = note.order
         passed = [*streams, *keep, *([note.fd] if note.path is not None else [])]
@@ -128,8 +130,8 @@ class Shim:
             note.close()
 
     def close_pipes(self) -> None:
-        """Close the pipes, once: one thread at a time."""
-        orders, self.orders = self.orders, -1  # first: a number that is closed twice may be another's by then
+        """Close the pipes, once. Call it from one thread at a time."""
+        orders, self.orders = self.orders, -1  # first: a descriptor closed twice may be reused by then
         if orders >= 0:
             os.close(orders)
         reports, self.reports = self.reports, -1
@@ -137,7 +139,7 @@ class Shim:
             os.close(reports)
 
     def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the supervisor has ended."""
         if self.process is not None:
             self.process.wait()
 
@@ -146,19 +148,19 @@ def _write_all(fd: int, data: bytes) -> None:
     try:
         while data:
             data = data[os.write(fd, data) :]
-    except BrokenPipeError:  # it has ended; its silence says so
+    except BrokenPipeError:  # it has ended; the reader of its reports notices
         pass
 
 
 def is_readable(fd: int, timeout_s: float | None) -> bool:
-    """Wait until there is something to read; False when the time is over."""
+    """Wait until there is data to read. Return False after ``timeout_s``."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
 
 
 def _folder_of(folder: str | Path | None) -> bytes:
-    """The folder as the supervisor finds it, which is itself in none that somebody may want to remove."""
+    """Return the folder as an absolute path: the supervisor runs in ``/``, so that it keeps no folder in use."""
     try:
         return os.fsencode(Path(folder or "").absolute())
     except FileNotFoundError:  # the parent's own folder was removed
@@ -166,7 +168,7 @@ def _folder_of(folder: str | Path | None) -> bytes:
 
 
 def _ids_of(user: str | None) -> str:
-    """The numbers of a user and of all its groups."""
+    """Return the user ID, the group ID and all supplementary groups of a user, as text."""
     if user is None:
         return ""
     import pwd  # not on every system
@@ -212,7 +214,7 @@ class Streams:
         return os.dup(stream)
 
     def close_theirs(self) -> None:
-        """Close what the child has by now."""
+        """Close our copies of the descriptors that the child has inherited."""
         while self.theirs:
             os.close(self.theirs.pop())
 

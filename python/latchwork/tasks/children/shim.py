@@ -1,13 +1,13 @@
-"""Supervises one command, as a program of its own: ``python -I -S shim.py LABEL``. Standard library only.
+"""A program that supervises one command: ``python -I -S shim.py LABEL``. Standard library only.
 
-It owns what the command starts: a process group, and, on Linux, whatever forks away from it. It ends all of it when the
-command has ended, at the time until which it was allowed to run, when it is told to, and when its parent has died,
-whichever comes first. ``supervisor`` is the other end; nothing imports this module.
+It owns the processes that the command starts: a process group, and, on Linux, every process that forks away from it. It
+ends all of them when the command has ended, at its deadline, on request, or when the parent has died, whichever comes
+first. ``order`` is the other end of the pipes. No module imports this one.
 
-Descriptor 0 is a pipe from the parent. First the order: its length, then so many bytes of parts that are separated by
-NUL. Then lines: ``until T`` (seconds on the boot clock), ``stop S`` (end politely, by force after S seconds),
-``signal N``, ``kill``. Its end means that the parent is gone.
-Descriptor 1 is a pipe to the parent: ``started PID``, or ``failed ERRNO WHERE``; ``ended WHY STATUS USER SYSTEM RSS
+Descriptor 0 is a pipe from the parent. It carries the order first: its length, then that many bytes of parts separated
+by NUL. Then lines: ``until T`` (seconds on the boot clock), ``stop S`` (SIGTERM, and SIGKILL after S seconds),
+``signal N``, ``kill``. The end of this pipe means that the parent is gone.
+Descriptor 1 is a pipe to the parent: ``started PID`` or ``failed ERRNO WHERE``, then ``ended WHY STATUS USER SYSTEM RSS
 LEFT`` once nothing is left.
 """
 
@@ -20,17 +20,17 @@ import signal
 import sys
 import time
 
-TYPE_CHECKING = False  # typing takes longer to import than all that is here
+TYPE_CHECKING = False  # importing typing takes longer than this whole module
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
 BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-#: Where the machine has no timer that runs through suspend, it looks at the clock that often.
+#: Seconds between checks of the clock, on systems without a timer that runs through suspend.
 LOOK_S = 0.5
-#: Between two looks at processes that do not die: they are in the kernel, on a dead disk for instance.
+#: Seconds between checks of processes that do not die: they hang in the kernel, for example on a dead disk.
 REAP_S = 0.02
-#: Signals that this process treats in its own way, or that Python does.
+#: Signals that this process or Python handles, so that the command needs their defaults back.
 OURS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TFD_NONBLOCK, TFD_ABSTIME = 0o4000, 1
@@ -42,30 +42,30 @@ def now() -> float:
 
 
 class System:
-    """What the standard library does not offer, from libc; None where the machine has it not."""
+    """Functions of libc that the standard library does not offer; without libc, calls have no effect."""
 
     def __init__(self) -> None:
         self.libc = None
         if sys.platform == "linux":
             with contextlib.suppress(ImportError, OSError):
-                import ctypes  # takes as long as all the rest
+                import ctypes  # slow to import
 
                 self.ctypes = ctypes
                 self.libc = ctypes.CDLL(None, use_errno=True)
 
     def prctl(self, option: int, value: int) -> bool:
-        """Set one option of this process; False where that cannot be."""
+        """Set an option of this process. Return False if that is not possible."""
         return self.libc is not None and bool(self.libc.prctl(option, value, 0, 0, 0) == 0)
 
     def boot_timer(self) -> int | None:
-        """A descriptor that becomes readable at a moment of the boot clock; None where there is none."""
+        """Return a timer descriptor on the boot clock, for ``set_timer``; None if the system has none."""
         if self.libc is None or not hasattr(self.libc, "timerfd_create"):
             return None
         timer = self.libc.timerfd_create(BOOT, TFD_NONBLOCK)
         return timer if timer >= 0 else None
 
     def set_timer(self, timer: int, moment: float) -> None:
-        """Have it become readable at that moment; infinity for never."""
+        """Make the descriptor readable at a time on the boot clock; infinity disarms it."""
         whole = 0 if moment == float("inf") else int(moment)
         values = (0, 0, whole, int((moment - whole) * 1e9) or 1) if whole else (0, 0, 0, 0)
         spec = (self.ctypes.c_long * 4)(*values)
@@ -74,7 +74,7 @@ class System:
 
 
 class Order:
-    """What is to be run."""
+    """The order from the parent: a command and its settings."""
 
     def __init__(self, parts: list[bytes]) -> None:
         fixed, counts, rest = parts[:7], [int(n) for n in parts[7].split()], parts[8:]
@@ -82,7 +82,7 @@ class Order:
         self.folder, self.user = fixed[3], fixed[4]
         self.streams = [int(fd) for fd in fixed[5].split()]
         lock, _, self.note = fixed[6].partition(b" ")
-        if lock:  # it says that we live: the command must not have it
+        if lock:  # the lock shows that this supervisor is running: the command must not inherit it
             os.set_inheritable(int(lock), False)
         self.argv, rest = rest[: counts[0]], rest[counts[0] :]
         pairs, rest = rest[: counts[1]], rest[counts[1] :]
@@ -109,7 +109,7 @@ class Shim:
         self.is_reaper = system.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self) -> None:
-        """Start the command, and see to its end."""
+        """Start the command, and supervise it until it and all its processes have ended."""
         wake = self.wake_pipe()
         parent = self.watch_parent()
         if not self.start():
@@ -129,7 +129,7 @@ class Shim:
         self.tell(f"ended {self.why} {self.status} {self.usage[0]:.6f} {self.usage[1]:.6f} {self.usage[2]} {self.left}")
 
     def look_at_clock(self) -> float:
-        """End what is over; the next moment to look."""
+        """Kill the command, or send SIGTERM, if that is due. Return the next time to check."""
         if self.kill_at is not None and now() >= self.kill_at:
             self.kill("told")
         elif now() >= self.until:
@@ -141,7 +141,7 @@ class Shim:
         return min([*moments, *([self.kill_at] if self.kill_at is not None else [])])
 
     def pause_ms(self, timer: int | None, moment: float) -> int | None:
-        """How long to wait for events; with a timer for ever, because that is an event."""
+        """Return the timeout for ``poll`` in milliseconds; None waits for an event, e.g. of the timer descriptor."""
         if timer is None:
             if moment == float("inf"):
                 return None
@@ -150,7 +150,7 @@ class Shim:
         return None
 
     def serve(self, ready: dict[int, int], wake: int, parent: int | None) -> None:
-        """Do what the descriptors that are ready ask for."""
+        """Handle the descriptors that are ready."""
         if wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 64)
@@ -160,7 +160,7 @@ class Shim:
             self.kill("parent")
 
     def hear(self) -> None:
-        """Obey the lines that have come; the end of the pipe is the end of the parent."""
+        """Obey the lines received; the end of the pipe means that the parent is gone."""
         data = os.read(0, 65536)
         if not data:
             self.kill("parent")
@@ -186,7 +186,7 @@ class Shim:
             self.kill("told")
 
     def start(self) -> bool:
-        """Start the command in a group of its own; False when it cannot be."""
+        """Start the command in a new process group. Return False, and report it, if that fails."""
         reading, writing = os.pipe()
         self.child = os.fork()
         if self.child == 0:
@@ -194,7 +194,7 @@ class Shim:
         os.close(writing)
         for fd in {*self.order.streams, *self.order.kept} - {0, 1, 2}:
             os.close(fd)
-        with contextlib.suppress(OSError):  # the child does the same: whoever is first
+        with contextlib.suppress(OSError):  # the child does the same: no order is needed
             os.setpgid(self.child, self.child)
         failure = b""
         while part := os.read(reading, 4096):
@@ -208,7 +208,7 @@ class Shim:
         return True
 
     def become(self, failure: int) -> NoReturn:
-        """Become the command. Only in the child; never returns."""
+        """Replace this forked child by the command. Never returns."""
         where = "start"
         try:
             os.setpgid(0, 0)
@@ -229,12 +229,12 @@ class Shim:
             execute(self.order.argv, self.order.env)
         except OSError as error:
             os.write(failure, f"{error.errno or 0} {where}".encode())
-        except BaseException:  # never back into the loop of the parent
+        except BaseException:  # never return into the loop of the parent
             os.write(failure, f"0 {where}".encode())
         os._exit(127)
 
     def place_streams(self) -> None:
-        """Put the streams where a program looks for them, and keep open what it inherits, nothing else."""
+        """Move the streams to descriptors 0 to 2, and keep only the inherited descriptors open."""
         spare = [os.dup(fd) for fd in self.order.streams]
         for number, fd in enumerate(spare):
             os.dup2(fd, number, inheritable=True)
@@ -245,28 +245,28 @@ class Shim:
             os.close(fd)
 
     def change_user(self) -> None:
-        """Become the user of the order, with no group of ours left."""
+        """Switch to the user of the order, and drop all our groups."""
         if not self.order.user:
             return
         uid, gid, *groups = [int(number) for number in self.order.user.split()]
         os.setgroups(groups)
         os.setgid(gid)
         os.setuid(uid)
-        self.system.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user takes it back
+        self.system.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user clears it
 
     def kill(self, why: str) -> None:
-        """End the command by force."""
+        """Kill the command, and record why."""
         self.why = why
         self.signal(signal.SIGKILL)
         self.reap(wait=True)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command's group: the number is its own until its first process is reaped."""
+        """Send a signal to the command's group: its ID is not reused until the command is reaped."""
         if self.status is None:
             send(os.killpg, self.child, number)
 
     def reap(self, *, wait: bool) -> None:
-        """Note the end of the command; bury the others that were left to us."""
+        """Record the end of the command, and reap other processes that were reparented to us."""
         flags = os.WEXITED | os.WNOWAIT
         if self.status is None and os.waitid(os.P_PID, self.child, flags | (0 if wait else os.WNOHANG)) is not None:
             self.left = len(self.descendants())
@@ -278,10 +278,10 @@ class Shim:
                 os.waitpid(dead.si_pid, 0)
 
     def end_all(self) -> None:
-        """End what has forked away from the command; return once nothing is left."""
+        """Kill processes that forked away from the command. Return once none is left."""
         while True:
             known: set[int] = set()
-            while not (here := self.descendants(signal.SIGSTOP)) <= known:  # what is stopped forks no more
+            while not (here := self.descendants(signal.SIGSTOP)) <= known:  # a stopped process cannot fork
                 known |= here
             for pid in known:
                 send(os.kill, pid, signal.SIGKILL)
@@ -291,7 +291,7 @@ class Shim:
             time.sleep(REAP_S)
 
     def has_children(self) -> bool:
-        """Whether anything is left, also what has ended and is not buried."""
+        """Return whether any child is left, zombies included."""
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -299,7 +299,7 @@ class Shim:
         return True
 
     def descendants(self, number: int = 0) -> set[int]:
-        """The processes below us that live, where the machine says so; each is sent a signal when it is found."""
+        """Return the running processes below this one, if the system lists them. Send ``number`` to each one found."""
         found, look_at = set(), [os.getpid()]
         while self.is_reaper and look_at:
             for pid in children_of(look_at.pop()):
@@ -312,18 +312,21 @@ class Shim:
     # The parent
 
     def wake_pipe(self) -> int:
-        """A descriptor that becomes readable when a child has ended."""
+        """Return a descriptor that becomes readable when a child has ended."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: setattr(self, "kill_at", 0.0))  # what it owns goes with it
+            signal.signal(number, lambda *_: setattr(self, "kill_at", 0.0))  # ends the command, too
         return reading
 
     def watch_parent(self) -> int | None:
-        """A descriptor that becomes readable when the parent ends, though a child of its has its end of the pipe."""
+        """Return a descriptor that becomes readable when the parent ends; None without pidfd.
+
+        It is needed because a child of the parent may hold the other end of the pipe open.
+        """
         opened: int | None = None
         with contextlib.suppress(AttributeError, OSError):
             opened = os.pidfd_open(self.order.parent)
@@ -332,7 +335,9 @@ class Shim:
         return opened
 
     def tell(self, line: str, *, is_last: bool = True) -> None:
-        """Report to the parent, if it is there; with the last report nothing is left that a note must tell."""
+        """Report to the parent, if it is there. The last report removes the note before: nothing is left of the
+        command.
+        """
         with contextlib.suppress(OSError):
             if is_last and self.order.note:
                 os.unlink(self.order.note)  # noqa: PTH108 - without pathlib, which takes long to import
@@ -341,13 +346,16 @@ class Shim:
 
 
 def send(kill: Callable[[int, int], object], pid: int, number: int) -> None:
-    """Send a signal to a process or a group, if it is there."""
+    """Send a signal to a process or a group, if it exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         kill(pid, number)
 
 
 def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
-    """Become a program, looked for as a shell does. What it needs is imported: the user may be another by now."""
+    """Replace this process by a program, searched in ``PATH`` like a shell does.
+
+    Imports nothing: this may run as another user, who cannot read the modules.
+    """
     if b"/" in argv[0]:
         os.execve(argv[0], argv, env)  # noqa: S606 - what it is for
     why: OSError = FileNotFoundError(2, "no such program")
@@ -362,7 +370,7 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """The children of all threads of a process."""
+    """Return the children of all threads of a process."""
     found = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib takes long to import
@@ -372,14 +380,14 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether it has ended and is not buried, or is not there."""
+    """Return whether a process has ended but was not reaped, or does not exist."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - likewise
         return file.read().rpartition(b")")[2].split()[0] == b"Z"
     return True
 
 
 def read_exactly(count: int) -> bytes:
-    """So many bytes from the parent; without a parent there is nothing to do."""
+    """Read ``count`` bytes from the parent. Exit if the pipe ends before."""
     data = b""
     while len(data) < count:
         part = os.read(0, count - len(data))

@@ -1,4 +1,4 @@
-"""Arguments, results and exceptions as bytes that run nothing where they are read.
+"""Encoding of arguments, results and exceptions. Decoding runs no code from the bytes, unless pickles are allowed.
 
-It keeps to itself how a value becomes bytes, and how it is made to fit an annotation.
+Encoding of values, and validation against annotations, are private to this package.
 """

@@ -1,7 +1,7 @@
-"""How arguments and results are stored: by plain values, or pickled where both sides said so.
+"""Codecs of arguments and results: plain values, or pickles if both sides allow them.
 
-A payload begins with the tag of its codec, so that a reader knows what it is before it decodes anything. Nothing that
-comes from a store is imported, evaluated or unpickled, unless the reader was given ``allow_pickle=True``. Nothing here
+A payload begins with the tag of its codec, so that a reader recognizes the format before it decodes anything. Nothing
+from a store is imported, evaluated or unpickled, unless the reader was given ``allow_pickle=True``. Nothing here
 touches the network.
 """
 
@@ -22,35 +22,35 @@ from latchwork.tasks.payloads.fit import Misfit, fit, same
 from latchwork.tasks.payloads.values import pack_plain, packed, unpack
 from latchwork.words import short
 
-#: A payload has at most so many bytes, unless its sides say otherwise.
+#: Default maximum size of a payload in bytes.
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 #: Longer than any tag.
 _MOST_TAG = 16
 
 
 class Codec(Protocol):
-    """Values to bytes and back. Safe to share between threads.
+    """Encodes values to bytes, and decodes them. Safe to share between threads.
 
     Attributes:
-        tag: what its payloads begin with, before a colon: up to 16 letters.
+        tag: the prefix of its payloads, before a colon: up to 16 letters.
     """
 
     tag: bytes
 
     def encode(self, value: Any, what: str, type_: Any = Any) -> bytes:
-        """The value as bytes.
+        """Encode a value.
 
         Args:
             value: the value.
-            what: how an error names it: ``argument 'day' of shop:report``.
+            what: its name in errors: ``argument 'day' of shop:report``.
             type_: the annotation that the reader will have.
         Raises:
-            NotSerializable: it would not come back equal and of the same type.
+            NotSerializable: decoding would not give an equal value of the same type.
         """
         ...
 
     def decode(self, data: bytes, type_: Any, what: str = "a payload") -> Any:
-        """The value in bytes that anybody may have written.
+        """Decode a value from untrusted bytes.
 
         Raises:
             BadPayload: they cannot be used, or the value does not fit the type.
@@ -59,11 +59,11 @@ class Codec(Protocol):
 
 
 class PlainCodec:
-    """Plain values, dataclasses, msgspec Structs, named tuples and enums, by msgpack. Runs nothing that is stored.
+    """Encodes plain values, dataclasses, msgspec Structs, named tuples and enums, by msgpack. Runs no stored code.
 
-    What comes back is equal and of the same type, or it is refused when it is stored. A value that is an object of a
-    class needs an annotation that names the class, at both sides: no class is ever looked up by a stored name, but that
-    of an exception among those that are loaded.
+    A decoded value is equal and of the same type. Encoding refuses any other value. An object of a class needs an
+    annotation that names the class, on both sides. No class is looked up by a stored name, except exceptions that are
+    already loaded.
     """
 
     tag = b"plain"
@@ -90,10 +90,10 @@ class PlainCodec:
 
 
 class PickleCodec:
-    """Whatever cloudpickle can store, functions and classes by value. Needs the extra ``pickle``.
+    """Encodes every value that cloudpickle supports, functions and classes by value. Needs the extra ``pickle``.
 
-    Who can write to the store can run code wherever such payloads are read: a reader refuses them unless it was given
-    ``allow_pickle=True``. Annotations are looked at as for ``PlainCodec``.
+    Anyone who can write to the store can run code where such payloads are read, so a reader refuses them without
+    ``allow_pickle=True``. Annotations are checked as for ``PlainCodec``.
 
     Args:
         allow_pickle: whether this object may decode.
@@ -118,8 +118,8 @@ class PickleCodec:
         """See ``Codec``.
 
         Raises:
-            PickleRefused: it may not.
-            BadPayload: it is no pickle that can be read here.
+            PickleRefused: pickles are not allowed here.
+            BadPayload: it is not a pickle that can be read here.
         """
         if not self._may_decode:
             raise PickleRefused(f"{what} is pickled, and pickles are not trusted here; see allow_pickle=True")
@@ -139,12 +139,12 @@ class Arguments(NamedTuple):
 
 
 class Payloads:
-    """Writes by one codec, and reads those that it may: what a submitter or a node has. Safe to share between threads.
+    """Encodes by one codec, and decodes all allowed ones, for a submitter or a node. Safe to share between threads.
 
     Args:
-        codec: what is written with.
-        allow_pickle: whether pickled payloads are read too: whoever can write to the store can then run code here.
-        max_payload_bytes: what is longer is refused, before it is decoded.
+        codec: the codec to encode with.
+        allow_pickle: whether to decode pickled payloads: anyone who can write to the store can then run code here.
+        max_payload_bytes: longer payloads are refused before they are decoded.
     """
 
     def __init__(
@@ -159,13 +159,13 @@ class Payloads:
         self._readers: dict[bytes, Codec] = {each.tag: each for each in readers}
 
     def encode(self, value: Any, what: str, type_: Any = Any, *, like: bytes = b"") -> bytes:
-        """A value as a payload.
+        """Encode a value as a payload.
 
         Args:
             value: the value.
-            what: how an error names it.
+            what: its name in errors.
             type_: its annotation.
-            like: a payload whose codec is taken instead of ours: that of the call that is answered.
+            like: a payload whose codec is used instead of ours: that of the call that is answered.
         Raises:
             NotSerializable: see ``Codec.encode``.
             PayloadTooLarge: it is too long.
@@ -174,20 +174,20 @@ class Payloads:
         return self._sealed(codec, codec.encode(value, what, type_), what)
 
     def decode(self, payload: bytes, type_: Any, what: str) -> Any:
-        """The value in a payload that anybody may have written.
+        """Decode a value from an untrusted payload.
 
         Raises:
-            BadPayload: it is none, does not fit the type, or is too long.
+            BadPayload: it is not a payload, does not fit the type, or is too long.
             PickleRefused: it is pickled.
         """
         return self._reader(payload, what).decode(payload.partition(b":")[2], type_, what)
 
     def encode_call(self, of: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """The arguments of a call of a registered function as a payload.
+        """Encode the arguments of a call of a registered function.
 
         Raises:
-            TypeError: the function does not take them.
-            NotSerializable: one cannot be stored; the message names it.
+            TypeError: the function does not accept the arguments.
+            NotSerializable: an argument cannot be stored; the message names it.
             PayloadTooLarge: they are too long.
         """
         of.bind(args, kwargs)
@@ -196,10 +196,10 @@ class Payloads:
         return self._sealed(self.codec, frame, f"the arguments of {of.name!r}")
 
     def decode_call(self, of: Registered, payload: bytes) -> Arguments:
-        """The arguments in a payload, each fitting its annotation.
+        """Decode the arguments of a call, and check each against its annotation.
 
         Raises:
-            BadPayload: they cannot be used, or do not fit the function as it is here; the message says which.
+            BadPayload: they cannot be used, or do not fit the function registered here; the message names the argument.
         """
         what = f"the arguments of {of.name!r}"
         codec = self._reader(payload, what)
@@ -244,7 +244,7 @@ def _framed(found: Any, what: str) -> tuple[tuple[bytes, ...], dict[str, bytes]]
 
 
 def _named(of: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, str, Any]]:
-    """Each argument, how errors name it, and its annotation."""
+    """Return each argument with its name in errors and its annotation."""
     if not kwargs and of.positional is not None:
         hints = of.hints
         return [
@@ -258,7 +258,7 @@ def _named(of: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _positions(signature: inspect.Signature, count: int) -> list[str]:
-    """The parameters that so many positional arguments go to; the last is repeated if it takes many."""
+    """Return the parameters of ``count`` positional arguments; the last is repeated if it is variadic."""
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [each.name for each in signature.parameters.values() if each.kind in places][:count]
     many = [each.name for each in signature.parameters.values() if each.kind is inspect.Parameter.VAR_POSITIONAL]

@@ -1,7 +1,7 @@
-"""Values made to fit an annotation, or refused: nothing is converted, but objects that came in parts become whole.
+"""Checks of values against annotations. Nothing is converted, except ``Parts``, which become objects.
 
-A class is made only because an annotation of a function that is registered here names it. Nothing here touches the
-network.
+An object is created only if an annotation of a function that is registered here names its class. Nothing here touches
+the network.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from latchwork.tasks.payloads.values import Parts, fields_of
 from latchwork.words import short
 
 _UNIONS = (typing.Union, types.UnionType)
-#: Classes that stand for "anything with these methods": what they hold is looked at one by one.
+#: Abstract collection classes: each element is checked.
 _ITERABLES = (list, set, frozenset, tuple, collections.abc.Collection, collections.abc.Iterable)
 
 
 class Misfit(Exception):
-    """A value does not fit: where, what was wanted, what it is."""
+    """A value does not fit an annotation. The message has the position, the expected type and the value."""
 
     def __init__(self, where: str, wanted: str, value: object) -> None:
         found = value.name if isinstance(value, Parts) else type(value).__qualname__
@@ -36,12 +36,12 @@ class Misfit(Exception):
 
 
 def fit(value: Any, hint: Any, where: str = "") -> Any:
-    """The value itself; with objects made whole where it holds them in parts.
+    """Return the value if it fits the annotation. ``Parts`` in it are replaced by objects.
 
     Args:
-        value: what ``unpack`` gave, or any value.
-        hint: an annotation, resolved; ``Any`` takes all that is whole.
-        where: which part of a greater value it is.
+        value: a result of ``unpack``, or any value.
+        hint: an annotation, resolved; ``Any`` accepts every value without ``Parts``.
+        where: the position in an enclosing value.
     Raises:
         Misfit: it is of another type, or holds an object that the annotation does not name.
     """
@@ -63,7 +63,7 @@ _PLAIN = frozenset({bool, int, float, str, bytes})
 
 
 def _bare(hint: Any) -> tuple[Any, Any]:
-    """The annotation without what only names or bounds it, and its bounds for msgspec if it has any."""
+    """Return the annotation without names and bounds, and its bounds for msgspec if it has any."""
     constraint = None
     while True:
         if typing.get_origin(hint) is typing.Annotated:
@@ -84,7 +84,7 @@ def _bare(hint: Any) -> tuple[Any, Any]:
 
 
 def _within(value: Any, constraint: Any, where: str) -> Any:
-    """Bounds of msgspec (``Meta(ge=0)``) hold for plain values; of others nothing is asked."""
+    """Check the bounds of msgspec (``Meta(ge=0)``) for plain values; other values are not checked."""
     if constraint is not None and type(value) in _PLAIN:
         try:
             convert(value, constraint)
@@ -145,7 +145,7 @@ def _items(value: Any, hint: Any, where: str) -> Any:
 
 
 def _same_or(value: Any, fitted: list[Any]) -> Any:
-    """The value itself if nothing in it was in parts."""
+    """Return the original value if nothing in it was in parts."""
     if all(new is old for new, old in zip(fitted, value, strict=True)):
         return value
     return type(value)(fitted)
@@ -195,7 +195,7 @@ def _unrequired(hint: Any) -> Any:
 
 
 def _made(parts: Parts, kind: type, where: str) -> Any:
-    """The object of this class, if the parts are of one."""
+    """Create the object of this class, if the parts are of one."""
     if parts.name != kind.__qualname__:
         raise Misfit(where, _shown(kind), parts)
     if issubclass(kind, Enum) is not parts.is_enum or not (parts.is_enum or _has_fields(kind)):
@@ -211,7 +211,7 @@ def _made(parts: Parts, kind: type, where: str) -> Any:
 
 
 def _has_fields(kind: Any) -> bool:
-    """Whether it is a class of which ``pack`` takes objects apart: of no other is an object ever made."""
+    """Return whether ``pack`` takes objects of this class apart. Objects of other classes are never created."""
     is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
     return dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__") or is_named_tuple
 
@@ -228,7 +228,9 @@ def _make(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def _dataclass(kind: Any, fields: dict[str, Any]) -> Any:
-    """One without its ``__init__``, which may take other things than its fields; with its ``__post_init__``."""
+    """Create an object with its ``__post_init__``, but without its ``__init__``, whose parameters may not be the
+    fields.
+    """
     known = {each.name for each in dataclasses.fields(kind)}
     if fields.keys() != known:
         raise TypeError(f"fields {sorted(fields.keys() ^ known)} are missing, or too many")
@@ -243,7 +245,7 @@ def _dataclass(kind: Any, fields: dict[str, Any]) -> Any:
 
 @cache
 def hints_of(kind: Any) -> Mapping[str, Any]:
-    """The annotations of a class; none where they cannot be resolved."""
+    """Return the annotations of a class; empty if they cannot be resolved."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
     except Exception:
@@ -254,7 +256,7 @@ _BOXES = frozenset({list, dict, tuple, set, frozenset})
 
 
 def _whole(value: Any, where: str) -> Any:
-    """The value, if it holds nothing in parts."""
+    """Return the value, if it holds nothing in parts."""
     if isinstance(value, Parts):
         raise Misfit(where, f"annotated with the class {value.name}, so that it can be made", value)
     if type(value) in _BOXES:
@@ -266,7 +268,7 @@ def _whole(value: Any, where: str) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal and of the same types, all through; two "not a number" are."""
+    """Return whether two values are equal and of the same types, recursively. NaN equals NaN."""
     if one is other:
         return True
     if type(one) is not type(other):

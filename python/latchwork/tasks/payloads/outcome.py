@@ -1,7 +1,7 @@
-"""How a run of a task ended: a value, or an exception that can be raised where the task was submitted.
+"""Outcomes of task runs: a value, or an exception that can be raised where the task was submitted.
 
-An exception travels as the name of its class, its arguments, its attributes, its text, and the text of its traceback.
-It is made again as ``raised`` says; otherwise it is a ``RemoteError``. Nothing here touches the network.
+An exception is stored as the name of its class, its arguments, its attributes, its text, and the text of its traceback.
+It is rebuilt if its class is loaded; otherwise it becomes a ``RemoteError``. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from latchwork.tasks.payloads.values import (
 )
 from latchwork.words import message, printable, reason, short
 
-#: So many characters of a message, and of a traceback, travel; the middle of what is longer is left out.
+#: Maximum number of characters of a message and of a traceback; the middle of a longer text is left out.
 MOST_TEXT = 8_000
 MOST_TRACEBACK = 32_000
 _VALUE, _RAISED, _INSTEAD = "value", "raised", "instead"
@@ -39,10 +39,10 @@ class Failure:
         module: the module of its class.
         name: the qualified name of its class.
         text: its message.
-        traceback: where it was raised, for people.
-        stored: its arguments and attributes, packed; empty when they cannot be.
-        is_final: whether it is an error of the call, which no further try mends.
-        is_refusal: whether the call was not for this node: unknown there, or refused.
+        traceback: its traceback as text, for people.
+        stored: its arguments and attributes, packed; empty if they cannot be.
+        is_final: whether the call itself is wrong, so that a retry cannot help.
+        is_refusal: whether the call was not for this node: the function is unknown there, or the task refused.
     """
 
     module: str
@@ -55,7 +55,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Failure:
-        """Return the failure that an exception is. Raises nothing, whatever the class of the exception does."""
+        """Build the failure for an exception. Raises nothing, whatever the class of the exception does."""
         return cls(
             *names_of(type(error)),
             _cut(message(error), MOST_TEXT),
@@ -72,17 +72,17 @@ class Failure:
 
     @property
     def loaded_class(self) -> type[Exception] | None:
-        """The class, if it is loaded here."""
+        """Return the class, if it is loaded here."""
         return loaded_class(self.module, self.name)
 
     @property
     def summary(self) -> str:
-        """One printable line."""
+        """Return one printable line."""
         text = " ".join(self.text.split())
         return printable(f"{self.name}: {text}" if text else self.name)
 
     def exception(self) -> BaseException:
-        """The exception to raise: with where it was raised as its ``__cause__``."""
+        """Build the exception to raise. Its ``__cause__`` is the traceback of the task."""
         error = self._made()
         BaseException.__setattr__(error, "__cause__", RemoteTraceback(_lines(self.traceback)))  # not one of its class
         return error
@@ -103,21 +103,21 @@ class Failure:
 
 
 class Instead(ABC):
-    """What a task returns when its value comes later: something that its system is to do before."""
+    """Returned by a task whose value is computed later: work that its system has to do first."""
 
     @abstractmethod
     def to_bytes(self) -> bytes:
-        """As its system reads it."""
+        """Encode it for its system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
-        payload: the value, as a payload; empty when it failed.
-        failure: the exception; None when it returned.
-        instead: what was returned instead of a value; only systems that say so get one.
+        payload: the value, as a payload; empty if it failed.
+        failure: the exception; None if it returned.
+        instead: the ``Instead`` that was returned, encoded; only for systems that support it.
     """
 
     payload: bytes = b""
@@ -126,7 +126,7 @@ class Outcome:
 
     @classmethod
     def failed(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Outcome:
-        """The outcome of a run that raised."""
+        """Build the outcome of a run that raised."""
         return cls(failure=Failure.of(error, is_final=is_final, is_refusal=is_refusal))
 
     @property
@@ -135,7 +135,7 @@ class Outcome:
         return self.failure is None
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """Encode it for storage."""
         if self.instead:
             return pack_plain([_INSTEAD, self.instead], "an outcome")
         if self.failure is None:
@@ -147,10 +147,10 @@ class Outcome:
 
     @classmethod
     def of(cls, data: bytes) -> Outcome:
-        """The outcome in bytes that anybody may have written.
+        """Decode an outcome from untrusted bytes.
 
         Raises:
-            BadPayload: there is none in them.
+            BadPayload: the bytes are not an outcome.
         """
         match unpack(data, "an outcome"):
             case ["value", bytes(payload)]:
@@ -162,7 +162,7 @@ class Outcome:
         raise BadPayload(f"{short(data)} is no outcome of a task")
 
     def result(self, payloads: Payloads, type_: Any = Any, what: str = "the result") -> Any:
-        """The value; the exception is raised.
+        """Return the value, or raise the exception.
 
         Raises:
             BadPayload: the value cannot be used here, or does not fit the type.
@@ -177,7 +177,7 @@ class Outcome:
 
 
 def _stored(error: BaseException) -> bytes:
-    """Its arguments and those of its attributes that are plain values; empty when the arguments are not."""
+    """Pack its arguments, and the attributes that are plain values; empty if the arguments are not."""
     try:
         parts = parts_of(error)
     except BaseException:  # of the properties of its class
@@ -207,5 +207,5 @@ def _cut(text: str, most: int) -> str:
 
 
 def _lines(text: str) -> str:
-    """Text from elsewhere, its lines kept, made harmless for a terminal."""
+    """Escape untrusted text for a terminal, and keep its lines."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))

@@ -1,9 +1,9 @@
-"""Arguments of a call of which some come later: results of other tasks, filled in where the call is made.
+"""Call templates: arguments of which some are filled in later, with results of other tasks.
 
-A stored template is a list: the tag of the codec, the positional arguments, and the others by name. Each is what the
-codec made of the value, or the name of what comes later, or a list or a dictionary that has such a name in it. Filling
-copies bytes of results and looks into none of them: what does not fit is found where the call is made, and says which
-argument it is. Nothing here touches the network.
+A stored template is a list: the tag of the codec, the positional arguments, and the arguments by name. Each argument is
+encoded by the codec, or is a placeholder name, or a list or dictionary that contains such names. Filling copies the
+bytes of results without decoding them. A result that does not fit is detected when the call is made; the error names
+the argument. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _WHAT = "a template of arguments"
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Stands for a value that is filled in later, by this name."""
+    """A placeholder for a value that is filled in later, by name."""
 
     name: str
 
 
 def laters(value: Any) -> Iterator[Later]:
-    """Those in a value, also inside lists, tuples and dictionaries, in their order."""
+    """Yield the placeholders in a value, also inside lists, tuples and dictionaries, in order."""
     if isinstance(value, Later):
         yield value
     elif type(value) in (list, tuple):
@@ -45,11 +45,11 @@ def laters(value: Any) -> Iterator[Later]:
 
 
 def encode_template(payloads: Payloads, of: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """The arguments of a call, with ``Later`` among them.
+    """Encode the arguments of a call, which may contain ``Later``.
 
     Raises:
-        TypeError: the function does not take them.
-        NotSerializable: one cannot be stored, or holds a ``Later`` in a tuple, a set, or as a key.
+        TypeError: the function does not accept the arguments.
+        NotSerializable: an argument cannot be stored, or holds a ``Later`` in a tuple, a set, or as a key.
     """
     of.bind(args, kwargs)
 
@@ -61,7 +61,7 @@ def encode_template(payloads: Payloads, of: Registered, args: tuple[Any, ...], k
 
 
 def _names(of: Registered, count: int) -> list[str]:
-    """The parameters of so many positional arguments; the last is repeated if it takes many."""
+    """Return the parameters of ``count`` positional arguments; the last is repeated if it is variadic."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [each.name for each in of.signature.parameters.values() if each.kind in kinds][:count]
     many = [each.name for each in of.signature.parameters.values() if each.kind is inspect.Parameter.VAR_POSITIONAL]
@@ -81,12 +81,12 @@ def _node(payloads: Payloads, value: Any, what: str, hint: Any) -> list[Any]:
 
 
 def fill_template(payloads: Payloads, template: bytes, results: Mapping[str, bytes], of: str) -> bytes:
-    """The payload of the call: as ``encode_call`` makes it.
+    """Build the payload of the call, in the format of ``encode_call``.
 
     Args:
-        payloads: reads and writes.
-        template: anybody may have written it.
-        results: payloads by the names of those that came later.
+        payloads: decodes and encodes.
+        template: untrusted bytes.
+        results: payloads by placeholder name.
         of: the function, for messages.
     Raises:
         BadPayload: the template cannot be used, or a result is of another codec, or missing.
@@ -129,14 +129,14 @@ def _filled(node: Any, part: Callable[[object], bytes], join: _Join, of: str) ->
 
 
 def _plain(members: list[bytes] | dict[str, bytes]) -> bytes:
-    """What ``pack`` makes of a list or a dictionary, out of what it made of its members."""
+    """Join packed members to a packed list or dictionary, as ``pack`` would encode it."""
     if isinstance(members, list):
         return _head(len(members), 0x90, 0xDC) + b"".join(members)
     return _head(len(members), 0x80, 0xDE) + b"".join(pack(key, _WHAT) + data for key, data in members.items())
 
 
 def _head(count: int, small: int, large: int) -> bytes:
-    """The head of an array or a map of msgpack."""
+    """Return the header of an array or a map of msgpack."""
     if count < 16:
         return bytes([small | count])
     return (

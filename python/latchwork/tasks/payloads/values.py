@@ -1,12 +1,12 @@
-"""Values to bytes and back, each as exactly the type that it was: msgpack, with a mark for what msgpack has not.
+"""Encoding of values with their exact types: msgpack, with markers for types that msgpack lacks.
 
 Plain values are rebuilt here: numbers, text, bytes, lists, dictionaries, tuples, sets, dates, decimals, UUIDs, and
-exceptions whose class is loaded already. Objects (dataclasses, Structs, named tuples, enums) come back as ``Parts``:
-only ``fit``, which knows the annotation, makes them whole. So bytes name no class that is looked up, and run nothing.
-An exception is taken apart and made again without importing a class and without running code of one: a class is looked
-up among modules that are loaded already, and used only if it is an ``Exception``. Its instance is made by the built-in
-class that it comes from, and gets its attributes: no ``__init__`` of a program runs. Classes that end a program
-(``SystemExit``) are not made. Nothing here touches the network.
+exceptions whose class is already loaded. Objects (dataclasses, Structs, named tuples, enums) are decoded as ``Parts``,
+and only ``fit``, which knows the annotation, creates them. So no class is looked up by bytes, and no code is run.
+
+An exception is rebuilt without an import and without code of its class. The class must be loaded already, and be an
+``Exception``. The instance is created by the built-in base class, and gets its attributes: no ``__init__`` of a program
+runs. Classes that end a program (``SystemExit``) are not rebuilt. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec import msgpack
 from latchwork.tasks.errors import BadPayload, NotSerializable
 from latchwork.words import short
 
-#: Nothing is nested deeper.
+#: Maximum nesting depth.
 MAX_DEPTH = 64
 _TUPLE, _SET, _FROZENSET, _BIG, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 9)
 _DECIMAL, _UUID, _BYTEARRAY, _COMPLEX, _OBJECT, _ENUM, _PAIRS, _RAISED = range(9, 17)
@@ -37,7 +37,7 @@ _LEAST_INT, _MOST_INT = -(2**63), 2**64 - 1
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """An object that was stored: ``name`` of its class, and its fields by name; of an enum its value, as ``value``."""
+    """A decoded object: the ``name`` of its class, and its fields by name. An enum has its value as ``value``."""
 
     name: str
     fields: dict[str, Any]
@@ -45,18 +45,18 @@ class Parts:
 
 
 def pack(value: object, what: str) -> bytes:
-    """A value as bytes; see ``packed``."""
+    """Encode a value; see ``packed``."""
     return packed(value, what)[0]
 
 
 def packed(value: object, what: str) -> tuple[bytes, bool]:
-    """A value as bytes, and whether it holds objects, which come back in parts.
+    """Encode a value. Also return whether it holds objects, which are decoded as ``Parts``.
 
     Args:
         value: the value.
-        what: how the error names it: ``argument 'day'``.
+        what: its name in errors: ``argument 'day'``.
     Raises:
-        NotSerializable: it holds something that would not come back as it is.
+        NotSerializable: decoding would not give an equal value of the same type.
     """
     try:
         kind = type(value)
@@ -69,7 +69,7 @@ def packed(value: object, what: str) -> tuple[bytes, bool]:
 
 
 def pack_plain(value: list[Any], what: str) -> bytes:
-    """Lists, and dictionaries by text, of leaves: as ``pack`` would, without a look at each part."""
+    """Encode lists and string-keyed dictionaries of leaves, as ``pack`` would, without a check of each part."""
     try:
         return msgpack.encode(value)
     except UnicodeEncodeError:
@@ -77,14 +77,14 @@ def pack_plain(value: list[Any], what: str) -> bytes:
 
 
 def unpack(data: bytes | memoryview, what: str) -> Any:
-    """The value in bytes that anybody may have written; objects as ``Parts``.
+    """Decode a value from untrusted bytes, with objects as ``Parts``.
 
     Raises:
-        BadPayload: they are no value of ours.
+        BadPayload: the bytes are not a value of this format.
     """
     try:
         return _PLAIN.decode(data)
-    except Exception:  # it holds marks, or is broken, which this says
+    except Exception:  # it holds markers, or is broken: the unpacker tells which
         return _Unpacker(what).value(data)
 
 
@@ -103,7 +103,7 @@ class _Packer:
         self._encode: Callable[[object], bytes] = msgpack.encode
 
     def ready(self, value: Any, depth: int) -> Any:
-        """What msgpack takes for the value."""
+        """Convert the value to types that msgpack supports."""
         kind = type(value)
         if kind in _LEAVES:
             return value
@@ -187,7 +187,7 @@ _PACKERS: dict[type, Callable[[Any, Any, int], Any]] = {
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """The fields of a dataclass, a Struct or a named tuple; None of anything else, and of one that has more."""
+    """Return the fields of a dataclass, a Struct or a named tuple; None for other objects, or with additional state."""
     kind = type(value)
     if dataclasses.is_dataclass(kind):
         names = [each.name for each in dataclasses.fields(kind)]
@@ -279,7 +279,7 @@ def _zones() -> frozenset[str]:
 
 
 def _is_zone_info(zone: Any) -> bool:
-    """Nobody has such a zone who has not imported its module."""
+    """Return whether a time zone is a ``ZoneInfo``. If that module is not imported, no zone is."""
     loaded = sys.modules.get("zoneinfo")
     return loaded is not None and type(zone) is loaded.ZoneInfo
 
@@ -347,7 +347,7 @@ class RaisedParts:
 
 
 def parts_of(error: BaseException) -> RaisedParts:
-    """An exception taken apart; notes are attributes."""
+    """Take an exception apart; notes are attributes."""
     return RaisedParts(*names_of(type(error)), _args_of(error), dict(vars(error)))
 
 
@@ -358,7 +358,7 @@ def names_of(kind: type) -> tuple[str, str]:
 
 
 def _args_of(error: BaseException) -> tuple[Any, ...]:
-    """What its built-in class takes: ``args`` of an ``OSError`` lacks the files."""
+    """Return the arguments of its built-in class: ``args`` of an ``OSError`` lacks the files."""
     args: object = error.args
     given = args if type(args) is tuple else ()
     if isinstance(error, OSError) and error.filename is not None and len(given) == 2:
@@ -368,7 +368,7 @@ def _args_of(error: BaseException) -> tuple[Any, ...]:
 
 
 def rebuilt(parts: RaisedParts) -> BaseException | None:
-    """The exception made again; None if it cannot be made here."""
+    """Rebuild an exception; None if that is not possible here."""
     kind = loaded_class(parts.module, parts.name)
     if kind is None:
         return None
@@ -385,7 +385,7 @@ def rebuilt(parts: RaisedParts) -> BaseException | None:
 
 
 def loaded_class(module: str, name: str) -> type[Exception] | None:
-    """The exception class of that name in a module that is loaded; None if there is none."""
+    """Return the exception class of that name in a module that is loaded; None if there is none."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)

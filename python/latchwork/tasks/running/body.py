@@ -1,6 +1,6 @@
 """The process of a slot: runs one call after the other, in its main thread. Started under a supervisor, with two pipes.
 
-It imports what the node tells it to, and nothing that a payload names. Node and process say frames to each other.
+It imports only modules that the node names, never modules that a payload names. Node and process exchange frames.
 Nothing here touches the network.
 """
 
@@ -28,13 +28,13 @@ from latchwork.tasks.running.context import TaskContext
 from latchwork.types import Absent, At, Exists, Fence, SessionAlive, SimpleCheck
 
 _LENGTH = 8
-#: A frame is longer than a payload by no more than this.
+#: Maximum number of bytes by which a frame is longer than its payload.
 FRAME_ROOM = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionPlace:
-    """Where a process finds a function: a module, and its name in it. Said by the node, never by the store."""
+    """The location of a function: a module, and the qualified name in it. Sent by the node, never by the store."""
 
     name: str
     module: str
@@ -42,12 +42,12 @@ class FunctionPlace:
 
     @classmethod
     def of(cls, registered: Registered) -> FunctionPlace:
-        """Where a function of this process is."""
+        """Return the location of a function of this process."""
         return cls(registered.name, module_of(registered.fn), registered.fn.__qualname__)
 
 
 def start_of() -> bytes:
-    """What a new process has to know of this one: where modules are, and what its main one is."""
+    """Encode the start message for a new process: the module search path, the main module, and the arguments."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     file = getattr(main, "__file__", None)
@@ -57,14 +57,14 @@ def start_of() -> bytes:
 
 
 def call_frame(call: StoredCall, place: FunctionPlace | None, context: TaskContext) -> bytes:
-    """A call for a process."""
+    """Encode a call for a process."""
     where = [place.name, place.module, place.qualname] if place is not None else None
     about = [context.task_id, context.attempt, _fence_parts(context.fence), context.node_id, context.deadline]
     return pack([call.function, call.payload, where, about], "a call")
 
 
 def read_call(frame: bytes) -> tuple[StoredCall, FunctionPlace | None, TaskContext]:
-    """A call that a node has sent."""
+    """Decode a call that a node has sent."""
     function, payload, where, about = unpack(frame, "a call")
     task_id, attempt, fence, node_id, deadline = about
     context = TaskContext(task_id, attempt=attempt, fence=_fence(fence), node_id=node_id, deadline=deadline)
@@ -100,10 +100,10 @@ def _fence(parts: list[Any]) -> Fence:
 
 
 def write_frame(fd: int, data: bytes) -> None:
-    """Write a frame whole.
+    """Write a complete frame.
 
     Raises:
-        BrokenPipeError: nobody reads.
+        BrokenPipeError: the reading end is closed.
     """
     rest = memoryview(len(data).to_bytes(_LENGTH, "big") + data)
     while rest:
@@ -111,10 +111,10 @@ def write_frame(fd: int, data: bytes) -> None:
 
 
 def read_frame(read: Callable[[int], bytes], most: int) -> bytes | None:
-    """Read a frame whole; None at the end.
+    """Read a complete frame; None at the end of the pipe.
 
     Raises:
-        BadPayload: it would be longer than that.
+        BadPayload: the frame is longer than ``most``.
     """
     head = _exactly(read, _LENGTH)
     if head is None:
@@ -136,17 +136,17 @@ def _exactly(read: Callable[[int], bytes], count: int) -> bytes | None:
     return b"".join(parts)
 
 
-#: The main module of the node is this one here, so that what it runs behind ``if __name__ == "__main__"`` does not.
+#: The name of the node's main module here, so that its code under ``if __name__ == "__main__"`` does not run.
 MAIN = "__latchwork_main__"
 
 
 class Body:
-    """The loop of one process.
+    """The main loop of one process.
 
     Args:
-        reading: where calls come from.
-        writing: where outcomes go to.
-        payloads: how they are read and written.
+        reading: descriptor to read calls from.
+        writing: descriptor to write outcomes to.
+        payloads: encodes and decodes arguments and results.
     """
 
     def __init__(self, reading: int, writing: int, payloads: Payloads) -> None:
@@ -196,7 +196,7 @@ class Body:
         if not is_main:
             return importlib.import_module(name)
         if MAIN not in sys.modules:
-            import runpy  # few need it, and this process is to be there soon
+            import runpy  # rarely needed, and this process must start fast
 
             sys.modules[MAIN] = made = types.ModuleType(MAIN)
             run = partial(runpy.run_path, main_path) if main_path else partial(runpy.run_module, main_name)
@@ -212,8 +212,8 @@ class Body:
 
 
 def main() -> None:
-    """Take the numbers of the pipes, and the rules, from the command line."""
+    """Run calls. The command line has the descriptors of the pipes and the rules of payloads."""
     reading, writing, allow_pickle, most = (int(each) for each in sys.argv[1:5])
     for fd in (reading, writing):
-        os.set_inheritable(fd, False)  # what a task starts does not keep them open
+        os.set_inheritable(fd, False)  # processes that a task starts must not keep them open
     Body(reading, writing, Payloads(allow_pickle=bool(allow_pickle), max_payload_bytes=most)).run()

@@ -1,7 +1,7 @@
-"""One call: its payload to arguments, its function, its result to a payload. Raises nothing.
+"""Runs one call: decodes its arguments, calls its function, and encodes its result. Raises nothing.
 
-A function may raise anything, and so may a codec or a class of the user: whatever it is, the outcome names it.
-Nothing here touches the network.
+A function, a codec or a class of the user may raise any exception, which becomes the outcome. Nothing here touches the
+network.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 #: The name of a call whose function is in its payload: pickled.
 PICKLED = ""
-#: Runs the coroutine of an ``async def`` task to its end, and cancels it when its context is told to stop.
+#: Runs the coroutine of an ``async def`` task to its end, and cancels it when its context is stopped.
 RunAsync = Callable[[Coroutine[Any, Any, Any], TaskContext], Any]
 
 
 def run_async(body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
-    """Run a coroutine on an event loop of its own, in this thread."""
-    import asyncio  # each process of a task imports this module, and few need that one
+    """Run a coroutine on a new event loop in this thread."""
+    import asyncio  # each process of a task imports this module, but few need asyncio
 
     async def main() -> Any:
         inner = asyncio.ensure_future(body)
@@ -62,11 +62,11 @@ def cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any] | Non
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """A call that is stored.
+    """A stored call.
 
     Attributes:
         function: the name of a registered function, or ``PICKLED``.
-        payload: the arguments; of a pickled one a tuple of function, arguments and keyword arguments.
+        payload: the arguments; for a pickled call a tuple of function, arguments and keyword arguments.
     """
 
     function: str
@@ -76,7 +76,7 @@ class StoredCall:
 def perform(
     call: StoredCall, functions: Functions, payloads: Payloads, context: TaskContext, run_loop: RunAsync = run_async
 ) -> Outcome:
-    """Run a call in this thread. Whatever is wrong with it is its outcome."""
+    """Run a call in this thread. Errors of any kind become its outcome."""
     try:
         registered, arguments = resolved(call, functions, payloads)
     except (UnknownFunction, BadPayload) as error:
@@ -97,11 +97,11 @@ def perform(
 
 
 def resolved(call: StoredCall, functions: Functions, payloads: Payloads) -> tuple[Registered, Arguments]:
-    """The function and the arguments of a call.
+    """Return the function and the arguments of a call.
 
     Raises:
-        UnknownFunction: it is not registered here.
-        BadPayload: its arguments cannot be used.
+        UnknownFunction: the function is not registered here.
+        BadPayload: the arguments cannot be used.
     """
     if call.function == PICKLED:
         match payloads.decode(call.payload, tuple[Any, ...], "a pickled call"):
@@ -125,9 +125,9 @@ def _called(registered: Registered, arguments: Arguments, context: TaskContext, 
 
 
 class _EndsForks:
-    """Ends a process that the code inside has forked, where it leaves that code: the outcome is its parent's.
+    """Ends a process that the code inside has forked, when it leaves that code: only the parent reports the outcome.
 
-    Otherwise a child that returns goes on as a second runner of the task, and answers through its parent's pipes.
+    Otherwise a forked child that returns would run the rest of the task, too, and answer through its parent's pipes.
     """
 
     __slots__ = ("_process",)
@@ -148,7 +148,7 @@ async def _coroutine(registered: Registered, args: Sequence[Any], kwargs: Mappin
 
 
 def _awaited(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: RunAsync) -> Any:
-    """What a coroutine returns; that it was cancelled because it was told to stop is said as of any other task."""
+    """Return the result of a coroutine. If it was cancelled by a stop, raise the same errors as for other tasks."""
     try:
         return run_loop(body, context)
     except BaseException as error:
@@ -162,8 +162,8 @@ def _awaited(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: Run
 def _with_context(
     registered: Registered, arguments: Arguments, context: TaskContext
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as the function takes them: with the context by name, behind what is positional."""
-    if not registered.context_names:  # as of most functions that are built in, whose parameters are not known
+    """Add the context to the arguments, by name, after positional ones."""
+    if not registered.context_names:  # also for most built-in functions, whose parameters are unknown
         return arguments
     names = registered.context_names & registered.all_parameters
     if not names:
@@ -184,7 +184,7 @@ def _answer(call: StoredCall, registered: Registered, value: Any, payloads: Payl
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """The error with the traceback as the task's function sees it."""
+    """Remove our frames from the traceback, so that it begins in the task's function."""
     trace = error.__traceback__
     for _ in range(2):
         trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace

@@ -1,6 +1,7 @@
-"""How the claims of a feeder end: done by group commit, given back or buried by themselves, tried until they are over.
+"""Ends the claims of a worker loop, with retries.
 
-``DelayQueue`` does later what has to wait: pauses of retries, and ends that have to be tried again.
+Results are committed in groups. Items are released or dead-lettered one by one. ``DelayQueue`` runs delayed calls:
+pauses before retries, and repeated attempts to end a claim.
 
 docs/design/tasks.md has the races.
 """
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from latchwork.tasks.running.context import TaskContext
 _log = logging.getLogger(__name__)
 
-#: Why a run is told to stop before others may have its item.
+#: Why a run is stopped before another node can claim its item.
 SESSION_ENDS = "the session of its node was about to end"
-#: Pauses before an end is tried again, in seconds.
+#: Minimum and maximum backoff between attempts to end a claim, in seconds.
 _FIRST_S, _MOST_S = 0.05, 2.0
-#: After so many refusals of its own checks a claim is given back.
+#: Number of conflicts in its checks after which a claim is released.
 _MOST_REFUSALS = 10
 
 
@@ -46,17 +47,17 @@ class Taken:
 
     Attributes:
         claim: the claim.
-        path: of its item.
-        context: of its run; None before.
-        outcome: of its run; None before.
-        why_cut: why the node told it to stop; empty when it did not.
-        is_lost: the claim was lost while it ran.
-        margin_s: seconds before the end of the session at which it is told to stop.
-        tries: how often its end was tried.
-        run: what is to be run.
+        path: the path of its item.
+        context: the context of its run; None before.
+        outcome: the outcome of its run; None before.
+        why_cut: why the node stopped the run; empty if it did not.
+        is_lost: the claim was lost while it was running.
+        margin_s: the run is stopped this many seconds before the session ends.
+        tries: number of attempts to end the claim.
+        run: the call and its limits.
         queued_at: since when it has waited for a slot, by the node's clock.
-        is_hurried: it is wanted no more: it makes no pause before it is given back.
-        hurry: ends that pause, if there is one.
+        is_hurried: no longer wanted: it is released without a pause.
+        hurry: ends the current pause, if there is one.
     """
 
     claim: QueueClaim
@@ -74,22 +75,22 @@ class Taken:
 
     @property
     def runs(self) -> bool:
-        """Whether it runs, and was not told to stop."""
+        """Whether it is running and was not asked to stop."""
         return self.context is not None and self.outcome is None and not self.context.should_stop
 
     def cut_short(self, why: str) -> None:
-        """Tell it to stop for a reason of the node's; nothing if it does not run."""
+        """Stop the run for a reason of the node; does nothing if it is not running."""
         if self.runs and self.context is not None:
             self.why_cut = why
             self.context.stop()
 
     def end_pause(self) -> None:
-        """Make no pause before it is given back; end the one that it makes."""
+        """Release it without a pause, and end a current pause."""
         self.is_hurried = True
         self.hurry()
 
     def lose(self) -> None:
-        """The claim was lost: its outcome counts no more."""
+        """Mark the claim as lost, and stop its run: its outcome is dropped."""
         self.is_lost = True
         if self.context is not None:
             self.context.stop()
@@ -99,10 +100,11 @@ class Completion:
     """Ends claims. Safe to share between threads.
 
     Args:
-        clock: of pauses.
-        commits: what writes ends.
-        hooks: what the system does.
-        over: called with each claim that is over, and how: ``done``, ``released``, ``buried``, ``lost``.
+        clock: measures pauses.
+        commits: commits the ends of claims with a result.
+        hooks: the hooks of the system.
+        over: called with each claim that has ended, and how: ``done``, ``released``, ``buried`` (dead-lettered),
+            ``lost``.
         label: for the names of threads.
     """
 
@@ -116,16 +118,16 @@ class Completion:
         self._hurries = False
 
     def hurry(self) -> None:
-        """End pauses: the node closes."""
+        """End all pauses, because the node closes."""
         self._hurries = True
         self._pauses.hurry()
 
     def close(self) -> None:
-        """End nothing more."""
+        """Stop ending claims."""
         self._pauses.close()
 
     def finish(self, task: Taken) -> None:
-        """Ask the system how a run ends, and do that."""
+        """Ask the system how the claim of a finished run ends, and end it that way."""
         if task.is_lost or task.outcome is None:
             self._lose(task)
             return
@@ -140,7 +142,7 @@ class Completion:
             self.end(task, ending)
 
     def _decided(self, task: Taken, ending: Future[Ending]) -> None:
-        """In the thread that decided."""
+        """Handle a decision; called in the thread that decided."""
         error = ending.exception()
         if error is None:
             self.end(task, ending.result())
@@ -156,13 +158,13 @@ class Completion:
         self.end(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
 
     def end(self, task: Taken, ending: Ending) -> None:
-        """End a claim so. Returns at once."""
+        """End a claim as given. Returns immediately."""
         if isinstance(ending, Done):
             self._commit(task, ending)
         elif isinstance(ending, Release):
             after_s = 0.0 if self._hurries else ending.after_s
             task.hurry = self._pauses.later(after_s, partial(self._try, task, ending))
-            if task.is_hurried or self._hurries:  # told before the pause was there
+            if task.is_hurried or self._hurries:  # asked to hurry before the pause existed
                 task.hurry()
         else:
             self._pauses.later(0.0, partial(self._try, task, ending))
@@ -196,7 +198,7 @@ class Completion:
         future.add_done_callback(partial(self._committed, task, done, part))
 
     def _committed(self, task: Taken, done: Done, part: ClaimEnding, future: Future[Committed | None]) -> None:
-        """In the thread of the group commit: quick."""
+        """Handle the answer of a group commit. Called in its thread, so it must be quick."""
         error = future.exception()
         if error is None:
             part.committed()
@@ -216,10 +218,10 @@ class Completion:
             _log.error("item %s cannot be ended, and is given back: %s", task.path, error)
             self.end(task, Release(why=str(error)[:200], after_s=1.0))
 
-    # Given back, or buried
+    # Release and dead-letter
 
     def _try(self, task: Taken, ending: Release | Bury) -> None:
-        """Try it once: the thread is that of all pauses, and a close waits for what it does."""
+        """Try once to release or dead-letter an item, in the thread of all pauses. ``close`` waits for this call."""
         task.tries += 1
         try:
             how = self._release(task.claim, ending) if isinstance(ending, Release) else self._bury(task.claim, ending)
@@ -249,17 +251,17 @@ class Completion:
 
 
 def _instead(claim: QueueClaim, ending: Release | Bury) -> Release | Bury:
-    """What to do with an item whose end was refused because of what goes with it. Pure."""
+    """Return how to end a claim whose first end was refused because of its extra checks or writes. Pure."""
     if isinstance(ending, Release) and ending.count and claim.is_last:
         return Bury(ending.why)
     return Release(ending.why, count=False)
 
 
 class DelayQueue:
-    """Calls functions at their moments. Safe to share between threads. A thread begins with the first.
+    """Calls functions after a delay. Safe to share between threads. Its thread starts with the first call.
 
     Args:
-        clock: whose moments.
+        clock: measures delays.
         label: for the name of the thread.
     """
 
@@ -273,10 +275,10 @@ class DelayQueue:
         self._ends = False
 
     def later(self, after_s: float, call: Callable[[], object]) -> Callable[[], None]:
-        """Have this called after so many seconds; it may ask the store. Dropped once this was closed.
+        """Schedule a call after ``after_s`` seconds; it may ask the store. Dropped if this is closed.
 
         Returns:
-            What ends this pause now; nothing once it is over.
+            A function that ends the delay; it has no effect after the call.
         """
         with self._bell.mutex:
             number = next(self._numbers)
@@ -288,7 +290,7 @@ class DelayQueue:
         return partial(self._hurry, lambda each: each == number)
 
     def hurry(self) -> None:
-        """End all pauses that there are: the node closes."""
+        """End all current delays, because the node closes."""
         self._hurry(lambda _: True)
 
     def _hurry(self, is_meant: Callable[[int], bool]) -> None:
@@ -301,7 +303,7 @@ class DelayQueue:
             self._bell.ring()
 
     def close(self) -> None:
-        """Drop what is left, and wait for what is being called. Twice is fine."""
+        """Drop the scheduled calls, and wait for the current one. Idempotent."""
         with self._bell.mutex:
             self._ends = True
             self._heap.clear()

@@ -1,4 +1,4 @@
-"""What a running task can ask: who it is, whether it has to stop, what proves that it is still the one.
+"""The context of a running task: its identity, its stop signal, and the fence of its claim.
 
 Nothing here touches the network.
 """
@@ -23,17 +23,18 @@ _log = logging.getLogger("latchwork.tasks.run")
 
 
 class TaskContext(StopSignal):
-    """The run that this is: of a parameter annotated ``TaskContext``, or ``current_task()``. Safe to share.
+    """The context of a run: for a parameter annotated ``TaskContext``, or by ``current_task()``. Safe to share.
 
-    It is told to stop (``should_stop``, ``wait_stop``, ``on_stop``) when the task is cancelled, its time is over, its
-    claim is about to end, or its node closes. A run in a process of its own is ended by force then, and has no store.
+    Its stop signal (``should_stop``, ``wait_stop``, ``on_stop``) is set when the task is cancelled, its ``timeout_s``
+    has passed, its claim is about to end, or its node closes. A run in a separate process is killed then, and has no
+    store.
 
     Attributes:
-        takes_task_context: what a parameter's class says to get the context.
-        task_id: the task, unique among those of its system.
-        attempt: which try this is, from 1.
+        takes_task_context: marks the class of a parameter that gets the context.
+        task_id: the task, unique within its system.
+        attempt: number of this attempt, from 1.
         node_id: the node that runs it.
-        context: what the node was given for its tasks.
+        context: the object that the node was given for its tasks.
         deadline: when the run is stopped, on the machine's boot clock; None for never.
     """
 
@@ -67,29 +68,32 @@ class TaskContext(StopSignal):
 
     @property
     def fence(self) -> Fence:
-        """Put it among the checks of every write that must not come twice; its ``token`` grows with each try."""
+        """The fence of this run, whose ``token`` grows with each attempt.
+
+        Add it to the checks of every write that must not happen twice.
+        """
         if callable(self._fence):
             self._fence = self._fence()
         return Fence(0, ()) if self._fence is None else self._fence
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose lines begin with the task's id."""
+        """A logger whose lines begin with the task's ID."""
         return _TaskLog(_log, {"task": self.task_id})
 
     @property
     def store(self) -> Store:
-        """The store of the node, for the task's own keys.
+        """The store of the node, for keys of the task.
 
         Raises:
-            LatchworkError: the task runs in a process of its own: connect there.
+            LatchworkError: the task runs in a separate process: open a connection there.
         """
         if self._store is None:
             raise LatchworkError(f"task {self.task_id} runs in a process of its own; connect to the store there")
         return self._store
 
     def remaining_s(self) -> float:
-        """Seconds for which the run may surely go on; infinity when nothing ends it. Does no I/O."""
+        """Return the seconds for which the run may safely continue; infinity without a limit. Does no I/O."""
         if self.should_stop:
             return 0.0
         left_s = float("inf") if self.deadline is None else max(0.0, self.deadline - self._clock.now())
@@ -97,11 +101,11 @@ class TaskContext(StopSignal):
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the time of the run, its ``timeout_s``, is over. Does no I/O."""
+        """Whether the ``timeout_s`` of the run has passed. Does no I/O."""
         return self.deadline is not None and self._clock.now() >= self.deadline
 
     def refuse(self, why: str) -> NoReturn:
-        """End this run as "not here": it counts as no try, and another node may take the task.
+        """Refuse to run here: this is not counted as an attempt, and another node may take the task.
 
         Raises:
             TaskRefused: always.
@@ -110,7 +114,7 @@ class TaskContext(StopSignal):
 
 
 class _TaskLog(logging.LoggerAdapter[logging.Logger]):
-    """Begins each line with the task's id."""
+    """Prefixes each line with the task's ID."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         return f"task {(self.extra or {}).get('task')}: {msg}", kwargs
@@ -120,10 +124,10 @@ running: ContextVar[TaskContext | None] = ContextVar("latchwork_task", default=N
 
 
 def current_task() -> TaskContext:
-    """The context of the task that this thread runs.
+    """Return the context of the task that this thread is running.
 
     Raises:
-        LatchworkError: it runs none.
+        LatchworkError: it is running none.
     """
     found = running.get()
     if found is None:

@@ -1,12 +1,12 @@
-"""Items that a waiting node is notified of: it claims them at once, or looks at the queue.
+"""Items that a waiting node is notified of: it claims them immediately, or looks at the queue.
 
-Only the first waiter in the line of a partition is notified of an item, by a watch of the whole partition. So the item
-may be claimed at once, in one transaction. A look would read the index, the items and the claims first. A look is
-better when there are more items than the node has room for (others are notified soon, and shares keep nodes from
-wanting the same items), and for items that need care.
+Only the first waiter of a partition is notified of an item, by a watch of the whole partition. So the item can be
+claimed directly, in one transaction. A look would first read the index, the items and the claims. A look is better for
+items that need care, and if there are more items than the node can take: other nodes are notified soon, and shares keep
+nodes from competing for the same items.
 
-A node with nothing to run keeps its place in the line and is notified of the next item too: a task that ends at once
-costs no place in the line. While the node runs something it leaves the next item to others.
+A node with nothing to run keeps its position among the waiters, and is notified of the next item, too. So a task that
+ends fast does not cost the position. While the node is running something, it leaves the next item to other nodes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from latchwork.tasks.running.worker_hooks import is_suspect
 
 _log = logging.getLogger(__name__)
 
-#: If more items are free, the node is notified of none of them: a look is better.
+#: If more items than this are free, the node is notified of none of them: a look is better.
 MOST_TOLD = 20
-#: A node looks after so many seconds for each waiter ahead of it in a line: that waiter may be dead, and not take what
-#: it is notified of.
+#: Seconds until a look, for each waiter ahead of the node: such a waiter may be dead, and not take the items that it is
+#: notified of.
 BEHIND_S = 1.0
-#: Seconds for which a node that runs something stays the first in a line.
+#: Seconds for which a node that is running something remains the first waiter.
 STAY_S = 0.02
 
 
@@ -38,9 +38,9 @@ def worth_claiming(told: Sequence[QueueItem], lanes: Sequence[str], room: int) -
     """Return the items to claim without a look; none if a look is better. Pure.
 
     Args:
-        told: all free items of the lanes that reported some.
-        lanes: the lanes in which the node looks now, in order.
-        room: how many items it may claim.
+        told: all free items of the partitions that reported some.
+        lanes: the partitions in which the node looks now, in order.
+        room: maximum number of items to claim.
     Returns:
         All of the items, in the order in which a look would take them, or none.
     """
@@ -66,19 +66,19 @@ def look_within_s(ahead: Iterable[int], look_s: float) -> float:
 
 
 class NotifiedClaims:
-    """The lines that a node waits in, one for each lane, and the items that they report. Thread-safe.
+    """The waits of a node, one for each partition, and the items that they report. Thread-safe.
 
     Attributes:
-        is_hungry: the node has room and has found nothing, so it waits in the lines. Guarded by the bell's mutex.
+        is_hungry: the node has free capacity and has found nothing, so it waits. Guarded by the mutex of the notifier.
         news: rung when ``is_hungry`` has changed.
 
     Args:
         backlog: the queue.
         clock: the clock of the node.
-        bell: the notifier of the node, rung for each notification. Its mutex guards this object too.
+        bell: the notifier of the node, rung for each notification. Its mutex guards this object, too.
         stop: set when the node closes.
-        accept: whether the node wants an item.
-        runs: whether the node runs something; called with the bell's mutex.
+        accept: returns whether the node wants an item.
+        runs: returns whether the node is running something; called with the mutex held.
         node_id: the node, for messages.
     """
 
@@ -113,26 +113,26 @@ class NotifiedClaims:
 
     @property
     def has_told(self) -> bool:
-        """Whether something is free that the node was told of since the last look."""
+        """Whether there was a notification or a ``poke`` since the last look."""
         return self._is_poked or bool(self._told)
 
     def told(self) -> list[QueueItem]:
-        """What was told since the last look, if a claim is worth trying; all of it is forgotten."""
+        """Return and forget the items notified since the last look; none if a look is needed."""
         told = [] if self._is_poked else [item for items in self._told.values() for item in items]
         self._told, self._is_poked = {}, False
         return told
 
     def poke(self) -> None:
-        """Something has changed that no lane tells: the next one is a look."""
+        """Make the next step a look, because of a change that no partition reports."""
         self._is_poked = True
         self._bell.ring()
 
     def look_s(self, most_s: float) -> float:
-        """Seconds after which to look again, at most ``most_s``."""
+        """Return the seconds until the next look, at most ``most_s``."""
         return look_within_s(self._ahead.values(), most_s) if self._ahead else most_s
 
     def looked(self, found: int, *, is_hungry: bool) -> None:
-        """A look is over, or a claim without one."""
+        """Note the end of a look, or of a claim without a look."""
         self._looks += 1
         self._last_found = found
         self.is_hungry = is_hungry
@@ -140,7 +140,7 @@ class NotifiedClaims:
             self.news.ring()
 
     def end(self) -> None:
-        """The node takes nothing more."""
+        """Note that the node takes no more items."""
         self._takes = False
         self.news.ring()
 
@@ -152,7 +152,7 @@ class NotifiedClaims:
         while True:
             with self._bell.mutex:
                 rings, is_hungry, looks = self.news.rings, self.is_hungry, self._looks
-                if self._stop.is_set():  # looked at with the rings: a close in between is a ring more
+                if self._stop.is_set():  # checked with the rings: a close after this rings again
                     return
             if not is_hungry:
                 self._leave(lane)
@@ -173,12 +173,12 @@ class NotifiedClaims:
                 self._leave(lane)
             if await self._has_looked(looks):
                 backoff = Backoff()
-            else:  # what is free is not for us after all, or another was faster
+            else:  # the free items are not for this node, or another node was faster
                 self._leave(lane)
                 await Pause(self._clock, self._stop, backoff.next_s())
 
     async def _wait_items(self, lane: str) -> list[QueueItem] | None:
-        """What is new in a lane; None when others were let go first, or there is nothing new yet."""
+        """Return new items of a partition; None if there are none yet, or the position was left to other waiters."""
         is_first, runs = lane in self._first_in, self._is_running()
         self._first_in.discard(lane)
         stay_s = STAY_S if is_first and runs else None
@@ -220,7 +220,7 @@ class NotifiedClaims:
                 self.poke()
 
     async def _has_looked(self, looks: int) -> bool:
-        """Wait for the look after that number; whether it found something."""
+        """Wait for the next look after look number ``looks``. Return whether it found something."""
         while True:
             with self._bell.mutex:
                 if self._looks > looks or not self._takes or self._stop.is_set():

@@ -1,8 +1,8 @@
-"""What a node has claimed and not begun: a short line before its slots while calls are short.
+"""Claims of a node that have not begun: a short queue before its slots, used while calls are short.
 
-A claim costs requests; many together cost hardly more than one. So while calls take milliseconds a node claims some
-more than it has slots for. What has not begun after a while, because a call was long after all, is given back. Nothing
-here touches the network.
+A claim costs requests, but many claims together cost hardly more than one. So while calls take milliseconds, a node
+claims more items than it has free slots. A claim that does not begin soon, because a call took long, is released.
+Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from latchwork.tasks.running.completion import SESSION_ENDS, Taken
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.worker_hooks import Run, WorkerHooks
 
-#: Items are claimed for so many seconds ahead, and so many at most.
+#: Items are claimed ahead for this many seconds of work, up to a maximum number.
 AHEAD_S, MOST_AHEAD = 0.02, 64
-#: Seconds after which what has not begun is given back.
+#: Seconds after which a claim that has not begun is released.
 GIVEN_BACK_S = 0.25
-#: A node that got so many at a time, and finds nothing, looks again after so many seconds, and so often, before it gets
-#: in the line of those that wait: that costs two writes and a watch.
+#: A node that found at least ``MANY`` items per look, and now finds none, looks every ``AGAIN_S`` seconds, up to
+#: ``MOST_VAIN`` times, before it becomes a waiter, which costs two writes and a watch.
 MANY, AGAIN_S, MOST_VAIN = 3.0, 0.01, 5
 
 
@@ -37,11 +37,12 @@ class PrefetchQueue:
     """Claims of one node that wait for a slot. Safe to share between threads.
 
     Args:
-        slots: where they run.
-        clock: the node's.
-        ended: called with each that has run, in the slot's thread; ``launch`` at its end begins the next.
-        drop: called with each that does not begin here, and why.
-        look_at: called with a moment at which ``give_back`` is due.
+        slots: run the calls.
+        clock: the node's clock.
+        ended: called with each claim that has run, in the slot's thread. It calls ``launch`` at its end to begin the
+            next.
+        drop: called with each claim that does not begin here, and why.
+        look_at: called with the time at which ``give_back`` is due.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class PrefetchQueue:
         self._launching = 0
 
     def room(self) -> int:
-        """How many more to claim: none while many wait, because few at a time cost more than they are worth."""
+        """Return how many more items to claim; 0 while many wait, because claims of a few items are inefficient."""
         with self._lock:
             queued, free = len(self._queued), self._slots.free
         ahead = ahead_of(self._slots.count, self._slots.typical_s)
@@ -70,12 +71,12 @@ class PrefetchQueue:
 
     @property
     def oldest(self) -> float:
-        """Since when the first of the line has waited; infinity when there is none."""
+        """Since when the first claim has waited, by the node's clock; infinity if none waits."""
         with self._lock:
             return self._queued[0].queued_at if self._queued else math.inf
 
     def add(self, task: Taken) -> None:
-        """It begins when a slot is free, in its turn."""
+        """Add a claim. It begins after the earlier ones, when a slot is free."""
         task.queued_at = self._clock.now()
         with self._lock:
             self._queued.append(task)
@@ -84,7 +85,7 @@ class PrefetchQueue:
             self._look_at(task.queued_at + GIVEN_BACK_S)
 
     def launch(self) -> None:
-        """Begin what waits, as far as slots are free."""
+        """Begin waiting claims while slots are free."""
         while True:
             with self._lock:
                 if not self._queued or self._slots.free - self._launching <= 0:
@@ -100,7 +101,7 @@ class PrefetchQueue:
                 return
 
     def give_back(self, before: float, why: str) -> None:
-        """Give back what has waited since before a moment."""
+        """Release claims that have waited since before a time."""
         with self._lock:
             late = [task for task in self._queued if task.queued_at <= before]
             self._queued = deque(task for task in self._queued if task.queued_at > before)
@@ -108,7 +109,7 @@ class PrefetchQueue:
             self._drop(task, why)
 
     def _has_begun(self, task: Taken) -> bool:
-        """Begin a run; False if there is no slot after all: it waits on."""
+        """Begin a run. Return False if no slot is free: it keeps waiting."""
         run, context = task.run, task.context
         if run is None or context is None:
             return True
@@ -119,7 +120,7 @@ class PrefetchQueue:
         except Closed as error:
             self._drop(task, str(error))
             return True
-        except LatchworkError:  # somebody else has taken it
+        except LatchworkError:  # another thread has taken the slot
             with self._lock:
                 self._queued.appendleft(task)
             return False
@@ -127,10 +128,11 @@ class PrefetchQueue:
 
 
 def _call_of(task: Taken, run: Run) -> StoredCall:
-    """What is to be called; in the slot's thread.
+    """Return the call to run, in the slot's thread.
 
     Raises:
-        TaskStopped: the claim may be over. In a process that was frozen this thread may wake before who would tell it.
+        TaskStopped: the claim may have ended. After a freeze of this process, this thread may continue before the
+            watchdog.
     """
     call = run.call if isinstance(run.call, StoredCall) else run.call()
     if task.claim.remaining_s() <= task.margin_s:
@@ -140,14 +142,14 @@ def _call_of(task: Taken, run: Run) -> StoredCall:
 
 
 class ArrivalCount:
-    """How many items a node found at a time. One thread only."""
+    """Average number of items that a node found per look. Single-threaded."""
 
     def __init__(self) -> None:
         self._many = 0.0
         self._vain = 0
 
     def note(self, found: int | None) -> None:
-        """What a look found; None of one that was not made."""
+        """Record the number of items that a look found; None if there was no look."""
         if found:
             self._vain, self._many = 0, self._many + (found - self._many) / 4
         elif found == 0:
@@ -156,21 +158,21 @@ class ArrivalCount:
 
     @property
     def come_again(self) -> bool:
-        """Whether more is to be expected in a moment."""
+        """Whether more items are expected soon."""
         return self._many >= MANY and self._vain <= MOST_VAIN
 
 
 def share_of(hooks: WorkerHooks, arrivals: ArrivalCount, lane: str) -> Share:
-    """Which of the takers of a lane a node is: one that leaves others' items to them while more come soon."""
+    """Return the share of a node among the takers of a partition; a patient one while more items are expected soon."""
     share = hooks.share(lane)
     return replace(share, is_patient=True) if arrivals.come_again else share
 
 
 def ahead_of(slots: int, typical_s: float) -> int:
-    """How many claims a node has beyond its slots. Pure.
+    """Return how many claims a node holds beyond its slots. Pure.
 
     Args:
-        slots: of the node.
-        typical_s: how long calls take.
+        slots: number of slots.
+        typical_s: typical duration of calls, in seconds.
     """
     return min(MOST_AHEAD, int(slots * AHEAD_S / max(typical_s, 1e-6)))

@@ -19,7 +19,7 @@ from latchwork.tasks.running.body import FRAME_ROOM, FunctionPlace, call_frame, 
 from latchwork.tasks.running.calls import PICKLED, StoredCall
 from latchwork.tasks.running.context import TaskContext
 
-#: Where modules are, for the process itself and not for what a task starts there.
+#: The module search path, for the process itself and not for processes that a task starts.
 _PATH = "LATCHWORK_TASK_PATH"
 _BOOT = f"""
 import os, sys
@@ -30,13 +30,13 @@ main()
 
 
 class TaskProcess:
-    """The process of one slot: started at its first call, and again after it was ended. One thread only.
+    """The process of one slot: started at the first call, and restarted after it was ended. Single-threaded.
 
     Args:
-        payloads: how it reads and writes.
-        leash: what it may not outlive; None for nothing but this process.
-        stop_grace_s: seconds from being told to stop to its end by force.
-        label: what a list of processes shows.
+        payloads: encodes and decodes arguments and results.
+        leash: limits how long it may run; None: until this process ends.
+        stop_grace_s: seconds between a stop and its kill.
+        label: its name in a list of processes.
     """
 
     def __init__(self, payloads: Payloads, leash: DeadlineExtender | None, *, stop_grace_s: float, label: str) -> None:
@@ -48,7 +48,7 @@ class TaskProcess:
         self._calls = self._answers = -1
 
     def run(self, call: StoredCall, registered: Registered | None, context: TaskContext) -> Outcome:
-        """Run a call there; its outcome, also when the process died."""
+        """Run a call in the process. Return its outcome, also if the process died."""
         try:
             child = self._child or self._start()
         except (CannotStart, OSError) as error:
@@ -59,11 +59,11 @@ class TaskProcess:
         try:
             answer = self._exchange(call, registered, context)
         except Exception as error:
-            self.close()  # nobody knows what it says next
+            self.close()  # its next answer would be unpredictable
             return Outcome.failed(error)
         finally:
             remove()
-        if context.should_stop:  # it was told to end, though it may have answered before it did
+        if context.should_stop:  # it was stopped, though it may have answered before
             end = child.wait() if answer is None else None
             self.close()
             return answer if answer is not None else self._died(end, context)
@@ -115,12 +115,12 @@ class TaskProcess:
             os.close(theirs_out)
         self._child = child
         self._allow(child, math.inf)
-        with suppress(BrokenPipeError):  # it ended at once: the call finds out
+        with suppress(BrokenPipeError):  # it ended immediately: the call notices
             write_frame(self._calls, start_of())
         return child
 
     def close(self) -> None:
-        """End the process. The next call starts another."""
+        """End the process. The next call starts another one."""
         child, self._child = self._child, None
         if child is None:
             return

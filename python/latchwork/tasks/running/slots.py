@@ -1,7 +1,7 @@
-"""Slots: so many calls at a time, in threads or in processes; each ends in an outcome, in time.
+"""Slots: run up to a fixed number of calls at a time, in threads or processes. Each call ends in an outcome, in time.
 
-A call in a thread is asked to stop, and its outcome does not wait for a function that does not listen: the slot does.
-A call in a process is ended by force. Nothing here touches the network.
+A call in a thread is asked to stop. If its function ignores that, the outcome comes without it, but its slot stays
+occupied. A call in a process is killed. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds from being told to stop to an end by force, or to an outcome without an end.
+#: Seconds between a stop and the kill of a process, or the outcome of a thread that has not ended.
 STOP_GRACE_S = 5.0
-#: By which part of the difference a call changes what is thought to be typical.
+#: Weights of a longer and of a shorter call in the moving average of durations.
 _RISES, _FALLS = 0.5, 0.1
 
 
@@ -57,7 +57,7 @@ class _Run:
     is_begun: bool = False
 
     def end(self, outcome: Outcome) -> None:
-        """The first outcome counts."""
+        """Report an outcome. Only the first one counts."""
         try:
             self.is_ended = self.once.pop()
         except IndexError:
@@ -69,7 +69,7 @@ class _Run:
 
 
 def _set(future: Future[Outcome], outcome: Outcome) -> None:
-    with suppress(InvalidStateError):  # somebody else has ended it
+    with suppress(InvalidStateError):  # it has a result already
         future.set_result(outcome)
 
 
@@ -81,16 +81,16 @@ class Slots:
     """Runs up to ``count`` calls at a time. Safe to share between threads.
 
     Args:
-        count: how many.
-        functions: what may be run, by name.
-        payloads: how arguments and results are read and written.
-        run_in: ``thread`` or ``process``, for functions that do not say themselves.
-        leash: what processes may not outlive: a session of the node. None: nothing but the node.
-        stop_grace_s: seconds from being told to stop to an end by force; of a thread, to an outcome without its end.
-        run_loop: runs coroutines of ``async def`` functions in threads; default on one loop for all of them, in a
-            thread of its own, which ends with the slots. In a process each has a loop for itself.
+        count: number of slots.
+        functions: the registered functions.
+        payloads: encodes and decodes arguments and results.
+        run_in: ``thread`` or ``process``, for functions that do not specify it.
+        leash: limits how long processes may run, by a session of the node. None: until this process ends.
+        stop_grace_s: seconds between a stop and the kill of a process, or the outcome of a thread that has not ended.
+        run_loop: runs coroutines of ``async def`` functions in threads. By default they share one loop in a separate
+            thread, which ends with the slots. In processes, each has a separate loop.
         label: the node, for names of threads and processes.
-        clock: the machine's, but in a simulation.
+        clock: the machine's, except in a simulation.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class Slots:
         self._run_loop: RunAsync = run_loop or self._loop.run
         self._home = ForkGuard("these slots")
         self._mutex = mutex()
-        self._changed = condition(self._mutex)  # the watcher has something to look at
-        self._comes = condition(self._mutex)  # a slot without work has some
+        self._changed = condition(self._mutex)  # the watcher has to check the calls
+        self._comes = condition(self._mutex)  # an idle slot gets work
         self._idle = 0
         self._is_waking = False
         self._watches_at = math.inf
@@ -140,41 +140,45 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many calls could begin now; a function that does not end when it is told to keeps its slot."""
+        """Number of calls that could begin now. A function that ignores a stop occupies its slot."""
         with self._mutex:
             return 0 if self._closed else self.count - len(self._runs)
 
     @property
     def typical_s(self) -> float:
-        """How long calls take: soon more after long ones, slowly less after short ones; 1 at first."""
+        """Typical duration of calls, in seconds; 1 at first. Rises fast after long calls, falls slowly after short
+        ones.
+        """
         return self._typical_s
 
     @property
     def stuck(self) -> list[str]:
-        """The tasks whose outcome was given without their end: their functions do not stop. Sorted."""
+        """The tasks with an outcome whose functions are still running, because they ignored a stop. Sorted."""
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs if run.is_ended)
 
     def start(self, call: StoredCall | Callable[[], StoredCall], context: TaskContext) -> Future[Outcome]:
-        """Run a call in a free slot; its outcome. Callbacks of the future run in the slot's thread, when it is free.
+        """Run a call in a free slot, until the context's ``deadline`` or its ``stop``.
 
-        A call may be given as a function that makes it, in that thread; what it raises is the outcome.
-
-        The context's ``deadline`` ends it, and its ``stop``.
-
+        Args:
+            call: the call, or a function that makes it in the slot's thread. An exception of that function is the
+                outcome.
+            context: the context of the run.
+        Returns:
+            A future of the outcome. Its callbacks run in the slot's thread, when the slot is free.
         Raises:
             LatchworkError: no slot is free.
             Closed: these slots were closed.
         """
         outcome: Future[Outcome] = Future()
-        outcome.set_running_or_notify_cancel()  # it is on its way: the context stops it, not the future
+        outcome.set_running_or_notify_cancel()  # it cannot be cancelled by the future, only stopped by the context
         self.begin(call, context, partial(_set, outcome))
         return outcome
 
     def begin(
         self, call: StoredCall | Callable[[], StoredCall], context: TaskContext, ended: Callable[[Outcome], object]
     ) -> None:
-        """The same, cheaper: ``ended`` is called with the outcome, once, as a callback of the future would be."""
+        """Run a call like ``start``, at a lower cost: ``ended`` is called once, like a callback of the future."""
         run = _Run(call, context, ended)
         try:
             context.wake = self._wake
@@ -184,7 +188,7 @@ class Slots:
             raise
 
     def _give_up(self, run: _Run) -> None:
-        """After an interrupt: nobody has the outcome, so it does not run, or is told to stop."""
+        """Remove a call after an interrupt, or stop it if it has begun: the caller will not get the outcome."""
         with self._mutex:
             if run in self._waiting:
                 self._waiting.remove(run)
@@ -207,14 +211,14 @@ class Slots:
                 self._watcher = _thread(self._watch, f"latchwork-slots-{self._label}")
                 self._watcher.start()
             if getattr(self._here, "returns", False):
-                self._here.returns = False  # this very slot takes it, as soon as the callback that we are in has ended
+                self._here.returns = False  # this slot takes it after the current callback
             else:
                 self._wake_one()
             if run.context.deadline is not None and run.context.deadline < self._watches_at:
                 self._changed.notify_all()
 
     def _start_another(self) -> None:
-        """A thread more, unless all are there. The mutex is held."""
+        """Start one more thread, unless there are ``count``. The caller holds the mutex."""
         if len(self._threads) >= self.count:  # an interrupt may have come before the start of one
             self._threads = [each for each in self._threads if each.is_alive()]
         if len(self._threads) < self.count:
@@ -222,13 +226,15 @@ class Slots:
             self._threads[-1].start()
 
     def _wake_one(self) -> None:
-        """Wake one slot if there is work; it wakes the next. So short calls are run by few threads in turn."""
+        """Wake one slot if there is work; it then wakes the next. So a few threads run all short calls."""
         if self._waiting and self._idle and not self._is_waking:
             self._is_waking = True
             self._comes.notify()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
-        """Tell all calls to stop, and wait until they have ended; the tasks that have not. Twice is fine."""
+        """Stop all calls, and wait up to ``timeout_s`` until they have ended. Return the tasks that have not.
+        Idempotent.
+        """
         if self._home.is_foreign:
             return []
         with self._mutex:
@@ -310,13 +316,13 @@ class Slots:
     def _registered(self, call: StoredCall) -> Registered | None:
         try:
             return self._functions.get(call.function) if call.function else None
-        except UnknownFunction:  # which performing it says too
+        except UnknownFunction:  # perform reports it
             return None
 
     # The watcher
 
     def _watch(self) -> None:
-        """Tell calls to stop at their deadlines, and give outcomes for those that do not."""
+        """Stop calls at their deadlines, and report outcomes for calls that ignore the stop."""
         while True:
             with self._mutex:
                 if self._closed and not self._runs:
@@ -334,7 +340,7 @@ class Slots:
                     self._watches_at = math.inf
 
     def _looked_at(self, run: _Run, now: float) -> float | None:
-        """Do what is due for a call; the next moment to look at it, None for never."""
+        """Stop a call, or report its outcome, if that is due. Return the next time to check it; None for never."""
         context = run.context
         if run.is_ended or run.is_late:
             return None

@@ -1,7 +1,7 @@
-"""The event loop of a node's ``async def`` tasks: one for all of them, in a thread of its own.
+"""The event loop of a node's ``async def`` tasks: one for all of them, in a separate thread.
 
-So they can share what belongs to a loop: connections, locks, caches. One that blocks holds up the others; it belongs
-into a plain function. Nothing here touches the network, and ``asyncio`` is imported with the first of them.
+So tasks can share objects that belong to a loop: connections, locks, caches. A task that blocks delays the others: use
+a plain function for it. Nothing here touches the network. ``asyncio`` is imported with the first task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class TaskLoop:
-    """Runs coroutines on one event loop. Safe to share between threads. Its thread begins with the first.
+    """Runs coroutines on one event loop. Safe to share between threads. Its thread starts with the first coroutine.
 
     Args:
         label: the node, for the name of the thread.
@@ -40,12 +40,12 @@ class TaskLoop:
         self._is_closed = False
 
     def run(self, body: Coroutine[Any, Any, Any], context: TaskContext) -> Any:
-        """Run a coroutine to its end, and wait for it in this thread; it is cancelled when it is told to stop.
+        """Run a coroutine, and wait for its end in this thread. It is cancelled when its context is stopped.
 
         Raises:
             asyncio.CancelledError: it was cancelled.
             Closed: this was closed.
-            BaseException: the coroutine's own.
+            BaseException: raised by the coroutine.
         """
         ended: Future[Any] = Future()
         with self._mutex:
@@ -58,7 +58,7 @@ class TaskLoop:
         return ended.result()
 
     def close(self, timeout_s: float) -> bool:
-        """Cancel what is left, and wait for its end; False if that takes longer. Twice is fine."""
+        """Cancel the remaining coroutines, and wait for their end. Return False if that takes longer. Idempotent."""
         with self._mutex:
             loop, thread = self._loop, self._thread
             if loop is not None and not self._is_closed:
@@ -140,7 +140,7 @@ async def _whole(body: Coroutine[Any, Any, Any], context: TaskContext, ended: Fu
 
 
 async def _finish() -> None:
-    """Cancel all, what tasks have left running too, and wait for the end of it."""
+    """Cancel all asyncio tasks, also tasks left running by coroutines, and wait for their end."""
     import asyncio
 
     while left := asyncio.all_tasks() - {asyncio.current_task()}:

@@ -1,6 +1,6 @@
-"""What a system tells its feeder, and what a feeder decides: how a claim ends, and which items it takes.
+"""The hooks by which a system controls its worker loop, and decisions of the loop.
 
-Pure, but for the hooks of the system.
+The decisions are which items to take, and how a claim ends. Pure, except for the hooks of the system.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 
-#: So much of a reason is kept in an item.
+#: Maximum length of a reason stored in an item.
 _MOST_WHY = 200
-#: Seconds for which an item that was refused here is left to others.
+#: Seconds for which this node leaves an item that it refused to other nodes.
 REFUSED_S = 10.0
-#: An item that was taken so often, and came back by itself, may have killed its nodes. A node has one such at a time:
-#: else those that were there with it would become dead letters together with it.
+#: An item taken this often, and never released with a reason, may have killed its nodes. A node has one such item at a
+#: time. Otherwise other suspects on the same node would be dead-lettered together with it.
 SUSPECT = 2
 _MOST_REFUSED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What to run for a claim.
+    """The call to run for a claim.
 
     Attributes:
-        call: the call, or what makes it in the slot's thread: that may ask the store, and raise.
-        task_id: what the task's context, and messages, call it.
+        call: the call, or a function that makes it in the slot's thread. The function may ask the store, and raise.
+        task_id: the name of the task in its context and in messages.
         timeout_s: seconds after which the run is stopped; None for never.
-        attempt: which try it is; None takes how often the item was taken.
+        attempt: number of this attempt; None takes the number of times that the item was taken.
     """
 
     call: StoredCall | Callable[[], StoredCall]
@@ -53,12 +53,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End the claim, and its item, in one transaction with these.
+    """End the claim and delete its item, in one transaction with these checks and writes.
 
     Attributes:
-        checks: must hold too.
-        ops: written in the same transaction.
-        landed: called once it was written, with what was, or None if that is not known. Quick, and raises nothing.
+        checks: additional checks.
+        ops: additional writes.
+        landed: called after the commit, with its result, or None if that is not known. Must be quick, and not raise.
     """
 
     checks: tuple[Check, ...] = ()
@@ -68,13 +68,13 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give the item back, after a pause in which the claim is held, but no slot.
+    """Release the item, after a pause in which the claim is held, but no slot.
 
     Attributes:
-        why: kept in the item.
-        after_s: seconds of the pause.
-        count: whether it was a try.
-        lane: to this lane; None to its own.
+        why: stored in the item.
+        after_s: length of the pause in seconds.
+        count: whether this counts as an attempt.
+        lane: partition to move the item to; None keeps its partition.
     """
 
     why: str = ""
@@ -85,7 +85,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Put the item among the dead letters, in one transaction with these writes."""
+    """Dead-letter the item, in one transaction with these writes."""
 
     why: str = ""
     ops: tuple[Op, ...] = ()
@@ -95,90 +95,98 @@ Ending = Done | Release | Bury
 
 
 class WorkerHooks(ABC):
-    """What a system does at each step of a task. Methods of one feeder are called by several threads.
+    """The hooks of a system for each step of a task. One worker loop calls them from several threads.
 
-    One that raises is logged; the claim is given back after a pause, as a try.
+    If a hook raises, the error is logged, and the claim is released after a pause; this counts as an attempt.
     """
 
-    #: Whether a task may return something that is to be done before its value comes.
+    #: Whether a task may return an ``Instead``: work to be done before its value exists.
     takes_instead: ClassVar[bool] = False
 
     @abstractmethod
     def lanes(self) -> Sequence[str]:
-        """Where to look now, one after the other. Called before each look; asks no store."""
+        """Return the partitions to look in now, in order. Called before each look; must not ask the store."""
 
     def waits(self) -> Sequence[str]:
-        """The lanes whose news wake the feeder: what ``lanes`` has at the start, unless this says otherwise."""
+        """Return the partitions whose changes wake the worker loop. Called at the start. Default: ``lanes()``."""
         return self.lanes()
 
-    def share(self, lane: str) -> Share:  # noqa: ARG002 - likewise
-        """Which of the takers of a lane this node is, see ``WorkQueue.try_take``. Default: none knows the others."""
+    def share(self, lane: str) -> Share:  # noqa: ARG002 - for overrides
+        """Return this node's share among the takers of a partition, see ``WorkQueue.try_take``. Default: no sharing."""
         return Share()
 
-    def accept(self, item: QueueItem) -> bool:  # noqa: ARG002 - of those that say so
-        """Whether an item is one for this node. Asks no store. Default: each is."""
+    def accept(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
+        """Return whether this node takes an item. Must not ask the store. Default: yes."""
         return True
 
-    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - likewise
-        """Checks and writes of the transaction that takes it. Default: none."""
+    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
+        """Return additional checks and writes of the transaction that takes an item. Default: none."""
         return (), ()
 
-    def extra_dead(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - likewise
-        """The same with the dead letter of one that was taken too often, whose last node died. Default: none."""
+    def extra_dead(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - for overrides
+        """Return additional checks and writes of the transaction that dead-letters an item taken too often. Default:
+        none.
+        """
         return (), ()
 
-    def refused(self, item: QueueItem) -> bool:  # noqa: ARG002 - likewise
-        """Its extra checks did not hold: it stays where it is. Return whether to look again soon, without any news.
+    def refused(self, item: QueueItem) -> bool:  # noqa: ARG002 - for overrides
+        """Handle an item whose extra checks failed, so that it was not taken. Default: does nothing.
 
-        A mirror merges states: it may never report a key that came between two of them, so nothing reports its end.
-        Default: no.
+        A mirror merges states: it may never report a key that existed only between two of them, nor its deletion.
+
+        Returns:
+            Whether to look soon, without a notification.
         """
         return False
 
-    def taken(self, claims: Sequence[QueueClaim]) -> None:  # noqa: B027 - likewise
-        """These were taken together: called once before they are begun, in the thread that looks. It may ask the store.
+    def taken(self, claims: Sequence[QueueClaim]) -> None:  # noqa: B027 - for overrides
+        """Prepare claims that were taken together. Called once before they begin, in the thread that looks.
 
-        What it raises is logged, and changes nothing.
+        May ask the store. An exception is logged and ignored.
         """
 
     @abstractmethod
     def begin(self, claim: QueueClaim) -> Run | Ending:
-        """What to run for a claim; or its end, without a run. Asks no store: ``Run.call`` may."""
+        """Return the call to run for a claim, or its end without a run. Must not ask the store; ``Run.call`` may."""
 
     @abstractmethod
     def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        """How the claim of a run ends. It may ask the store: called in the slot's thread.
+        """Return how the claim of a run ends. May ask the store: called in the slot's thread.
 
-        A future says it later, in a thread of the system's that decides on many at once: the slot goes on meanwhile.
-        Called again, a moment later, when the transaction was refused because of its own checks.
+        Return a future to decide later, in a thread of the system that decides on many claims at once. The slot is free
+        meanwhile. Called again after a short pause if the transaction was refused because of its checks.
         """
 
-    def at_end(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - of those that say so
-        """Writes that go with the end of a claim, whichever end it is. Asks no store. Default: none."""
+    def at_end(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - for overrides
+        """Return writes to add to the end of a claim, whichever end it is. Must not ask the store. Default: none."""
         return ()
 
-    def why(self, claim: QueueClaim, why: str) -> str:  # noqa: ARG002 - likewise
-        """What is kept in an item that is given back, for a reason of the system's or the feeder's. Asks no store."""
+    def why(self, claim: QueueClaim, why: str) -> str:  # noqa: ARG002 - for overrides
+        """Return the text to store in a released item, given the reason of the release. Must not ask the store."""
         return why
 
-    def at_last(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - likewise
-        """Writes that go with the dead letter of an item that was given back once too often. It may ask the store."""
+    def at_last(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - for overrides
+        """Return writes to add when an item is dead-lettered after its last attempt was released. May ask the store."""
         return ()
 
-    def claim_over(self, claim: QueueClaim) -> bool:  # noqa: ARG002 - likewise
-        """A claim is over; whether to look for items that were left alone while it was there. Asks no store. Quick."""
+    def claim_over(self, claim: QueueClaim) -> bool:  # noqa: ARG002 - for overrides
+        """Handle the end of a claim. Quick; must not ask the store.
+
+        Returns:
+            Whether to look for items that were skipped because of this claim.
+        """
         return False
 
-    def lost(self, claim: QueueClaim) -> None:  # noqa: B027 - likewise
-        """The claim was lost: another may run the task; its outcome here is dropped."""
+    def lost(self, claim: QueueClaim) -> None:  # noqa: B027 - for overrides
+        """Handle the loss of a claim: another node may run the task, and the outcome here is dropped."""
 
 
 def after_failure(retry: Retry, attempt: int, outcome: Outcome, chance: float | None = None) -> float | None:
-    """Seconds to pause before the next try after an outcome; None when there is none. Pure.
+    """Return the seconds to pause before the next attempt; None if there is none. Pure.
 
     Args:
-        retry: how often the task is tried.
-        attempt: which try this was, from 1.
+        retry: the retry policy of the task.
+        attempt: number of the attempt that ended, from 1.
         outcome: how it ended.
         chance: as for ``Retry.pause_s``.
     """
@@ -192,7 +200,7 @@ def after_failure(retry: Retry, attempt: int, outcome: Outcome, chance: float | 
 
 
 def tell_taken(hooks: WorkerHooks, claims: Sequence[QueueClaim], node_id: str) -> None:
-    """Tell a system what was taken, if anything was; what it raises keeps nothing from being begun."""
+    """Call the ``taken`` hook, if there are claims. Errors are logged, so that the claims begin in any case."""
     try:
         if claims:
             call_user(hooks.taken, claims)
@@ -202,7 +210,7 @@ def tell_taken(hooks: WorkerHooks, claims: Sequence[QueueClaim], node_id: str) -
 
 
 def tell_lost(hooks: WorkerHooks, claim: QueueClaim, node_id: str) -> None:
-    """Tell a system that a claim will not be ended by it here."""
+    """Call the ``lost`` hook for a claim that this node will not end through the system."""
     try:
         call_user(hooks.lost, claim)
     except Exception:
@@ -210,13 +218,13 @@ def tell_lost(hooks: WorkerHooks, claim: QueueClaim, node_id: str) -> None:
 
 
 def decided(outcome: Outcome, cut_short: str) -> Release | None:
-    """What a feeder decides by itself: a task that did not run here, or not to its end for a reason of the node's.
+    """Return the decision of the loop itself: release a task that refused to run here, or that the node stopped.
 
-    None leaves it to the system.
+    None leaves the decision to the system.
 
     Args:
         outcome: how the run ended.
-        cut_short: why the node told it to stop; empty when it did not.
+        cut_short: why the node stopped it; empty if it did not.
     """
     failure = outcome.failure
     if failure is None:
@@ -227,7 +235,7 @@ def decided(outcome: Outcome, cut_short: str) -> Release | None:
 
 
 def allowed(outcome: Outcome, *, instead: bool) -> Outcome:
-    """An outcome, where a system takes such; else what is wrong with it. Pure."""
+    """Return the outcome, or a failure if it is an ``Instead`` that the system does not support. Pure."""
     if not outcome.instead or instead:
         return outcome
     why = "the task returned what is to be done before its value comes, and only tasks of plans may"
@@ -235,11 +243,11 @@ def allowed(outcome: Outcome, *, instead: bool) -> Outcome:
 
 
 class ClaimFilter:
-    """The hooks of a system that say what to take, asked so that none of them can stop a node. Safe to share.
+    """Asks the hooks of a system which items to take, so that a failing hook cannot stop the node. Safe to share.
 
     Args:
-        hooks: of the system.
-        clock: the node's.
+        hooks: the hooks of the system.
+        clock: the node's clock.
         node_id: the node, for messages.
     """
 
@@ -250,16 +258,16 @@ class ClaimFilter:
         self._refused: dict[str, float] = {}
         self._held = ""
         self._wanted = ""
-        #: Whether to look again soon: an item was refused in this look, and nothing may report when it can be taken.
+        #: Whether to look soon: an item was refused in this look, and no notification may come when it can be taken.
         self.looks_again = False
 
     def begin(self) -> None:
-        """A look begins."""
+        """Begin a look."""
         self._wanted = ""
         self.looks_again = False
 
     def accept(self, item: QueueItem) -> bool:
-        """Whether to take an item."""
+        """Return whether to take an item."""
         until = self._refused.get(item.path) if self._refused else None
         if until is not None:
             if until > self._clock.now():
@@ -274,47 +282,47 @@ class ClaimFilter:
             return False
 
     def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """Checks and writes of the transaction that takes it."""
+        """Return additional checks and writes of the transaction that takes an item."""
         if item.attempts >= SUSPECT and is_suspect(item):
             self._wanted = item.path
         try:
             return call_user(self._hooks.extra, item)
         except Exception:
             self._leave_broken(item)
-            return [Absent(item.key)], []  # it is there: so it is left out
+            return [Absent(item.key)], []  # the item exists, so this check fails and skips it
 
     def told_refused(self, item: QueueItem) -> None:
-        """Its extra checks did not hold."""
+        """Handle an item whose extra checks failed."""
         try:
             self.looks_again |= call_user(self._hooks.refused, item)
         except Exception:
             self._leave_broken(item)
 
     def taken(self, item: QueueItem) -> None:
-        """It was taken; so it says one attempt more."""
+        """Note that an item was taken. Its ``attempts`` includes this one."""
         if item.attempts > SUSPECT and not item.why:
             self._held = item.path
 
     def over(self, path: str) -> bool:
-        """We do not have this item any more; whether others may be taken now that were left because of it."""
+        """Note that this node no longer has an item. Return whether items skipped because of it can be taken now."""
         was_held = bool(self._held) and self._held == path
         if was_held:
             self._held = ""
         return was_held
 
     def leave_to_others(self, item: QueueItem) -> None:
-        """Do not take it for a while."""
+        """Do not take an item for ``REFUSED_S`` seconds."""
         now = self._clock.now()
         if len(self._refused) >= _MOST_REFUSED:
             self._refused = {path: until for path, until in self._refused.items() if until > now}
         self._refused[item.path] = now + REFUSED_S
 
     def _leave_broken(self, item: QueueItem) -> None:
-        """A hook raised: one item must not keep a node from all others."""
+        """Log the exception of a hook, and skip its item, so that it does not keep the node from all others."""
         _log.exception("node %s leaves item %s alone for %g s", self._node_id, item.path, REFUSED_S)
         self.leave_to_others(item)
 
 
 def is_suspect(item: QueueItem) -> bool:
-    """Whether the nodes that had an item may have died of it."""
+    """Return whether the nodes that had an item may have died because of it."""
     return item.attempts >= SUSPECT and not item.why

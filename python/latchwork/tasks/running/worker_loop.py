@@ -1,8 +1,8 @@
 """The loop of a node: look for items, claim them, run them in slots, and end them by group commits.
 
-The placement of an item is a preference, its claim is the truth: whoever has it may end it, and nobody else. A node
-that is full looks for nothing; one that finds nothing waits, and writes nothing but its place in the line.
-``LeaseWatchdog`` tells the runs to stop before the session of their claims can end.
+Only the holder of a claim may end an item; the placement of an item is just a preference. A node without free slots
+does not look. A node that finds nothing waits, and writes only its position among the waiters. ``LeaseWatchdog`` stops
+runs before the session of their claims can end.
 
 docs/design/tasks.md has the races.
 """
@@ -49,32 +49,33 @@ if TYPE_CHECKING:
     from latchwork.store import Session, Store
 _log = logging.getLogger(__name__)
 
-#: So many items are claimed in one transaction at most.
+#: Maximum number of items claimed in one transaction.
 BATCH = 20
-#: Seconds after which a node that found nothing looks again: reads only.
+#: Seconds between looks of a node that finds nothing; reads only.
 LOOK_S = 10.0
-#: A node that has not looked for so many seconds claims nothing without a look.
+#: A node whose last look is older than this, in seconds, claims nothing without a look.
 UNSEEN_S = 0.25
-#: Seconds after which a node looks again that was refused an item, if its system cannot learn when that is free.
+#: Seconds until the next look after a refused item, if the system cannot learn when that item is free.
 REFUSED_S = 0.1
-#: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
+#: Seconds between the end of its last item and one more look of an idle node, which removes empty entries of the index.
 TIDY_S = 1.0
 
 
 class WorkerLoop(Starts):
-    """Keeps slots busy with items of a backlog. Safe to share between threads.
+    """Keeps slots busy with items of a work queue. Safe to share between threads.
 
     Args:
-        backlog: where items are; used by nobody else, and closed with the feeder.
-        slots: where they run; the caller's.
-        commits: how their ends are written; the caller's.
-        hooks: what the system does at each step.
+        backlog: the queue. Must not be used elsewhere; closed with the loop.
+        slots: run the calls; closed by the caller.
+        commits: commits results; closed by the caller.
+        hooks: the hooks of the system.
         store: the store that tasks get.
-        node_id: what tasks, and messages, call this node.
-        context: what the node gives its tasks.
-        batch: items that are claimed in one transaction, at most.
-        look_s: a node that finds nothing looks again after so many seconds, whatever it hears; reads only.
-        margin_s: tasks are told to stop so long before the session of their claims can end; by default a tenth.
+        node_id: the name of this node for tasks and in messages.
+        context: the object that tasks get as ``TaskContext.context``.
+        batch: maximum number of items claimed in one transaction.
+        look_s: seconds between looks of an idle node, even without notifications; reads only.
+        margin_s: tasks are stopped this many seconds before the session of their claims can end; by default a tenth of
+            the remaining time.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class WorkerLoop(Starts):
         self._line = PrefetchQueue(slots, self._clock, self._ended, self._drop, self._guard.look_at)
 
     def start(self) -> None:
-        """Begin to take items, in the background. Twice is fine. An interrupt in it closes the feeder.
+        """Start taking items in the background. Idempotent. An interrupt during this call closes the loop.
 
         Raises:
             Closed: it was closed.
@@ -141,16 +142,16 @@ class WorkerLoop(Starts):
             raise
 
     def end_soon(self) -> None:
-        """After an interrupt: close, in the background."""
+        """Close in the background, after an interrupt."""
         Background(partial(called, self.close), f"latchwork-feeder-close-{self._node_id}")
 
     def poke(self) -> None:
-        """Look for items soon: something has changed that no lane tells."""
+        """Look for items soon, because of a change that no partition reports."""
         with self._bell.mutex:
             self._lines.poke()
 
     def stop_task(self, path: str) -> bool:
-        """Tell the run of the item of this path to stop, and end its pause if it has one; False if it is not here."""
+        """Stop the run of the item at this path, and end its pause. Return False if it is not running here."""
         with self._bell.mutex:
             task = self._tasks.get(path)
         if task is None or task.context is None:
@@ -160,12 +161,14 @@ class WorkerLoop(Starts):
         return True
 
     def spare(self) -> int:
-        """How many items may be claimed without a look now: none when the last one is long ago, others come first."""
+        """Return how many items may be claimed now without a look; 0 if the last look is too old: older items come
+        first.
+        """
         with self._bell.mutex:
             return self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0
 
     def begin_taken(self, claims: Sequence[QueueClaim]) -> None:
-        """Run these, which were claimed elsewhere with the session of this feeder's backlog."""
+        """Run items that were claimed elsewhere with the session of this loop's queue."""
         if not claims:
             return
         tell_taken(self._hooks, claims, self._node_id)
@@ -173,24 +176,24 @@ class WorkerLoop(Starts):
             self._begin(claim)
 
     def running(self) -> list[str]:
-        """The paths of the items that this node has claimed, sorted."""
+        """Return the paths of the items that this node has claimed, sorted."""
         with self._bell.mutex:
             return sorted(self._tasks)
 
     def stats(self) -> Mapping[str, int]:
-        """How many items were ``taken``, ``done``, ``released``, ``buried`` and ``lost`` since the start."""
+        """Return the number of items ``taken``, ``done``, ``released``, ``buried`` and ``lost`` since the start."""
         with self._bell.mutex:
             return dict(self._counts)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take nothing more, and wait until all that was taken has ended; False when the time is over."""
+        """Stop taking items, and wait until all taken items have ended. Return False after ``timeout_s``."""
         until = None if timeout_s is None else self._clock.now() + timeout_s
         with self._bell.mutex:
             self._takes = False
             self._ring_all()
         while True:
             with self._bell.mutex:
-                if not self._tasks or self._is_over:  # another thread's close did not wait so long
+                if not self._tasks or self._is_over:  # or close gave up in another thread
                     return not self._tasks
                 rings = self._ends.rings
             left_s = None if until is None else until - self._clock.now()
@@ -203,9 +206,10 @@ class WorkerLoop(Starts):
             bell.ring()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
-        """Tell all tasks to stop, give back what did not end by itself, and wait so long; the paths that are left.
+        """Stop all tasks, release unfinished items, and wait up to ``timeout_s``. Idempotent.
 
-        What is left is free when the session of its claim ends. Twice is fine.
+        Returns:
+            The paths of items that are still claimed, sorted. They are free when the session of their claims ends.
         """
         if self._home.is_foreign:
             return []
@@ -227,7 +231,7 @@ class WorkerLoop(Starts):
         for thread in self._threads:
             if not thread.is_mine:
                 thread.block()
-        self.drain(max(0.0, until - self._clock.now()))  # what came meanwhile
+        self.drain(max(0.0, until - self._clock.now()))  # claims that were taken meanwhile
         self._endings.close()
         with self._bell.mutex:
             self._is_over = True
@@ -250,7 +254,11 @@ class WorkerLoop(Starts):
             await self._rest(found, is_all=is_all)
 
     async def _look(self) -> tuple[int | None, bool]:
-        """Take what there is room for: how many, None if there is no room; and whether nothing more is known of."""
+        """Take items up to the free capacity.
+
+        Returns:
+            The number taken, None without free capacity; and whether they are all items known to be free.
+        """
         with self._bell.mutex:
             told = self._lines.told()
             room, had = self._room(), bool(self._tasks)
@@ -293,11 +301,11 @@ class WorkerLoop(Starts):
         return bool(self._tasks) and any(task.outcome is None for task in self._tasks.values())
 
     def _room(self) -> int:
-        """How many to take now."""
+        """Return how many items to take now."""
         return min(self._batch, self._line.room()) if self._takes else 0
 
     async def _rest(self, found: int | None, *, is_all: bool) -> None:
-        """After a look: wait for room, for news, or for the time to look all the same."""
+        """Wait after a look for free capacity, for a notification, or for the time of the next look."""
         with self._bell.mutex:
             self._arrivals.note(found)
             has_none = found == 0 or (is_all and self._room() > 0)
@@ -328,7 +336,7 @@ class WorkerLoop(Starts):
         task = Taken(claim, claim.item.path)
         self._choosing.taken(claim.item)
         with self._bell.mutex:
-            self._tasks[task.path], takes = task, self._takes  # it may have closed while this was on its way
+            self._tasks[task.path], takes = task, self._takes  # it may have been closed during the claim
             self._counts["taken"] += 1
         try:
             what = call_user(self._hooks.begin, claim) if takes else Release(why="its node takes no more", count=False)
@@ -360,24 +368,24 @@ class WorkerLoop(Starts):
             clock=self._clock,
         )
         self._guard.follow(claim.session)
-        if task.is_lost or left_s <= 0.0:  # lost before it had a context that could be told
+        if task.is_lost or left_s <= 0.0:  # lost before it had a context to stop
             task.lose()
         if self._stop.is_set():
             task.cut_short("its node closed")
         self._guard.look_at(self._clock.now() + left_s - margin_s)
 
     def _give_back(self, now: float) -> float:
-        """What has waited for a slot for too long; when to look again."""
+        """Release claims that have waited too long for a slot. Return the next time to check."""
         self._line.give_back(now - GIVEN_BACK_S, "it would have waited for a slot")
         return self._line.oldest + GIVEN_BACK_S
 
     def _drop(self, task: Taken, why: str) -> None:
-        """Give back what has not begun."""
+        """Release an item that has not begun."""
         tell_lost(self._hooks, task.claim, self._node_id)
         self._endings.end(task, Release(why=why, count=False))
 
     def _ended(self, task: Taken, outcome: Outcome) -> None:
-        """In the slot's thread, which is free again."""
+        """Handle the end of a run, in its slot's thread; the slot is free again."""
         outcome = task.outcome = allowed(outcome, instead=self._hooks.takes_instead)
         ours = decided(outcome, task.why_cut)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
@@ -393,7 +401,7 @@ class WorkerLoop(Starts):
                 self._bell.ring()
 
     def _forget(self, task: Taken, how: str) -> None:
-        """A claim is over, one way or the other."""
+        """Handle the end of a claim, whichever end it was."""
         again = self._hooks.claim_over(task.claim)
         with self._bell.mutex:
             if again:
@@ -410,12 +418,13 @@ class WorkerLoop(Starts):
 
 
 class LeaseWatchdog:
-    """Watches the claims of one feeder. Safe to share between threads.
+    """Stops the runs of one worker loop before their session ends. Safe to share between threads.
 
     Args:
-        clock: the node's.
-        held: the claims that there are.
-        give_back: called with the moment; does what is due with what has not begun, and says when more is.
+        clock: the node's clock.
+        held: returns the current claims.
+        give_back: called with the current time; releases claims that have waited too long, and returns the next time to
+            call it.
     """
 
     def __init__(self, clock: Clock, held: Callable[[], list[Taken]], give_back: Callable[[float], float]) -> None:
@@ -429,14 +438,14 @@ class LeaseWatchdog:
         self._unfollow: Callable[[], None] = lambda: None
 
     def look_at(self, moment: float) -> None:
-        """Look at this moment, or before."""
+        """Check the claims at this time, or earlier."""
         with self._bell.mutex:
             if moment < self._looks_at:
                 self._looks_at = moment
                 self._bell.ring()
 
     def follow(self, session: Session) -> None:
-        """Have all runs told when the session of their claims is lost: one listener for all."""
+        """Stop all runs when the session of their claims is lost, by one listener for all."""
         if self._session is session:
             return
         self._unfollow()
@@ -444,18 +453,18 @@ class LeaseWatchdog:
         self._unfollow = session.on_lost(partial(self._lose, session), or_closed=True)
 
     def end(self) -> None:
-        """Watch nothing more."""
+        """Stop watching."""
         self._unfollow()
         with self._bell.mutex:
             self._is_over = True
             self._bell.ring()
 
     async def run(self) -> None:
-        """Until the end."""
+        """Check the claims whenever due, until ``end``."""
         while True:
             with self._bell.mutex:
                 rings, is_over = self._bell.rings, self._is_over
-                self._looks_at = math.inf  # until we wait, each moment rings
+                self._looks_at = math.inf  # until we wait, each call of look_at rings
             if is_over:
                 return
             now = self._clock.now()
