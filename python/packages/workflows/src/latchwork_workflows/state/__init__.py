@@ -1,6 +1,6 @@
-"""What happens to an instance: from what is known and one event to what is known next. Pure: no I/O, no clock.
+"""State machine of a run: computes the next state from the current state and one event. Pure: no I/O, no clock.
 
-``advance`` is the door; records and events are its words.
+``advance`` is the entry point. ``records`` and ``events`` define its types.
 """
 
 from latchwork_workflows.state.advance import advance

@@ -1,7 +1,7 @@
-"""From what is known and what happened to what is known next. Pure, and the only way in which an instance changes.
+"""Compute the next state of an instance from its state and events. Pure, and the only way to change an instance.
 
-Events come in the order in which they were seen. Any of them may come twice, late or for an earlier attempt: then it
-changes nothing. A command that the state does not take raises, and nothing is changed.
+Events are applied in the order in which they were seen. A duplicate or late event, or an event of an earlier attempt,
+changes nothing. A command that the current state does not allow raises an error and changes nothing.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from latchwork_workflows.state.settle import settle
 
 
 def advance(plan: Plan, instance: Instance, events: Iterable[Event], now: float) -> Instance:
-    """The instance after these events.
+    """Return the instance after these events.
 
     Args:
-        plan: of the version that the instance was started with.
-        instance: as it was; it is not changed.
-        events: what happened, in order; empty: only time has passed.
-        now: seconds since the epoch.
+        plan: The plan of the version that the instance was started with.
+        instance: The current state. It is not changed.
+        events: The events, in order. If empty, only time has passed.
+        now: Seconds since the epoch.
     Returns:
-        The instance as it is; ``facts`` are those of this call alone.
+        The new state. ``facts`` contains only the facts of this call.
     Raises:
-        WrongState: a command that this state does not take.
-        UnknownWorkflow: a command names a task that is not there.
+        WrongState: The current state does not allow a command.
+        UnknownWorkflow: A command names a task that does not exist.
     """
     work = Working(plan, instance, now)
     for event in events:
@@ -138,7 +138,7 @@ def _ended(work: Working, event: Ended) -> None:
 
 
 def _overdue(work: Working, event: Ended, task: Task) -> None:
-    """It took too long, and ended before anybody looked: its worker may have ended it at that moment."""
+    """Record a timeout that has not been reported yet: the worker may have ended the attempt at its limit."""
     rule = work.plan.rule(event.task)
     is_said = task.state is TaskState.RUNNING and task.wake_at is None
     if task.held or is_said or rule.timeout_s is None or rule.on_timeout is OnTimeout.FAIL:
@@ -172,5 +172,5 @@ def _removed(work: Working, event: Removed) -> None:
         work.tell(NOT_TAKEN, event.task, event.n)
         ended = Ended(event.task, event.n, Outcome.FAILURE, event.run)
         _failed(work, ended, replace(task, failures=task.failures + 1))
-    else:  # resumed, or started by force, meanwhile: another attempt
+    else:  # resumed or force-started in the meantime: another attempt
         work.put(event.task, TaskState.READY)

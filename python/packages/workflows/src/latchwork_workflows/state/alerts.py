@@ -1,4 +1,4 @@
-"""Who is told of what, and how a delivery goes on. Pure."""
+"""Decides which facts cause alerts, and how a delivery is retried. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 
 from latchwork_workflows.state.records import AlertRule, Fact
 
-#: Refusals after which a delivery is given up.
+#: A delivery fails after this many refusals.
 MOST_TRIES = 8
-#: Sendings whose end nobody knows, after which nothing is sent any more.
+#: Sending stops after this many attempts whose result is unknown.
 MOST_DOUBTS = 2
-#: Seconds before the second try, doubled with each; and at most.
+#: Seconds before the second try, doubled with each further try, and the maximum.
 FIRST_WAIT_S, MOST_WAIT_S = 15.0, 3600.0
 _ENDS = {
     "none": frozenset[str](),
@@ -23,7 +23,7 @@ _ENDS = {
 
 
 def told(rule: AlertRule | None, facts: Iterable[Fact], *, dry: bool = False) -> tuple[Fact, ...]:
-    """Those of these facts that people are told of, in their order. A run that only pretends tells nothing."""
+    """Return the facts that cause an alert, in their order. A dry run causes none."""
     if rule is None or dry:
         return ()
     return tuple(each for each in facts if _is_told(rule, each))
@@ -34,11 +34,11 @@ def _is_told(rule: AlertRule, fact: Fact) -> bool:
         return rule.timeouts
     if fact.kind == "failover":
         return rule.failover
-    return not fact.task and fact.kind in _ENDS[rule.on]  # the end of the run names the tasks that failed
+    return not fact.task and fact.kind in _ENDS[rule.on]  # the alert at the end of the run names the failed tasks
 
 
 class DeliveryState(StrEnum):
-    """Where a delivery is."""
+    """State of a delivery."""
 
     PENDING = "pending"
     SENDING = "sending"
@@ -48,24 +48,24 @@ class DeliveryState(StrEnum):
 
 
 class Answer(StrEnum):
-    """How a sending ended."""
+    """Result of one attempt to send."""
 
-    SENT = "sent"  # it was accepted
-    REFUSED = "refused"  # it was not, and may be later
-    REJECTED = "rejected"  # it was not, and never will
-    DOUBT = "doubt"  # nobody knows: the connection broke, or the sender died
+    SENT = "sent"  # accepted
+    REFUSED = "refused"  # not accepted, may succeed later
+    REJECTED = "rejected"  # not accepted, a retry cannot succeed
+    DOUBT = "doubt"  # unknown: the connection broke, or the sender died
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One alert by one channel.
+    """One alert on one channel.
 
     Attributes:
-        state: where it is.
-        tries: how often it was refused.
-        doubts: of how many sendings nobody knows how they ended.
-        next_at: when it is looked at again; None: never.
-        error: why it was not accepted; empty if it was, or was never tried.
+        state: Current state.
+        tries: How often the alert was refused.
+        doubts: Number of attempts whose result is unknown.
+        next_at: Time of the next attempt, in seconds since the epoch. None: there is none.
+        error: Why the alert was not accepted. Empty if it was accepted or never tried.
     """
 
     state: DeliveryState = DeliveryState.PENDING
@@ -76,7 +76,7 @@ class Delivery:
 
 
 def answered(delivery: Delivery, answer: Answer, error: str, now: float) -> Delivery:
-    """What becomes of a delivery that was SENDING."""
+    """Return the next state of a delivery in state SENDING."""
     if answer is Answer.SENT:
         return replace(delivery, state=DeliveryState.SENT, next_at=None, error=error)
     if answer is Answer.DOUBT:
@@ -93,5 +93,5 @@ def answered(delivery: Delivery, answer: Answer, error: str, now: float) -> Deli
 
 
 def wait_s(tries: int) -> float:
-    """Seconds after so many refusals until the next try."""
+    """Return the seconds to wait for the next try after this many refusals."""
     return min(MOST_WAIT_S, FIRST_WAIT_S * 2.0 ** max(0, tries - 1))

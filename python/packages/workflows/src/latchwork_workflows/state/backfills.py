@@ -1,4 +1,4 @@
-"""How a backfill goes on. Pure."""
+"""State machine of a backfill. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class BackfillState(StrEnum):
-    """Where a backfill is."""
+    """State of a backfill."""
 
     RUNNING = "running"
-    #: A date has failed, and no other is to start.
+    #: A date has failed, and no other date starts.
     HELD = "held"
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -18,20 +18,20 @@ class BackfillState(StrEnum):
     FAILURE = "failure"
 
 
-#: Nothing happens any more unless somebody asks.
+#: Nothing more happens without a command.
 RESTS = frozenset({BackfillState.HELD, BackfillState.STOPPED, BackfillState.SUCCESS, BackfillState.FAILURE})
-#: The states that take a stop.
+#: States that allow a stop.
 STOPPABLE = frozenset({BackfillState.RUNNING, BackfillState.HELD})
 
 
 class Progress(NamedTuple):
-    """How many dates are where.
+    """Number of dates in each state.
 
     Attributes:
-        pending: were never started.
-        going: are at work, or paused.
-        succeeded: are over, and well.
-        failed: have failed, or were stopped.
+        pending: Not started.
+        going: Running or paused.
+        succeeded: Ended successfully.
+        failed: Failed or stopped.
     """
 
     pending: int = 0
@@ -41,11 +41,11 @@ class Progress(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What to do.
+    """The next step of a backfill.
 
     Attributes:
-        state: of the backfill.
-        start: so many of the pending dates, in its order.
+        state: New state of the backfill.
+        start: Number of pending dates to start, in the order of the backfill.
     """
 
     state: BackfillState
@@ -53,13 +53,13 @@ class Step(NamedTuple):
 
 
 def next_step(was: BackfillState, progress: Progress, *, parallel: int, stop_on_failure: bool) -> Step:
-    """What follows. Done again, with what it led to, it changes nothing.
+    """Return the next step. Idempotent: repeating it with its own result changes nothing.
 
     Args:
-        was: where the backfill was.
-        progress: of its dates.
-        parallel: so many are at work at a time.
-        stop_on_failure: no other date starts while one has failed.
+        was: Current state of the backfill.
+        progress: Number of its dates in each state.
+        parallel: Maximum number of dates that run at a time.
+        stop_on_failure: Start no other date while one has failed.
     """
     if was is BackfillState.STOPPED:
         return Step(was)

@@ -1,4 +1,4 @@
-"""What each command does to an instance, and which state takes it. Pure."""
+"""The effect of each command on an instance, and the states that allow it. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from latchwork_workflows.state.events import ForceStart, ForceSuccess, Recover, 
 from latchwork_workflows.state.records import DONE, FAILED, InstanceState, Scope, Task, TaskState, Working, base_of
 
 _NEW = frozenset({InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT})
-#: The states of an instance that take each command. A recovery from chosen tasks is taken by ``success`` as well.
+#: The states that allow each command. ``success`` also allows a recovery from chosen tasks.
 TAKEN_IN = {
     "start": _NEW,
     "pause": frozenset({InstanceState.RUNNING}),
@@ -23,12 +23,12 @@ TAKEN_IN = {
 
 
 def possible(state: InstanceState) -> tuple[str, ...]:
-    """The commands of people that an instance in this state takes."""
+    """Return the user commands that an instance in this state allows."""
     return tuple(name for name, states in TAKEN_IN.items() if state in states and name != "start")
 
 
 def start(work: Working, event: Start) -> None:
-    """Every task waits; those out of scope are skipped."""
+    """Set every task to waiting. Tasks out of scope are skipped."""
     _need(work, "start")
     _known(work, event.start_from)
     chosen = _in_scope(work, event)
@@ -42,19 +42,19 @@ def _state(*, waits: bool) -> InstanceState:
 
 
 def begin(work: Working) -> None:
-    """It waits no more; one that does not wait is left as it is."""
+    """Start an instance that waits for its concurrency limit. Any other instance stays as it is."""
     if work.state is InstanceState.SERIAL_WAIT:
         work.restart()
 
 
 def pause(work: Working) -> None:
-    """Nothing is submitted any more."""
+    """Stop submitting tasks."""
     _need(work, "pause")
     work.state = InstanceState.READY_PAUSE
 
 
 def resume(work: Working) -> None:
-    """What was taken back from the workers is submitted again, as another attempt."""
+    """Resubmit the tasks that were withdrawn from the workers, as new attempts."""
     _need(work, "resume")
     for name, task in work.tasks.items():
         if task.state is TaskState.PAUSED:
@@ -67,13 +67,13 @@ def resume(work: Working) -> None:
 
 
 def stop(work: Working) -> None:
-    """Everything is taken back, and what runs is ended."""
+    """Withdraw all queued tasks and kill the running ones."""
     _need(work, "stop")
     work.state = InstanceState.READY_STOP
 
 
 def recover(work: Working, event: Recover) -> None:
-    """What failed or was ended waits again, and all that was chosen with everything behind it."""
+    """Run the failed and killed tasks again, and the chosen tasks with everything downstream of them."""
     _need(work, "recover", {_SUCCESS} if event.start_from else ())
     _known(work, event.start_from)
     again = work.plan.reached(event.start_from) if event.start_from else frozenset[str]()
@@ -87,7 +87,9 @@ def recover(work: Working, event: Recover) -> None:
 
 
 def _again(work: Working, name: str) -> bool:
-    """Whether it failed and runs again: an element only with its map, and not what conditions have looked at."""
+    """Return whether a task failed and runs again. An element runs again only with its map. A failure that a condition
+    evaluates does not count.
+    """
     state = work.tasks[name].state
     if (base := base_of(name)) != name:
         return state in FAILED and _again(work, base)
@@ -95,7 +97,7 @@ def _again(work: Working, name: str) -> bool:
 
 
 def rerun(work: Working, event: Rerun) -> None:
-    """A new run: what earlier attempts tell from now on is history."""
+    """Start a new run. Later reports of earlier attempts are ignored."""
     _need(work, "rerun")
     work.run += 1
     work.fresh = event.fresh
@@ -104,7 +106,11 @@ def rerun(work: Working, event: Rerun) -> None:
 
 
 def force_success(work: Working, event: ForceSuccess) -> None:
-    """The task counts as success. An instance that is over stays so, unless nothing else is open: then it succeeded."""
+    """Mark a failed task as successful.
+
+    A completed instance keeps its state, except that a failed instance without any other unfinished task becomes
+    successful.
+    """
     _known(work, [event.task], work.tasks)
     task = work.tasks.get(event.task)
     if task is None or task.state not in FAILED:
@@ -119,7 +125,7 @@ def force_success(work: Working, event: ForceSuccess) -> None:
 
 
 def force_start(work: Working, event: ForceStart) -> None:
-    """The queued task is to be taken back and queued again where no slot is needed, as another attempt."""
+    """Withdraw a queued task and queue it again, as a new attempt that needs no slot."""
     _known(work, [event.task], work.tasks)
     task = work.tasks.get(event.task)
     if work.state is not InstanceState.RUNNING or task is None or task.state is not TaskState.SUBMITTED:

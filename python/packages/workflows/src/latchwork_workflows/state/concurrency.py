@@ -1,4 +1,4 @@
-"""Which runs of a workflow may run at a time, and what becomes of another start. Pure."""
+"""Decides which runs of a workflow may run at a time, and how another start is handled. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from latchwork_workflows.state.records import InstanceState
 
-#: A run in one of these has a place of its workflow. One that is paused keeps it.
+#: A run in one of these states counts against the limit of its workflow. A paused run still counts.
 GOING = frozenset({InstanceState.RUNNING, InstanceState.READY_PAUSE, InstanceState.PAUSED, InstanceState.READY_STOP})
 
 
@@ -16,9 +16,9 @@ class Other(NamedTuple):
     """Another run of the same workflow.
 
     Attributes:
-        id: of the instance.
-        shard: whose it is.
-        state: where it is.
+        id: Its instance ID.
+        shard: The shard that it belongs to.
+        state: Its state.
     """
 
     id: int
@@ -27,22 +27,22 @@ class Other(NamedTuple):
 
 
 class Turn(StrEnum):
-    """What becomes of a start."""
+    """Decision about a start."""
 
     RUN = "run"
     WAIT = "wait"
     DISCARD = "discard"
-    #: It would wait for runs that it is a part of, for ever.
+    #: It would wait forever for its own ancestors.
     NEVER = "never"
 
 
 class Verdict(NamedTuple):
-    """What to do.
+    """Decision about a start, with its consequences.
 
     Attributes:
-        turn: of the run that is to start.
-        stop: others that are to be stopped for it.
-        because: of which other; None: it runs.
+        turn: Decision for the new run.
+        stop: Other runs to stop in favor of the new run.
+        because: The other run that caused the decision. None if the new run starts.
     """
 
     turn: Turn
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 
 
 def places(policy: str, max_runs: int | None) -> int | None:
-    """How many runs of a workflow go at a time; None: any."""
+    """Return the maximum number of runs of a workflow at a time. None: unlimited."""
     return max_runs if max_runs is not None else None if policy == "parallel" else 1
 
 
@@ -63,14 +63,14 @@ def verdict(
     is_wanted: bool = False,
     above: Collection[int] = (),
 ) -> Verdict:
-    """Whether a run starts.
+    """Decide whether a run starts.
 
     Args:
-        policy: of its workflow.
-        others: that have a place, or wait for one; the oldest first.
-        max_runs: so many go at a time; None: as the policy says, one or any.
-        is_wanted: it is neither discarded nor ends others, whatever the policy: a date of a backfill.
-        above: the runs that it would be a part of.
+        policy: Concurrency policy of its workflow.
+        others: Runs that count against the limit or wait, the oldest first.
+        max_runs: Maximum number of runs at a time. None: the default of the policy, one or unlimited.
+        is_wanted: The run is neither discarded nor stops others, whatever the policy: a date of a backfill.
+        above: IDs of the ancestors of the run.
     """
     most = places(policy, max_runs)
     there = [each for each in others if each.state in GOING or each.state is InstanceState.SERIAL_WAIT]
@@ -86,7 +86,7 @@ def verdict(
 
 
 def _stopped(there: Sequence[Other], most: int, above: Collection[int]) -> tuple[Other, ...]:
-    """Those that wait, and of those that go the oldest, so that there is a place."""
+    """Return the waiting runs, and as many of the oldest active runs as must stop for the new one."""
     ending = sum(each.state is InstanceState.READY_STOP for each in there)
     go = [each for each in there if each.state in GOING and each.state is not InstanceState.READY_STOP]
     too_many = max(0, len(go) - (most - 1)) if ending + len(go) >= most else 0

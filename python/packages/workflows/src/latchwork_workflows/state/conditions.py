@@ -1,4 +1,4 @@
-"""Conditions that are nested: all of, any of, and what a leaf says; true, false, or not known yet. Pure."""
+"""Nested conditions of all, any and leaves. Each is true, false or not known yet. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ L = TypeVar("L", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Each of these; of none: true."""
+    """True if every condition is true, or if there is none."""
 
     of: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """One of these at least; of none: false."""
+    """True if at least one condition is true."""
 
     of: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Leaf of conditions: how a task before has ended.
+    """Leaf of a ``conditions`` task: how an upstream task ended.
 
     Attributes:
-        task: its name.
-        failed: whether a failure is what makes it true.
+        task: Name of the task.
+        failed: True if a failure makes the leaf true, False if a success does.
     """
 
     task: str
@@ -38,12 +38,12 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Leaf of a dependent: what has become of another workflow.
+    """Leaf of a ``dependent`` task: the state of another workflow.
 
     Attributes:
         workflow: ``project.name``.
-        task: of it; empty: its run as a whole; ``*``: each of its tasks.
-        window: which runs, counted from the schedule time of who depends; see ``windows``.
+        task: A task of that workflow. Empty: the run as a whole. ``*``: each of its tasks.
+        window: Time window of the runs, relative to the schedule time of the dependent. See ``windows``.
     """
 
     workflow: str
@@ -55,7 +55,7 @@ Condition: TypeAlias = All | AnyOf | Ended | Other
 
 
 def verdict(condition: Condition, leaf: Callable[[Condition], bool | None]) -> bool | None:
-    """Whether it is true; None: that is not known yet, and cannot be told without what is missing."""
+    """Return whether the condition is true. None: not known yet, because the missing leaves decide."""
     if not isinstance(condition, (All, AnyOf)):
         return leaf(condition)
     decides = isinstance(condition, AnyOf)
@@ -66,7 +66,7 @@ def verdict(condition: Condition, leaf: Callable[[Condition], bool | None]) -> b
 
 
 def leaves(condition: Condition) -> Iterator[Ended | Other]:
-    """All leaves, from left to right."""
+    """Yield all leaves, from left to right."""
     if isinstance(condition, (All, AnyOf)):
         for each in condition.of:
             yield from leaves(each)

@@ -1,4 +1,4 @@
-"""What can happen to an instance: commands of people, and what workers and clocks tell. Immutable."""
+"""Events of an instance: commands of users, and reports of workers and clocks. Immutable."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from latchwork_workflows.state.records import Scope
 
 
 class Outcome(StrEnum):
-    """How an attempt ended."""
+    """Result of an attempt."""
 
     SUCCESS = "success"
     FAILURE = "failure"
-    #: By a cancel that was asked for.
+    #: Cancelled on request.
     KILLED = "killed"
-    #: A failure that another try would not mend, such as five workers killed by it.
+    #: A failure that is not retried, such as an attempt that killed five workers.
     FATAL = "fatal"
 
 
@@ -25,14 +25,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin.
+    """Start the instance.
 
     Attributes:
-        start_from: the tasks to begin with; empty: all.
-        scope: what else runs.
-        dry: every task succeeds without running.
-        fresh: every task runs, whatever is known of its outputs.
-        waits: not yet: another run of its workflow has the place.
+        start_from: Tasks to start with. Empty: all.
+        scope: Which other tasks run.
+        dry: Every task succeeds without running.
+        fresh: Every task runs, even if a cached result exists.
+        waits: Wait, because other runs of the workflow use up its limit.
     """
 
     start_from: tuple[str, ...] = ()
@@ -44,31 +44,31 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """It is the turn of one that waited."""
+    """A waiting instance may start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Tasks at work end, none starts."""
+    """Start no more tasks. Running tasks complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on after a pause."""
+    """Continue after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Tasks at work are ended, none starts."""
+    """Start no more tasks. Running tasks are killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Run what failed or was ended once more, and what follows. What succeeded is kept.
+    """Run the failed and killed tasks again, and everything downstream of them. Successful tasks are kept.
 
     Attributes:
-        start_from: tasks that run again with all behind them, whatever became of them.
-        waits: not yet: other runs of its workflow have the places.
+        start_from: Tasks that run again with everything downstream of them, whatever their state.
+        waits: Wait, because other runs of the workflow use up its limit.
     """
 
     start_from: tuple[str, ...] = ()
@@ -77,11 +77,11 @@ class Recover:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """Everything from the start, as another run of the same instance.
+    """Run everything from the start, as another run of the same instance.
 
     Attributes:
-        fresh: every task runs, whatever is known of its outputs.
-        waits: not yet: other runs of its workflow have the places.
+        fresh: Every task runs, even if a cached result exists.
+        waits: Wait, because other runs of the workflow use up its limit.
     """
 
     fresh: bool = False
@@ -90,24 +90,24 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class ForceSuccess:
-    """A task that failed counts as success."""
+    """Mark a failed task as successful."""
 
     task: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForceStart:
-    """A queued task is taken without waiting for a slot."""
+    """Start a queued task without waiting for a slot."""
 
     task: str
 
 
-# From workers and clocks; `n` is the attempt that they tell of, `run` the run. Those of another attempt change nothing.
+# From workers and clocks. `n` is the attempt, `run` the run. Events of another attempt change nothing.
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A worker has taken the task."""
+    """A worker has claimed the task."""
 
     task: str
     n: int
@@ -116,10 +116,10 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Its worker died, or gave it back: it is queued again, as the same attempt.
+    """A worker died or released the task: it is queued again, as the same attempt.
 
     Attributes:
-        died: a worker died, which people are told of.
+        died: The worker died, which can cause an alert.
     """
 
     task: str
@@ -133,7 +133,7 @@ class Ended:
     """An attempt has ended.
 
     Attributes:
-        took_s: seconds from its claim, by the clock of its worker.
+        took_s: Seconds since its claim, measured by the worker.
     """
 
     task: str
@@ -145,19 +145,19 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The item of a queued task was taken back: no worker will ever see it."""
+    """The item of a queued task was withdrawn: no worker can claim it any more."""
 
     task: str
     n: int
     run: int = 1
 
 
-# From the master, of tasks that it holds itself.
+# From the master, about the tasks that it runs itself.
 
 
 @dataclass(frozen=True, slots=True)
 class ChildPaused:
-    """The child of a sub-process is paused. It goes on with its parent, if that is to be paused too."""
+    """The child of a sub-process is paused. The sub-process pauses too if its run is pausing."""
 
     task: str
     n: int
@@ -166,7 +166,7 @@ class ChildPaused:
 
 @dataclass(frozen=True, slots=True)
 class ChildForced:
-    """The child of a sub-process that failed was forced to success."""
+    """The failed child of a sub-process was marked as successful."""
 
     task: str
     run: int = 1
@@ -174,7 +174,9 @@ class ChildForced:
 
 @dataclass(frozen=True, slots=True)
 class SeenFailed:
-    """What a dependent waits for has failed: it is given up after a while, unless that succeeds by then."""
+    """A dependency of a dependent has failed. The dependent fails after a wait, unless the dependency succeeds by
+    then.
+    """
 
     task: str
     n: int
@@ -183,10 +185,10 @@ class SeenFailed:
 
 @dataclass(frozen=True, slots=True)
 class Chose:
-    """A switch has chosen the tasks that go on.
+    """A switch has chosen a branch.
 
     Attributes:
-        heads: of the branch that was chosen.
+        heads: First tasks of the chosen branch.
     """
 
     task: str
@@ -197,7 +199,7 @@ class Chose:
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """A map has so many items."""
+    """The number of items of a map is known."""
 
     task: str
     n: int
@@ -207,7 +209,7 @@ class Expanded:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Time has passed, or something else may have changed: look again."""
+    """Time has passed or a dependency may have changed: check the dependents."""
 
 
 Event: TypeAlias = (

@@ -1,4 +1,4 @@
-"""Decisions between runs: what parents and children ask of each other, and which runs a dependent waits for. Pure."""
+"""Decisions between runs: commands and reports between parents and children, and time windows of dependents. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from latchwork_workflows.state.events import (
 )
 from latchwork_workflows.state.records import DONE, FAILED, OVER, InstanceState, TaskState
 
-#: So many runs are inside of each other at most.
+#: Maximum nesting depth of runs.
 MAX_DEPTH = 100
 _OF_CALL: dict[tuple[str, InstanceState], type[Pause | Resume | Stop | Rerun]] = {
     ("open", InstanceState.PAUSED): Resume,
@@ -47,9 +47,9 @@ _ENDS = {
 
 
 def asked(call: str, child: InstanceState) -> Event | None:
-    """What a child is asked for a call of its parent's task; None: nothing, it is as it should be.
+    """Return the event to send to a child for a call of its parent's task. None: the child needs no event.
 
-    A child that is there is adopted: what failed in it is recovered, and nothing else runs again.
+    An existing child is adopted: its failed tasks are recovered, and nothing else runs again.
     """
     if call == "open" and child in {InstanceState.FAILURE, InstanceState.STOPPED}:
         return Recover()
@@ -58,7 +58,7 @@ def asked(call: str, child: InstanceState) -> Event | None:
 
 
 def told(child: InstanceState, task: str, n: int, run: int) -> Event | None:
-    """What the parent's task is told of a child in this state; None: nothing yet."""
+    """Return the event that reports a child's state to its parent's task. None: nothing to report yet."""
     if child is InstanceState.PAUSED:
         return ChildPaused(task, n, run)
     outcome = _ENDS.get(child)
@@ -66,28 +66,30 @@ def told(child: InstanceState, task: str, n: int, run: int) -> Event | None:
 
 
 def may_be_asked(command: str, parent: TaskState) -> bool:
-    """Whether somebody may ask this of a child itself: one goes on by itself only while its parent waits for it."""
+    """Return whether a user may send this command to a child. A child resumes on its own only while its parent waits
+    for it.
+    """
     return command not in {"resume", "recover", "rerun"} or (command == "resume" and parent is TaskState.RUNNING)
 
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-#: Of ``Other.task``: each task of the run.
+#: Value of ``Other.task`` for every task of the run.
 ALL_TASKS = "*"
 
 
 class Span(NamedTuple):
-    """From a moment on, until before another; seconds since the epoch."""
+    """Half-open interval [start, end), in seconds since the epoch."""
 
     start: float
     end: float
 
 
 def spans(window: str, moment: datetime) -> list[Span]:
-    """The spans that a window means at a schedule time, the newest last.
+    """Return the spans of a window at a schedule time, the newest last.
 
     Args:
-        window: one of ``WINDOWS``.
-        moment: with its time zone, in which days begin.
+        window: One of ``WINDOWS``.
+        moment: Schedule time. Its time zone defines where days begin.
     """
     return WINDOWS[window](moment)
 
@@ -108,7 +110,7 @@ def _days(first: int, last: int) -> Callable[[datetime], list[Span]]:
 
 
 def _day(moment: datetime, shift: int) -> float:
-    """When the day begins that is so many days later: days of 23 and 25 hours have their own ends."""
+    """Return the start of the day ``shift`` days later. Days of 23 and 25 hours are handled."""
     plain = datetime(moment.year, moment.month, moment.day) + timedelta(days=shift)  # noqa: DTZ001
     return plain.replace(tzinfo=moment.tzinfo).timestamp()
 
@@ -164,17 +166,17 @@ WINDOWS: dict[str, Callable[[datetime], list[Span]]] = {
 
 
 def known(names: Iterable[str] = WINDOWS) -> str:
-    """The windows, for people."""
+    """Return the names of the windows as text."""
     return ", ".join(names)
 
 
 def of_run(state: InstanceState, task: str, tasks: Mapping[str, TaskState]) -> bool | None:
-    """What one run says: True, it is as wanted; False, it failed; None, it goes on, or may go on.
+    """Return True if a run fulfills a dependency, False if it failed, None if it is active or may continue.
 
     Args:
-        state: of the run.
-        task: of it; empty: the run as a whole; ``ALL_TASKS``: each of its tasks.
-        tasks: their states, by name; those of the run as a whole are not looked at.
+        state: State of the run.
+        task: A task of the run. Empty: the run as a whole. ``ALL_TASKS``: each of its tasks.
+        tasks: States of its tasks, by name. Ignored for the run as a whole.
     """
     if not task:
         if state is InstanceState.SUCCESS:
@@ -184,7 +186,9 @@ def of_run(state: InstanceState, task: str, tasks: Mapping[str, TaskState]) -> b
 
 
 def _of_tasks(state: InstanceState, tasks: Iterable[TaskState]) -> bool | None:
-    """One that was switched off counts as success, and one that is tried again has not failed yet."""
+    """Evaluate the states of tasks. A disabled task counts as success. A task that waits for a retry has not failed
+    yet.
+    """
     states = set(tasks)
     if states and states <= DONE:
         return True
@@ -193,7 +197,7 @@ def _of_tasks(state: InstanceState, tasks: Iterable[TaskState]) -> bool | None:
 
 
 def of_spans(found: Iterable[bool | None]) -> bool | None:
-    """What the newest runs of several spans say together; a span without one is None."""
+    """Combine the results of the newest runs of several spans. A span without a run is None."""
     said = list(found)
     if False in said:
         return False

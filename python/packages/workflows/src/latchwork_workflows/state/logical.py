@@ -1,7 +1,7 @@
-"""Tasks that the master holds itself: sub-processes, dependents, conditions, switches, and maps. Pure.
+"""Tasks that the master runs itself: sub-processes, dependents, conditions, switches, and maps. Pure.
 
-None of them has a thread, a slot or a place among the tasks that workers may have. What has to be read or written for
-them is a ``Call``, done in the same transaction, or, for a switch, after it; its answer is an event.
+They need no thread and no slot, and never enter the work queue. Their reads and writes are a ``Call``, done in the same
+transaction or, for a switch, after it. The result of a call is an event.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from latchwork_workflows.state.events import ChildForced, ChildPaused, Chose, Expanded, SeenFailed
     from latchwork_workflows.state.records import Working
 
-#: Seconds after which a dependent looks again, whatever it heard: what ended while it was noted may have seen no note.
+#: Seconds until a dependent checks again without a notification. A run that ended while the dependent registered itself
+#: may have missed the registration.
 LOOK_AGAIN_S = 30.0
-#: The same from then on, when it is told of every end: looks of all that wait add up.
+#: Seconds between later checks, when every end is notified. Longer, because the checks of all dependents add up.
 LOOK_RARELY_S = 300.0
 _FIRST = {"sub_process": "open", "dependent": "look", "switch": "choose", "map": "expand"}
 
 
 def take(work: Working, name: str, kind: str) -> bool:
-    """A logical task that is ready; True: it is done already, and others may be ready."""
+    """Start a ready logical task. Return True if it is done already, so that other tasks may be ready."""
     task = work.tasks[name]
     rule = work.plan.rule(name)
     held = replace(task.to(TaskState.RUNNING), n=task.n + 1, held=True)
@@ -51,11 +52,11 @@ def _next_look(work: Working, until: float | None, after_s: float) -> float:
     return again if until is None else min(again, max(until, work.now))
 
 
-# What is told of them
+# Events
 
 
 def apply(work: Working, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> None:
-    """An event of a task that is held; of another attempt it changes nothing."""
+    """Apply an event of a held task. An event of another attempt changes nothing."""
     kind = type(event).__name__
     if kind == "ChildForced":
         task = work.tasks.get(event.task)
@@ -86,7 +87,7 @@ def _held(work: Working, event: ChildPaused | ChildForced | SeenFailed | Chose |
 
 
 def _seen_failed(work: Working, name: str, task: Task) -> None:
-    """It is given up after ``wait_s``, counted from the first failure that was seen; at once without any."""
+    """Fail the task ``wait_s`` seconds after the first failure that was seen, or at once if ``wait_s`` is 0."""
     until = work.now + work.plan.rule(name).wait_s
     if task.until is not None:
         until = min(until, task.until)
@@ -98,7 +99,7 @@ def _seen_failed(work: Working, name: str, task: Task) -> None:
 
 
 def give_up(work: Working, name: str) -> None:
-    """It has failed."""
+    """Mark the task as failed."""
     task = work.tasks[name]
     ended(work, name)
     work.tell("failure", name, task.n)
@@ -106,7 +107,7 @@ def give_up(work: Working, name: str) -> None:
 
 
 def _expand(work: Working, name: str, count: int) -> None:
-    """One task for each item; those that ended well before, in a run that is recovered, are kept."""
+    """Create one task for each item. When a run is recovered, successful elements are kept."""
     there = {each for each in work.tasks if each != name and base_of(each) == name}
     for index in range(count):
         each = element(name, index)
@@ -114,22 +115,22 @@ def _expand(work: Working, name: str, count: int) -> None:
         if known.state in {TaskState.WAITING, TaskState.SKIPPED}:
             work.tasks[each] = replace(known.to(TaskState.READY), cut=False)
         there.discard(each)
-    for each in there:  # the list is shorter than it was
+    for each in there:  # the list has become shorter
         work.put(each, TaskState.SKIPPED)
 
 
-# Commands, and time
+# Commands and time
 
 
 def wake(work: Working) -> None:
-    """Something may have changed: dependents look."""
+    """Check all dependents, because something may have changed."""
     for name, task in work.tasks.items():
         if task.held and work.plan.kind(name) == "dependent":
             work.call("look", name)
 
 
 def due(work: Working, name: str) -> None:
-    """A dependent looks again, or has waited for long enough."""
+    """Check a dependent again, or fail it if its time is up."""
     task = work.tasks[name]
     if task.until is not None and task.until <= work.now:
         give_up(work, name)
@@ -139,14 +140,14 @@ def due(work: Working, name: str) -> None:
 
 
 def resume(work: Working) -> None:
-    """Children that are to pause, or are paused already, go on."""
+    """Resume the children that are paused or pausing."""
     for name, task in work.tasks.items():
         if task.held and work.plan.kind(name) == "sub_process":
             work.call("resume", name)
 
 
 def is_open_map(work: Working, name: str) -> bool:
-    """Whether it is a map with an element that has not ended well.
+    """Return whether the task is a map with an unsuccessful element.
 
     A recovered map may be asked for the outputs of its earlier elements before its list has been read again.
     """
@@ -158,23 +159,23 @@ def _states_of_elements(work: Working, name: str) -> set[TaskState]:
 
 
 def ended(work: Working, name: str) -> None:
-    """What was written for a task that is held goes with it."""
+    """Delete the records that were written for a held task."""
     if work.plan.kind(name) == "dependent":
         work.call("forget", name)
 
 
-# What follows from the states
+# Consequences of the states
 
 
 def counts(work: Working, name: str) -> bool:
-    """Whether a failure of this task is one of the instance's."""
+    """Return whether a failure of this task makes the instance fail."""
     if name in work.plan.rules:
         return name not in work.plan.handled
     return work.tasks[base_of(name)].state not in DONE and base_of(name) not in work.plan.handled
 
 
 def room(work: Working) -> dict[str, int]:
-    """How many elements more may be with workers, or have children, of each map that has a limit."""
+    """Return, for each map with a limit, how many more elements may be queued or running."""
     limits = {name: rule.map_parallel for name, rule in work.plan.rules.items() if rule.maps and rule.map_parallel}
     if not limits:
         return {}
@@ -186,7 +187,7 @@ def room(work: Working) -> dict[str, int]:
 
 
 def hold(work: Working) -> bool:
-    """What becomes of tasks that are held when their instance goes on, pauses or ends; whether one is over now."""
+    """Update the held tasks when their instance runs, pauses or ends. Return whether one of them has ended."""
     held = [name for name, task in work.tasks.items() if task.held]
     is_ending = bool(work.ending) or work.state is InstanceState.READY_STOP
     is_pausing = work.state is InstanceState.READY_PAUSE and not is_ending
@@ -205,7 +206,7 @@ def hold(work: Working) -> bool:
 
 
 def _hold_map(work: Working, name: str, *, is_ending: bool, is_pausing: bool) -> None:
-    """A map is over with its elements."""
+    """End or pause a map according to the states of its elements."""
     states = _states_of_elements(work, name)
     if states & {TaskState.SUBMITTED, TaskState.RUNNING} or (not states and not is_ending):
         return

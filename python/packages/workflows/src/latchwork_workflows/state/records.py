@@ -11,7 +11,7 @@ from latchwork_workflows.state.conditions import Condition
 
 
 class InstanceState(StrEnum):
-    """Where an instance is."""
+    """State of an instance."""
 
     SUBMITTED = "submitted"
     SERIAL_WAIT = "serial_wait"
@@ -25,7 +25,7 @@ class InstanceState(StrEnum):
 
 
 class TaskState(StrEnum):
-    """Where a task is."""
+    """State of a task."""
 
     WAITING = "waiting"
     DELAYED = "delayed"
@@ -42,14 +42,14 @@ class TaskState(StrEnum):
 
 
 class OnFailure(StrEnum):
-    """What becomes of the others when a task has failed for good."""
+    """How the other tasks continue after a task has finally failed."""
 
     CONTINUE = "continue"
     END = "end"
 
 
 class OnTimeout(StrEnum):
-    """What happens when something takes too long."""
+    """Action when a time limit is exceeded."""
 
     WARN = "warn"
     FAIL = "fail"
@@ -57,51 +57,51 @@ class OnTimeout(StrEnum):
 
 
 class Scope(StrEnum):
-    """Which tasks a start from chosen tasks runs, besides these."""
+    """Which other tasks run when an instance starts from chosen tasks."""
 
     ONLY = "only"
     DOWNSTREAM = "downstream"
     UPSTREAM = "upstream"
 
 
-#: Whoever depends on a task in one of these states may go on.
+#: Successors of a task in one of these states may start.
 DONE = frozenset({TaskState.SUCCESS, TaskState.FORCED_SUCCESS, TaskState.SKIPPED})
-#: Nothing more comes of a task in one of these states, unless somebody recovers the instance.
+#: A task in one of these states stays in it unless the instance is recovered.
 FAILED = frozenset({TaskState.FAILURE, TaskState.KILLED})
-#: A worker has such a task, or may take it at any moment.
+#: A worker has claimed such a task, or may claim it at any time.
 IN_HANDS = frozenset({TaskState.SUBMITTED, TaskState.RUNNING})
-#: Such a task goes on by itself.
+#: Such a task changes its state without a command.
 MOVING = IN_HANDS | {TaskState.DELAYED, TaskState.READY, TaskState.RETRY_WAIT}
-#: What is told of an attempt that no worker took in time, and how it ended.
+#: Kind of fact and reason of failure for an attempt that no worker claimed in time.
 NOT_TAKEN = "not_taken"
-#: The kinds of tasks that the master decides by itself.
+#: Kinds of tasks that the master runs itself.
 LOGICAL = frozenset({"sub_process", "dependent", "conditions", "switch"})
-#: An instance that nobody touches any more unless a command comes.
+#: An instance in one of these states changes only by a command.
 OVER = frozenset({InstanceState.PAUSED, InstanceState.STOPPED, InstanceState.SUCCESS, InstanceState.FAILURE})
-#: So many tasks of an instance are with workers, or queued for them, at most; shelves and store stay small.
+#: Maximum number of queued and running tasks of an instance. Keeps the work queue and the store small.
 MOST_IN_HANDS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the definition says of one task, as far as ``advance`` needs it.
+    """The part of a task's definition that ``advance`` needs.
 
     Attributes:
-        after: the tasks that it waits for.
-        retries: how often a failure is tried again by itself.
-        retry_interval_s: seconds from a failure to the next try.
-        delay_s: seconds from the moment when it could start.
-        timeout_s: seconds that one attempt may take, counted from its claim; None: any.
-        on_timeout: what happens then. Killing is the worker's; here is only the warning.
-        enabled: else it is skipped, which counts as success.
-        kind: ``LOGICAL``: what the master decides by itself, without a worker; empty: a worker does it.
-        heads: of conditions and a switch: the tasks that the branches begin with.
-        when: of conditions: what has to be true for the first branch.
-        branches: of conditions: the heads of the first, and of the other one.
-        maps: it is done once for each item of a list, as tasks of their own.
-        map_parallel: so many of them at a time; None: as many as an instance may.
-        wait_s: of a dependent: seconds for which it goes on waiting once it has seen a failure.
-        max_queued_s: seconds in the queue after which an attempt has failed, if no worker took it; None: any.
+        after: Tasks that it waits for.
+        retries: Maximum number of automatic retries.
+        retry_interval_s: Seconds from a failure to the next try.
+        delay_s: Seconds to wait once the task could start.
+        timeout_s: Maximum seconds of one attempt, counted from its claim. None: unlimited.
+        on_timeout: Action on timeout. The worker kills the attempt. The master only warns.
+        enabled: If False, the task is skipped, which counts as success.
+        kind: One of ``LOGICAL`` if the master runs the task itself. Empty: a worker runs it.
+        heads: Of conditions and a switch: the first tasks of the branches.
+        when: Of conditions: the condition for the first branch.
+        branches: Of conditions: the heads of the first branch and of the other branch.
+        maps: The task runs once for each item of a list, as a separate task for each item.
+        map_parallel: Maximum number of elements at a time. None: the limit of an instance.
+        wait_s: Of a dependent: seconds to continue waiting after it has seen a failure.
+        max_queued_s: Seconds in the queue after which an attempt fails if no worker claimed it. None: unlimited.
     """
 
     after: tuple[str, ...] = ()
@@ -122,29 +122,29 @@ class Rule:
 
 
 def base_of(name: str) -> str:
-    """The task that an element of a map is of; of any other task itself."""
+    """Return the map that an element belongs to. Any other name is returned unchanged."""
     return name.partition("[")[0]
 
 
 def index_of(name: str) -> int:
-    """Which element it is; -1 of a task that is none."""
+    """Return the index of a map element, or -1 if the task is not an element."""
     _, bracket, rest = name.partition("[")
     return int(rest[:-1]) if bracket else -1
 
 
 def element(base: str, index: int) -> str:
-    """What an element of a map is called among the tasks of its instance; -1: the task itself."""
+    """Return the task name of a map element. For index -1, return the map itself."""
     return base if index < 0 else f"{base}[{index}]"
 
 
 @dataclass(frozen=True, slots=True)
 class AlertRule:
-    """What people are told of the runs of a workflow.
+    """Selects the facts about the runs of a workflow that cause alerts.
 
     Attributes:
-        on: which ends of a run: ``none``, ``success``, ``failure``, ``all``.
-        timeouts: that something takes longer than it should, where ``on_timeout`` warns.
-        failover: that the worker of an attempt died, or the master of a run.
+        on: Ends of a run that cause an alert: ``none``, ``success``, ``failure``, ``all``.
+        timeouts: Alert when a time limit is exceeded and ``on_timeout`` warns.
+        failover: Alert when the worker of an attempt or the master of a run died.
     """
 
     on: str = "failure"
@@ -154,14 +154,14 @@ class AlertRule:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a version of a definition says; the same for all instances of that version. Safe to share.
+    """Content of a version of a definition, shared by all instances of that version. Thread-safe.
 
     Attributes:
-        rules: by the name of the task, each after those that it waits for.
-        on_failure: what becomes of the others when a task has failed for good.
-        timeout_s: seconds that a run may take; None: any.
-        on_timeout: what happens then.
-        alerts: what people are told; None: nothing.
+        rules: By task name. Each task comes after its predecessors.
+        on_failure: How the other tasks continue after a task has finally failed.
+        timeout_s: Maximum seconds of a run. None: unlimited.
+        on_timeout: Action when a run exceeds ``timeout_s``.
+        alerts: Which facts cause alerts. None: no alerts.
     """
 
     rules: Mapping[str, Rule]
@@ -172,7 +172,7 @@ class Plan:
 
     @cached_property
     def successors(self) -> Mapping[str, tuple[str, ...]]:
-        """Who waits for each task, in the order of the definition."""
+        """The direct successors of each task, in the order of the definition."""
         found: dict[str, list[str]] = {name: [] for name in self.rules}
         for name, rule in self.rules.items():
             for before in rule.after:
@@ -180,22 +180,22 @@ class Plan:
         return {name: tuple(after) for name, after in found.items()}
 
     def rule(self, name: str) -> Rule:
-        """That of a task, or of the task that an element of a map is of."""
+        """Return the rule of a task. An element has the rule of its map."""
         return self.rules[base_of(name)]
 
     def kind(self, name: str) -> str:
-        """``map`` of a task that is done for each item; what its elements are is that of the rule."""
+        """Return ``map`` for a map task, and the kind of the rule for any other task or map element."""
         rule = self.rule(name)
         return "map" if rule.maps and name in self.rules else rule.kind
 
     @cached_property
     def handled(self) -> frozenset[str]:
-        """Tasks whose failure is no failure of the instance: conditions look at how they ended."""
+        """Tasks whose failure does not fail the instance, because a ``conditions`` task evaluates it."""
         return frozenset(each for rule in self.rules.values() if rule.kind == "conditions" for each in rule.after)
 
     @cached_property
     def forks(self) -> Mapping[str, tuple[str, ...]]:
-        """The conditions and switches that have a task as the head of a branch, by that task."""
+        """By task: the conditions and switches that have this task as the head of a branch."""
         found: dict[str, list[str]] = {}
         for name, rule in self.rules.items():
             for head in rule.heads:
@@ -203,7 +203,7 @@ class Plan:
         return {name: tuple(forks) for name, forks in found.items()}
 
     def reached(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
-        """These tasks, and all behind them; or all that they wait for."""
+        """Return these tasks and everything downstream or, with ``upstream``, everything that they depend on."""
         seen = set(names)
         open_ = list(seen)
         while open_:
@@ -220,17 +220,17 @@ class Task:
     """One task of one run.
 
     Attributes:
-        state: where it is.
-        n: the number of its newest attempt; 0 before the first is submitted.
-        failures: attempts of this task that failed, since somebody last started or recovered it.
-        wake_at: when it goes on by itself, if it is delayed or waits to be tried again; if it runs: when it has taken
-            too long; if it is queued: when it has been for too long, and None from then on.
-        forced_after: attempts with higher numbers do not wait for slots; None: all do.
-        held: the master has it itself: it is logical, and running.
-        until: when it is given up, if it is held and waits for others, or queued and no worker takes it.
-        cut: skipped because no branch that leads to it was chosen: what comes after nothing else is skipped too.
-        chosen: of conditions and a switch: the heads of the branch that they chose; None: they chose none, so all
-            their branches go on once they are done.
+        state: Current state.
+        n: Number of its newest attempt. 0 before the first is submitted.
+        failures: Failed attempts since the task was last started or recovered.
+        wake_at: Time of its next transition. Delayed or waiting for a retry: when it becomes ready. Running: when it
+            exceeds its time limit. Queued: when it exceeds its queue limit, and None from then on.
+        forced_after: Attempts with higher numbers do not wait for slots. None: all do.
+        held: It is a running logical task, which the master runs itself.
+        until: Time at which it fails if it is held and still waits, or queued and not claimed.
+        cut: Skipped because no branch that leads to it was chosen. Tasks that only follow cut tasks are skipped too.
+        chosen: Of conditions and a switch: the heads of the chosen branch. None: no choice was made, so all branches
+            continue once the task is done.
     """
 
     state: TaskState = TaskState.WAITING
@@ -244,33 +244,33 @@ class Task:
     chosen: tuple[str, ...] | None = None
 
     def to(self, state: TaskState, *, wake_at: float | None = None) -> Task:
-        """The same task in another state, not held."""
+        """Return the task in another state, not held."""
         return replace(self, state=state, wake_at=wake_at, held=False, until=None)
 
     def again(self) -> Task:
-        """The same task, waiting for what comes before it as if it had never started."""
+        """Return the task reset to waiting, as if it had never started."""
         return replace(self.to(TaskState.WAITING), failures=0, forced_after=None, cut=False, chosen=None)
 
     @property
     def in_hands(self) -> bool:
-        """A worker has it, or may take it at any moment."""
+        """A worker has claimed it, or may claim it at any time."""
         return self.state in IN_HANDS and not self.held
 
     @property
     def is_overdue(self) -> bool:
-        """It is queued, no worker has taken it in time, and it is to be taken back."""
+        """It is queued, no worker claimed it in time, and it must be withdrawn."""
         return self.state is TaskState.SUBMITTED and self.until is not None and self.wake_at is None
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a person may want to be told.
+    """Something that happened and may cause an alert.
 
     Attributes:
         kind: ``success``, ``failure``, ``stopped``, ``paused``, ``timeout``, ``failover``, ``retry``, or ``not_taken``:
-            no worker took it in time.
-        task: of which task; empty for the instance.
-        n: which attempt; 0 for the instance.
+            no worker claimed it in time.
+        task: Name of the task. Empty for the instance.
+        n: Number of the attempt. 0 for the instance.
     """
 
     kind: str
@@ -280,13 +280,13 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the master does for a task that it holds, in the transaction in which it was asked.
+    """An action of the master for a task that it holds, in the transaction that requested it.
 
     Attributes:
-        kind: of a sub-process: ``open``, ``pause``, ``resume``, ``stop`` its child. Of a dependent: ``look`` whether it
-            has what it waits for; ``forget`` that it waits. Of a switch: ``choose``. Of a map: ``expand`` it into its
-            items, ``gather`` what these have put out.
-        task: of which.
+        kind: Sub-process: ``open``, ``pause``, ``resume``, ``stop`` its child. Dependent: ``look`` checks its
+            dependencies, ``forget`` deletes its registration. Switch: ``choose``. Map: ``expand`` it into its items,
+            ``gather`` their outputs.
+        task: Name of the task.
     """
 
     kind: str
@@ -295,19 +295,19 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One instance, as the shard's owner knows it.
+    """State of one instance, as the owner of its shard knows it.
 
     Attributes:
-        state: where it is.
-        tasks: by name; all of the plan's once it is started.
-        run: 1, and one more for each rerun.
-        ending: why no task starts any more and those at work are ended: a failure with ``on_failure="end"``, or a
-            ``timeout``; empty while they go on.
-        warn_at: when the run has taken too long; None when nobody asked, or it was said.
-        dry: every task succeeds without running.
-        fresh: every task runs, whatever is known of its outputs.
-        facts: what happened in the event that led here.
-        calls: what follows for the tasks that the master holds.
+        state: Current state.
+        tasks: By name. Contains all tasks of the plan once the instance is started.
+        run: Starts at 1 and increases with each rerun.
+        ending: Why no more tasks start and the running ones are killed: ``failure`` with ``on_failure="end"``, or
+            ``timeout``. Empty otherwise.
+        warn_at: When the run exceeds its time limit. None: no limit, or already reported.
+        dry: Every task succeeds without running.
+        fresh: Every task runs, even if a cached result exists.
+        facts: Facts of the event that led to this state.
+        calls: Actions to do for the tasks that the master holds.
     """
 
     state: InstanceState = InstanceState.SUBMITTED
@@ -321,15 +321,15 @@ class Instance:
     calls: tuple[Call, ...] = ()
 
     def telling(self, *facts: Fact) -> Instance:
-        """With more to tell."""
+        """Return the instance with more facts."""
         return replace(self, facts=(*self.facts, *facts))
 
     @property
     def wake_at(self) -> float | None:
-        """When something is to be decided even if nothing happens; None: never."""
+        """Time of the next decision without an event. None: there is none."""
         if self.state in OVER:
             return None
-        goes_on = self.state is InstanceState.RUNNING and not self.ending  # else only what runs has anything to decide
+        goes_on = self.state is InstanceState.RUNNING and not self.ending  # else only running tasks count
         moments = [
             each.wake_at
             for each in self.tasks.values()
@@ -340,12 +340,12 @@ class Instance:
         return min(moments, default=None)
 
     def changed_since(self, before: Instance) -> Mapping[str, Task]:
-        """The tasks that are not as they were."""
+        """Return the tasks that differ from those of an earlier state."""
         return {name: task for name, task in self.tasks.items() if before.tasks.get(name) != task}
 
     @property
     def to_remove(self) -> tuple[str, ...]:
-        """Tasks whose item is to be taken back from the workers."""
+        """Tasks whose item must be withdrawn from the queue."""
         none_starts = self.state in {InstanceState.READY_PAUSE, InstanceState.READY_STOP} or bool(self.ending)
         return tuple(
             name
@@ -355,14 +355,14 @@ class Instance:
 
     @property
     def to_kill(self) -> tuple[str, ...]:
-        """Tasks that run and are to be ended."""
+        """Running tasks that must be killed."""
         if self.state is not InstanceState.READY_STOP and not self.ending:
             return ()
         return tuple(name for name, task in self.tasks.items() if task.state is TaskState.RUNNING and not task.held)
 
 
 class Working:
-    """One instance and its plan, at one moment. For one call of ``advance``."""
+    """Mutable copy of one instance with its plan, for one call of ``advance``."""
 
     def __init__(self, plan: Plan, instance: Instance, now: float) -> None:
         self.plan = plan
@@ -379,37 +379,37 @@ class Working:
         self.calls: dict[Call, None] = {}
 
     def put(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
-        """A task is in another state."""
+        """Set the state of a task."""
         self.tasks[name] = self.tasks[name].to(state, wake_at=wake_at)
 
     def queue(self, name: str, n: int) -> None:
-        """An attempt is for the workers to take, in the time that it has for that."""
+        """Queue an attempt for the workers, with the time limit of its rule."""
         limit_s = self.plan.rule(name).max_queued_s
         until = None if limit_s is None else self.now + limit_s
         self.tasks[name] = replace(self.tasks[name].to(TaskState.SUBMITTED, wake_at=until), n=n, until=until)
 
     def attempt(self, name: str, n: int, run: int) -> Task | None:
-        """The task, if this is its newest attempt in the newest run."""
+        """Return the task if this is its newest attempt in the newest run, else None."""
         task = self.tasks.get(name)
         return task if task is not None and task.n == n and self.run == run else None
 
     def tell(self, kind: str, task: str = "", n: int = 0) -> None:
-        """Something that a person may want to know has happened."""
+        """Record a fact."""
         self.facts.append(Fact(kind, task, n))
 
     def call(self, kind: str, task: str) -> None:
-        """The master is to do something for a task that it holds; once."""
+        """Record a call for a held task. Duplicates are ignored."""
         self.calls[Call(kind, task)] = None
 
     def restart(self, state: InstanceState = InstanceState.RUNNING) -> None:
-        """The instance goes on, its time counts from now; or it waits for its turn, from which it will."""
+        """Set the instance to running and start its time limit. In any other state the limit does not start."""
         self.state = state
         self.ending = ""
         counts = self.plan.timeout_s is not None and state is InstanceState.RUNNING
         self.warn_at = self.now + (self.plan.timeout_s or 0.0) if counts else None
 
     def result(self) -> Instance:
-        """What is known now."""
+        """Return the new instance."""
         return replace(
             self.was,
             state=self.state,

@@ -1,4 +1,4 @@
-"""What follows from the states by themselves, whatever event led to them; done again it changes nothing."""
+"""State changes that follow from the current states, whatever event led to them. Idempotent."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from latchwork_workflows.state.records import (
     base_of,
 )
 
-#: Nobody has such a task; it ends as KILLED where everything is to end.
+#: No worker has such a task. It becomes KILLED when the instance ends early.
 _IDLE = frozenset({TaskState.READY, TaskState.DELAYED, TaskState.RETRY_WAIT, TaskState.PAUSED})
 
 
-#: Seconds by which the clocks of two masters may differ without that anybody is told another time.
+#: Clocks of two masters may differ by this many seconds before a wait is corrected.
 _APART_S = 5.0
 
 
 def settle(work: Working) -> None:
-    """Time, what is ready, who is submitted, and whether the instance is over, in this order."""
+    """Apply timers, make tasks ready, submit them, and complete the instance if it has ended, in this order."""
     if work.state in OVER or work.state in {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}:
         return
     _time(work)
     is_open = True
-    while is_open:  # a map that has failed may end the others, or is what conditions look at
+    while is_open:  # a failed map may end the others, or conditions may depend on it
         _end_on_failure(work)
         if work.state is InstanceState.RUNNING and not work.ending:
             _make_ready(work)
-            while _submit(work):  # conditions are decided at once, and what they lead to is ready
+            while _submit(work):  # conditions are decided at once, so their successors may be ready
                 _make_ready(work)
         elif work.ending or work.state is InstanceState.READY_STOP:
             _kill_idle(work)
@@ -49,7 +49,7 @@ def settle(work: Working) -> None:
 
 
 def _time(work: Working) -> None:
-    """What was to happen by now."""
+    """Apply the timers that are due."""
     for name, task in work.tasks.items():
         if task.wake_at is None:
             continue
@@ -68,7 +68,9 @@ def _time(work: Working) -> None:
 
 
 def _nearer(work: Working, name: str, task: Task) -> None:
-    """It waits for longer than it ever had to: a clock told it when, which was set back, or is ahead."""
+    """Shorten a wait that is longer than its rule allows: it was computed with a clock that was ahead or was set
+    back.
+    """
     rule, most_s = work.plan.rule(name), None
     if task.held:
         most_s = logical.LOOK_RARELY_S
@@ -86,14 +88,14 @@ def _its_time(work: Working, name: str, task: Task) -> None:
         work.put(name, TaskState.RUNNING)
     elif work.state is not InstanceState.RUNNING or work.ending:
         return
-    elif task.state is TaskState.SUBMITTED:  # overdue: it is taken back, unless somebody takes it first
+    elif task.state is TaskState.SUBMITTED:  # overdue: it is withdrawn, unless a worker claims it first
         work.tasks[name] = replace(task, wake_at=None)
     elif task.state in {TaskState.DELAYED, TaskState.RETRY_WAIT}:
         work.put(name, TaskState.READY)
 
 
 def _end_on_failure(work: Working) -> None:
-    """A failure for good ends the others, where the definition says so."""
+    """End the other tasks after a final failure, if the definition says so."""
     if work.ending or work.plan.on_failure is not OnFailure.END or work.state is InstanceState.READY_STOP:
         return
     if any(task.state in FAILED and logical.counts(work, name) for name, task in work.tasks.items()):
@@ -101,7 +103,9 @@ def _end_on_failure(work: Working) -> None:
 
 
 def _make_ready(work: Working) -> None:
-    """Tasks whose predecessors are done. One that is skipped is done at once, so the order of the plan matters."""
+    """Make tasks ready whose predecessors are done. A skipped task is done at once, so the order of the plan
+    matters.
+    """
     for name, rule in work.plan.rules.items():
         if _is_cut(work, name, rule):
             work.tasks[name] = replace(work.tasks[name].to(TaskState.SKIPPED), cut=True)
@@ -115,7 +119,7 @@ def _waits(work: Working, name: str) -> bool:
 
 
 def _is_cut(work: Working, name: str, rule: Rule) -> bool:
-    """It waits, and every branch to it was decided against it; or nothing before it is to run."""
+    """Return whether a waiting task never runs: no branch to it was chosen, or all its predecessors are cut."""
     if not _waits(work, name):
         return False
     forks = work.plan.forks.get(name)
@@ -129,9 +133,9 @@ def _refuses(fork: Task, head: str) -> bool:
 
 
 def _may_start(work: Working, name: str, rule: Rule) -> bool:
-    """It waits, what it waits for is done, and a branch leads to it; conditions look at failures too.
+    """Return whether a task waits, its predecessors are done, and a branch leads to it. Conditions accept failures too.
 
-    One branch is enough: it does not wait for the others to be decided.
+    One branch is enough: the task does not wait for the other branches to be decided.
     """
     enough = DONE | FAILED if rule.kind == "conditions" else DONE
     forks = work.plan.forks.get(name, ())
@@ -161,9 +165,9 @@ def _arrived(work: Working, name: str, rule: Rule) -> None:
 
 
 def _submit(work: Working) -> bool:
-    """Ready tasks are given to the workers, in the order of the definition, while not too many are.
+    """Submit ready tasks to the workers, in the order of the definition and up to the limit.
 
-    Those that are logical are the master's at once, however many. Returns whether others may be ready now.
+    The master takes all ready logical tasks at once. Returns whether other tasks may be ready now.
     """
     free = MOST_IN_HANDS - sum(task.in_hands for task in work.tasks.values())
     of_maps = logical.room(work)
@@ -193,7 +197,7 @@ def _kill_idle(work: Working) -> None:
 
 
 def _finish(work: Working) -> None:
-    """Nothing moves any more: the instance is over, or paused, or stopped. Elements of maps count by their tasks."""
+    """End or pause the instance if no task can continue. Map elements are represented by their maps."""
     tasks = {name: work.tasks[name] for name in work.plan.rules if name in work.tasks}
     states = {task.state for name, task in tasks.items() if task.state not in FAILED or logical.counts(work, name)}
     if any(task.state in IN_HANDS for task in tasks.values()):
@@ -209,7 +213,7 @@ def _finish(work: Working) -> None:
 
 
 def _can_go_on(work: Working) -> bool:
-    """A task waits whose predecessors are done: only in a pause, else it would be ready or skipped."""
+    """Return whether a waiting task could start or be skipped. Possible only in a pause."""
     return any(_may_start(work, name, rule) or _is_cut(work, name, rule) for name, rule in work.plan.rules.items())
 
 
