@@ -1,7 +1,7 @@
-"""Where definitions, instances and their history are: SQLite or PostgreSQL, by SQLAlchemy's Core.
+"""The database of definitions, runs and their history: SQLite or PostgreSQL, through SQLAlchemy Core.
 
-``Database`` opens one and hands out transactions; ``tables`` are its tables, ``Shard`` the guard of what masters write,
-``DatabaseAccounts`` who may come in.
+``Database`` opens a database and provides transactions. ``tables`` defines its tables, ``Shard`` guards the writes of
+masters, and ``DatabaseAccounts`` stores the accounts.
 """
 
 from typing import TYPE_CHECKING

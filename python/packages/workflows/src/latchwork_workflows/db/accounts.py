@@ -1,4 +1,4 @@
-"""Accounts, their roles, tokens and sessions. Secrets are there only as what a one-way function makes of them."""
+"""Accounts with their roles, tokens and sessions. Secrets are stored as hashes only."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from latchwork_workflows.web import (
     new_secret,
 )
 
-#: A browser is asked for its password again after so long.
+#: The lifetime of a session, in seconds.
 _SESSION_S = 14 * 86_400.0
 _LINK_S = 3600.0
-#: When a token was last used is written at most so often.
+#: The last use of a token is stored at most once in so many seconds.
 _USED_S = 300.0
 TOKEN_PREFIX = "lw_"  # noqa: S105 - what every token begins with
 _SESSION, _LINK = "session", "link"
@@ -38,16 +38,16 @@ class UnknownAccount(LatchworkError, LookupError):
 
 
 class DatabaseAccounts:
-    """The accounts of a database. Safe to share."""
+    """The accounts of a database. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.tries = Tries()
 
-    # Who asks
+    # Identities
 
     def of_cookie(self, cookie: str) -> Identity | None:
-        """Whose browser this is; None: nobody's, or no more."""
+        """Return the identity of a session cookie, or None if there is no such session or it has expired."""
         return self._identity(
             sa.select(web_session.c.account, web_session.c.csrf)
             .where(web_session.c.digest == digest_of(cookie), web_session.c.kind == _SESSION)
@@ -55,7 +55,7 @@ class DatabaseAccounts:
         )
 
     def of_token(self, token: str) -> Identity | None:
-        """Whose program this is; None: nobody's, or no more."""
+        """Return the identity of an API token, or None if there is no such token or it has expired."""
         now = time.time()
         row = sa.select(api_token.c.account, api_token.c.id, api_token.c.role, api_token.c.used_at).where(
             api_token.c.digest == digest_of(token),
@@ -75,20 +75,20 @@ class DatabaseAccounts:
             with self._database.write() as connection:
                 connection.execute(sa.update(api_token).where(api_token.c.id == token_id).values(used_at=now))
         except DatabaseUnavailable:
-            return  # who only reads needs no database that can be written
+            return  # reading must work on a read-only database
 
     def _identity(self, row: sa.Select[Any]) -> Identity | None:
         with self._database.read() as connection:
             found = connection.execute(row).first()
             return None if found is None else _identity(connection, found.account, found.csrf)
 
-    # In and out
+    # Sign in and out
 
     def sign_in(self, name: str, password: str) -> SignedIn | None:
-        """A new session of a browser; None: wrong name or password.
+        """Create a session for a browser, or return None if the name or the password is wrong.
 
         Raises:
-            TooManyTries: this name was tried too often.
+            TooManyTries: There were too many attempts for this name.
         """
         if not self._is_password(name, password):
             return None
@@ -97,7 +97,7 @@ class DatabaseAccounts:
             return _new_session(connection, name)
 
     def _is_password(self, name: str, password: str) -> bool:
-        """Whether an enabled account has this password. The only place that compares one, so all guesses count."""
+        """Return whether an enabled account has this password. All comparisons happen here, so every guess counts."""
         self.tries.begin(name)
         with self._database.read() as connection:
             row = connection.execute(
@@ -109,21 +109,21 @@ class DatabaseAccounts:
         return True
 
     def confirm(self, name: str, password: str) -> bool:
-        """Whether somebody who is signed in knows the account's password; True if it has none.
+        """Return whether this is the password of the account, or True if the account has no password.
 
         Raises:
-            TooManyTries: this name was tried too often.
+            TooManyTries: There were too many attempts for this name.
         """
         return not self.asks_password(name) or self._is_password(name, password)
 
     def asks_password(self, name: str) -> bool:
-        """Whether this account has a password."""
+        """Return whether the account has a password. True for unknown accounts."""
         with self._database.read() as connection:
             row = connection.execute(sa.select(account.c.password).where(account.c.name == name)).first()
         return row is None or row.password is not None
 
     def sign_in_by_link(self, link: str) -> SignedIn | None:
-        """A new session by a link that is good once; None: it was used, or its time is over."""
+        """Create a session from a one-time link, or return None if the link was used or has expired."""
         gone = sa.delete(web_session).where(web_session.c.digest == digest_of(link), web_session.c.kind == _LINK)
         with self._database.write() as connection:
             row = connection.execute(gone.returning(web_session.c.account, web_session.c.expires_at)).first()
@@ -138,10 +138,11 @@ class DatabaseAccounts:
             connection.execute(sa.delete(web_session).where(web_session.c.digest == digest_of(cookie)))
 
     def new_link(self, name: str, *, by: str, lasts_s: float = _LINK_S) -> str:
-        """A secret that signs a browser in, once, in so many seconds; for ``/sign-in?link=``.
+        """Create a one-time secret for ``/sign-in?link=`` that signs a browser in. It expires after ``lasts_s``
+        seconds.
 
         Raises:
-            UnknownAccount: there is no account of this name.
+            UnknownAccount: There is no account of this name.
         """
         link, now = new_secret(), time.time()
         row = {"digest": digest_of(link), "account": name, "kind": _LINK, "csrf": ""}
@@ -154,18 +155,18 @@ class DatabaseAccounts:
     # For administrators
 
     def ensure(self, name: str, role: Role) -> None:
-        """An account that has this role everywhere, made if there is none; who is there stays as it is."""
+        """Create an account with this role in all projects, unless the account exists."""
         with self._database.write() as connection:
             if connection.execute(sa.select(account.c.name).where(account.c.name == name)).first() is None:
                 connection.execute(sa.insert(account).values(name=name, created_at=time.time()))
                 connection.execute(sa.insert(account_role).values(account=name, project="", role=role.word))
 
     def create(self, name: str, password: str | None, *, by: str) -> None:
-        """A new account without roles.
+        """Create an account without roles.
 
         Raises:
-            LatchworkError: there is one of this name.
-            ValueError: the password is too short or too long.
+            LatchworkError: An account of this name exists.
+            ValueError: The password is too short or too long.
         """
         stored = hash_password(password) if password else None
         try:
@@ -176,11 +177,11 @@ class DatabaseAccounts:
             raise LatchworkError(f"there is an account {name!r} already") from None
 
     def set_password(self, name: str, password: str, *, by: str) -> None:
-        """Set another password. Ends all sessions, links and tokens of the account.
+        """Set a new password. Ends all sessions, links and tokens of the account.
 
         Raises:
-            UnknownAccount: there is none of this name.
-            ValueError: the password is too short or too long.
+            UnknownAccount: There is no account of this name.
+            ValueError: The password is too short or too long.
         """
         stored = hash_password(password)
         with self._database.write() as connection:
@@ -190,10 +191,10 @@ class DatabaseAccounts:
             told(connection, "account password", by=by, details={"account": name})
 
     def set_enabled(self, name: str, enabled: bool, *, by: str) -> None:
-        """Whether anybody gets in with it. Switching it off ends all its sessions, links and tokens.
+        """Enable or disable an account. Disabling it ends all its sessions, links and tokens.
 
         Raises:
-            UnknownAccount: there is none of this name.
+            UnknownAccount: There is no account of this name.
         """
         with self._database.write() as connection:
             _known(connection, name)
@@ -203,10 +204,10 @@ class DatabaseAccounts:
             told(connection, "account enable" if enabled else "account disable", by=by, details={"account": name})
 
     def set_role(self, name: str, project: str, role: Role | None, *, by: str) -> None:
-        """What an account may do in a project; the empty one stands for all, None takes it away.
+        """Set the role of an account in a project. An empty project means all projects. None removes the role.
 
         Raises:
-            UnknownAccount: there is none of this name.
+            UnknownAccount: There is no account of this name.
         """
         there = sa.and_(account_role.c.account == name, account_role.c.project == project)
         with self._database.write() as connection:
@@ -228,7 +229,7 @@ class DatabaseAccounts:
         return [Account.of(row, has_password=row.password is not None, roles=by_name.get(row.name, {})) for row in rows]
 
     def has_password(self) -> bool:
-        """Whether anybody has one: without, nobody but this machine should be able to knock."""
+        """Return whether any enabled account has a password. Without one, the server must only be reachable locally."""
         with self._database.read() as connection:
             some = sa.select(account.c.name).where(account.c.password.is_not(None), account.c.enabled)
             return connection.execute(some.limit(1)).first() is not None
@@ -238,10 +239,10 @@ class DatabaseAccounts:
     def new_token(
         self, name: str, title: str, *, by: str, role: Role | None = None, lasts_s: float | None = None
     ) -> tuple[int, str]:
-        """A token for programs: its id, and its text, which nobody can read again.
+        """Create an API token. Return its ID and its text, which cannot be read again.
 
         Raises:
-            UnknownAccount: there is no account of this name.
+            UnknownAccount: There is no account of this name.
         """
         token, now = new_secret(TOKEN_PREFIX), time.time()
         row = {"account": name, "name": title, "digest": digest_of(token), "role": role.word if role else None}
@@ -261,14 +262,14 @@ class DatabaseAccounts:
         return [ApiToken.model_validate(row) for row in rows]
 
     def revoke(self, token_id: int, *, by: str, only_of: str | None = None) -> None:
-        """End a token.
+        """Delete a token.
 
         Args:
-            token_id: of it.
-            by: who does it.
-            only_of: whose it has to be; None: anybody's.
+            token_id: The ID of the token.
+            by: The account that revokes it.
+            only_of: The account that must own the token. None: any account.
         Raises:
-            UnknownAccount: there is none.
+            UnknownAccount: There is no such token.
         """
         gone = sa.delete(api_token).where(api_token.c.id == token_id)
         if only_of is not None:
@@ -298,7 +299,7 @@ def _new_session(connection: sa.Connection, name: str) -> SignedIn:
 
 
 def end_all(connection: sa.Connection, name: str) -> None:
-    """End every way in that an account has but its password."""
+    """Delete all sessions, links and tokens of an account. Its password stays."""
     connection.execute(sa.delete(web_session).where(web_session.c.account == name))
     connection.execute(sa.delete(api_token).where(api_token.c.account == name))
 

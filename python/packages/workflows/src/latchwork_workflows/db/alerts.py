@@ -1,4 +1,6 @@
-"""Alerts, their deliveries, and channels: written with the fact that they report, sent by one master."""
+"""Alerts, their deliveries, and channels. An alert is written in the transaction of its fact, and one master sends
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from latchwork_workflows.model.model import Definition
 from latchwork_workflows.state import FAILED, Fact, Instance
 from latchwork_workflows.state.alerts import Answer, Delivery, DeliveryState, answered
 
-#: So many tasks that failed are named, and so many characters of what each said.
+#: The maximum number of failed tasks in an alert, and of characters of each error.
 MOST_NAMED, MOST_ERROR = 20, 1000
 
 
@@ -44,7 +46,7 @@ def put(
     code: int | None = None,
     task_name: str = "",
 ) -> int | None:
-    """Write an alert, to be delivered from now on; its id, None if it is there already."""
+    """Write an alert with its deliveries, which are due at ``now``. Return its ID, or None if the alert exists."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     row = {"instance": run, "code": code, "kind": kind, "cause": cause, "task": task_name, "at": now}
     written = insert(alert).values(**row, details=dict(details)).on_conflict_do_nothing().returning(alert.c.id)
@@ -68,16 +70,16 @@ def put_fact(
     now: float,
     why: str = "",
 ) -> None:
-    """Write what happened to a run, or to one of its tasks.
+    """Write an alert about a run or one of its tasks.
 
     Args:
-        connection: the transaction in which the fact is written.
-        definition: of the run; it says which channels.
-        run: with the ids of its tasks.
-        after: as it is now.
-        fact: what happened.
-        now: seconds since the epoch.
-        why: of a run that a defect has ended; empty of any other.
+        connection: The transaction in which the fact is written.
+        definition: The definition of the run. It names the channels.
+        run: The run, with the IDs of its tasks.
+        after: The new state.
+        fact: The fact to report.
+        now: Seconds since the epoch.
+        why: The reason, if a defect has ended the run. Otherwise empty.
     """
     began = connection.execute(sa.select(instance.c.started_at).where(instance.c.id == run.id)).scalar()
     details = {
@@ -116,15 +118,15 @@ def put_takeover(
     owners: tuple[str, str],
     now: float,
 ) -> None:
-    """Write that the master of these runs of one workflow is gone, and another has them: one alert for all of them.
+    """Write one alert about a takeover: these runs of one workflow have a new master.
 
     Args:
-        connection: the transaction in which the shard gets its owner.
-        runs: that go on, with what they run.
-        shard: which.
-        token: of the new owner.
-        owners: the former one, and the new one.
-        now: seconds since the epoch.
+        connection: The transaction in which the shard gets its owner.
+        runs: The active runs, with their definitions.
+        shard: The ID of the shard.
+        token: The token of the new owner.
+        owners: The former owner and the new owner.
+        now: Seconds since the epoch.
     """
     definition, first = min(runs, key=lambda each: each[1].id)
     details = {
@@ -155,15 +157,15 @@ def put_takeover(
 def put_rows(
     connection: sa.Connection, definition: Definition, run: Stored, name: str, mail: Mapping[str, Any], *, now: float
 ) -> None:
-    """Write that the rows of a query are to be mailed; they are in the log store by now.
+    """Write an alert that mails the rows of a query. The rows are already in the log store.
 
     Args:
-        connection: the transaction in which its task succeeds.
-        definition: of the run.
-        run: with the ids of its tasks.
-        name: of the task.
-        mail: the channel, and what it says instead of the channel.
-        now: seconds since the epoch.
+        connection: The transaction in which its task succeeds.
+        definition: The definition of the run.
+        run: The run, with the IDs of its tasks.
+        name: The name of the task.
+        mail: The channel, and optionally ``to`` and ``subject``, which replace those of the channel.
+        now: Seconds since the epoch.
     """
     n = run.known.tasks[name].n
     mine = sa.select(attempt.c.log_ref).where(attempt.c.task == run.ids[name], attempt.c.n == n)
@@ -196,7 +198,7 @@ def put_rows(
 
 
 def _attempt(connection: sa.Connection, row: int, n: int) -> dict[str, Any]:
-    """What is known of the newest claim of an attempt."""
+    """Return the worker, the host and the error of the newest claim of an attempt."""
     chosen = sa.select(attempt.c.worker, attempt.c.host, attempt.c.error, attempt.c.started_at)
     mine = chosen.where(attempt.c.task == row, attempt.c.n == n).order_by(attempt.c.claim.desc()).limit(1)
     found = connection.execute(mine).first()
@@ -206,7 +208,7 @@ def _attempt(connection: sa.Connection, row: int, n: int) -> dict[str, Any]:
 
 
 def _failed(connection: sa.Connection, run: Stored, after: Instance) -> list[dict[str, Any]]:
-    """The first tasks that failed or were ended, and what their last attempts said."""
+    """Return the first tasks that failed or were killed, with the errors of their last attempts."""
     names = [name for name, each in after.tasks.items() if each.state in FAILED and name in run.ids]
     rows = {run.ids[name]: name for name in names[:MOST_NAMED]}
     if not rows:
@@ -225,16 +227,16 @@ def _failed(connection: sa.Connection, run: Stored, after: Instance) -> list[dic
 
 
 _TOKEN = sa.cast(about.c.value, sa.BigInteger)
-#: Seconds that a delivery may be SENDING before ``doctor`` says so.
+#: Seconds that a delivery may be SENDING before ``doctor`` reports it.
 STUCK_S = 900.0
 
 
 class Due(NamedTuple):
-    """A delivery whose time has come.
+    """A delivery that is due.
 
     Attributes:
-        id: of it.
-        channel: by which.
+        id: The ID of the delivery.
+        channel: The name of its channel.
     """
 
     id: int
@@ -243,14 +245,14 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A delivery that is SENDING, and ours.
+    """A delivery that this sender has marked as SENDING.
 
     Attributes:
-        id: of it.
-        round: how often somebody asked for it.
-        by: the name of its channel.
-        channel: the row of its channel: ``kind``, ``options``, ``enabled``; None: there is none of its name.
-        alert: the row of its alert.
+        id: The ID of the delivery.
+        round: The number of times that a user has requested a resend.
+        by: The name of its channel.
+        channel: The row of its channel: ``kind``, ``options``, ``enabled``. None: no channel has its name.
+        alert: The row of its alert.
     """
 
     id: int
@@ -262,19 +264,19 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """The right to send, under one hold.
+    """The right to send alerts, under one hold.
 
     Attributes:
-        token: of the hold, from the store.
+        token: The token of the hold, from the store.
     """
 
     token: int
 
     def own(self, connection: sa.Connection) -> None:
-        """Be the sender from now on.
+        """Become the sender.
 
         Raises:
-            NotOwner: a newer one is.
+            NotOwner: There is a newer sender.
         """
         insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
         row = {"name": SENDER, "value": str(self.token)}
@@ -284,20 +286,20 @@ class Sending:
             raise NotOwner(f"alerts have a newer sender than token {self.token}")
 
     def guard(self, connection: sa.Connection) -> None:
-        """The first statement of each transaction of a sender.
+        """Check that this is still the sender. The first statement of each of its transactions.
 
         Raises:
-            NotOwner: it is that no more; roll back.
+            NotOwner: There is another sender. Roll back.
         """
         mine = sa.update(about).where(about.c.name == SENDER, about.c.value == str(self.token))
         if not connection.execute(mine.values(value=str(self.token))).rowcount:
             raise NotOwner(f"alerts are no more sent by token {self.token}")
 
     def take(self, connection: sa.Connection, number: int, now: float) -> Taken | None:
-        """Mark a delivery as SENDING, before anything is sent; None: its time has not come, or it is gone.
+        """Mark a delivery as SENDING before it is sent. Return None if it is not due or does not exist.
 
         Raises:
-            NotOwner: somebody else sends.
+            NotOwner: There is another sender.
         """
         self.guard(connection)
         mine = sa.update(delivery).where(delivery.c.id == number, delivery.c.state == DeliveryState.PENDING.value)
@@ -313,9 +315,9 @@ class Sending:
     def answer(
         self, connection: sa.Connection, number: int, answer: Answer, error: str, now: float
     ) -> DeliveryState | None:
-        """Write how a sending ended; None: it is not ours any more, and whoever has it knows better.
+        """Write the result of a delivery. Return its new state, or None if it is no longer ours.
 
-        No guard: what a former sender has heard is true, as long as nobody has decided without it.
+        Needs no guard: the result that a former sender received is true, unless another sender has already decided.
         """
         chosen = sa.select(delivery).where(delivery.c.id == number, *self._ours())
         row = connection.execute(chosen.with_for_update()).first()
@@ -331,15 +333,15 @@ class Sending:
         return (delivery.c.state == DeliveryState.SENDING.value, delivery.c.token == self.token)
 
     def doubt(self, connection: sa.Connection, is_mine: Callable[[int], bool], now: float) -> int:
-        """Deliveries that are SENDING, and not by us: whoever sent them heard no answer. How many.
+        """Mark the deliveries that other senders left SENDING as in doubt. Return how many.
 
         Args:
-            connection: a transaction.
-            is_mine: whether this sender has one in hand. It is asked once the rows are read: nobody takes another
-                meanwhile, since that needs the guard too, and what is answered meanwhile is not SENDING any more.
-            now: seconds since the epoch.
+            connection: A transaction.
+            is_mine: Returns whether this sender is sending a delivery. Called after the rows are read. No delivery can
+                be taken meanwhile, since that needs the guard, and deliveries answered meanwhile are no longer SENDING.
+            now: Seconds since the epoch.
         Raises:
-            NotOwner: somebody else sends.
+            NotOwner: There is another sender.
         """
         self.guard(connection)
         chosen = sa.select(delivery).where(delivery.c.state == DeliveryState.SENDING.value)
@@ -353,14 +355,14 @@ class Sending:
 
 
 def due(connection: sa.Connection, now: float, *, without: Iterable[str] = (), most: int = 200) -> list[Due]:
-    """Deliveries whose time has come, the oldest first, of other channels than these."""
+    """Return the deliveries that are due, oldest first, except those of the channels in ``without``."""
     chosen = sa.select(delivery.c.id, delivery.c.channel).where(delivery.c.next_at <= now)
     chosen = chosen.where(delivery.c.state == DeliveryState.PENDING.value, delivery.c.channel.not_in(sorted(without)))
     return [Due(*row) for row in connection.execute(chosen.order_by(delivery.c.next_at, delivery.c.id).limit(most))]
 
 
 def is_any_sending(connection: sa.Connection, mine: Collection[int]) -> bool:
-    """Whether a delivery is SENDING that is not in these hands."""
+    """Return whether a delivery is SENDING that is not in ``mine``."""
     chosen = sa.select(delivery.c.id).where(delivery.c.state == DeliveryState.SENDING.value).limit(len(mine) + 1)
     return any(each not in mine for each in connection.execute(chosen).scalars())
 
@@ -397,15 +399,15 @@ def newest(
     before: int | None = None,
     most: int = 50,
 ) -> list[Row]:
-    """The newest alerts with the names of their workflows.
+    """Return the newest alerts with the names of their workflows.
 
     Args:
-        connection: a transaction.
-        codes: of these workflows; None: of all, tests of channels among them.
-        state: with a delivery in this state.
-        run: of this run.
-        before: with lower ids.
-        most: so many.
+        connection: A transaction.
+        codes: Only alerts of these workflows. None: all alerts, including channel tests.
+        state: Only alerts with a delivery in this state.
+        run: Only alerts of this run.
+        before: Only alerts with lower IDs.
+        most: The maximum number of alerts.
     """
     chosen = _ALERT.order_by(alert.c.id.desc()).limit(most)
     if codes is not None:
@@ -419,12 +421,12 @@ def newest(
 
 
 def find_alert(connection: sa.Connection, number: int) -> Row | None:
-    """An alert with the name of its workflow; None: there is none."""
+    """Return an alert with the name of its workflow, or None."""
     return connection.execute(_ALERT.where(alert.c.id == number)).first()
 
 
 def deliveries_of(connection: sa.Connection, alerts: Collection[int]) -> dict[int, list[Row]]:
-    """The deliveries of each of these alerts, by channel."""
+    """Return the deliveries of each of these alerts, sorted by channel."""
     found: dict[int, list[Row]] = {each: [] for each in alerts}
     if alerts:
         chosen = sa.select(delivery).where(delivery.c.alert.in_(alerts)).order_by(delivery.c.channel)
@@ -434,7 +436,7 @@ def deliveries_of(connection: sa.Connection, alerts: Collection[int]) -> dict[in
 
 
 def find(connection: sa.Connection, number: int) -> Row | None:
-    """A delivery with the project, the workflow and the run of its alert; None: there is none."""
+    """Return a delivery with the project, the workflow and the run of its alert, or None."""
     columns = (alert.c.instance, alert.c.kind, definition.c.project, definition.c.name)
     joined = sa.select(*delivery.c, *columns).join(alert, alert.c.id == delivery.c.alert)
     joined = joined.outerjoin(definition, definition.c.code == alert.c.code)
@@ -442,7 +444,7 @@ def find(connection: sa.Connection, number: int) -> Row | None:
 
 
 def send_again(connection: sa.Connection, number: int, now: float) -> bool:
-    """Have a delivery sent from the beginning, as another message; False: it is being sent right now."""
+    """Schedule a delivery to be sent again as a new message. Return False if it is being sent right now."""
     mine = sa.update(delivery).where(delivery.c.id == number, delivery.c.state != _SENDING)
     fresh = {"state": DeliveryState.PENDING.value, "tries": 0, "doubts": 0, "token": None, "error": None}
     values = {**fresh, "round": delivery.c.round + 1, "next_at": now, "changed_at": now}
@@ -450,17 +452,17 @@ def send_again(connection: sa.Connection, number: int, now: float) -> bool:
 
 
 def channels(connection: sa.Connection) -> list[Row]:
-    """All channels, by name."""
+    """Return all channels, sorted by name."""
     return list(connection.execute(sa.select(channel).order_by(channel.c.name)).all())
 
 
 def find_channel(connection: sa.Connection, name: str) -> Row | None:
-    """A channel; None: there is none of this name."""
+    """Return a channel, or None."""
     return connection.execute(sa.select(channel).where(channel.c.name == name)).first()
 
 
 def put_channel(connection: sa.Connection, name: str, values: Mapping[str, Any]) -> bool:
-    """Write a channel whose options were checked; whether there was none of its name."""
+    """Create or replace a channel whose options were checked. Return whether it is new."""
     changed = sa.update(channel).where(channel.c.name == name).values(**values)
     if connection.execute(changed).rowcount:
         return False
@@ -469,12 +471,12 @@ def put_channel(connection: sa.Connection, name: str, values: Mapping[str, Any])
 
 
 def remove_channel(connection: sa.Connection, name: str) -> bool:
-    """Delete a channel; False: there is none of this name."""
+    """Delete a channel. Return False if it does not exist."""
     return bool(connection.execute(sa.delete(channel).where(channel.c.name == name)).rowcount)
 
 
 def named(connection: sa.Connection) -> dict[str, list[str]]:
-    """The channels that the newest versions of workflows name, each with these workflows."""
+    """Return the channels that the newest versions of workflows name, each with these workflows."""
     newest_ = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
     )
@@ -497,14 +499,14 @@ def _mails(params: Mapping[str, Any]) -> bool:
 
 
 def stuck(connection: sa.Connection, before: float, most: int = 1000) -> list[Row]:
-    """Deliveries that are open, and whose time came before a moment: ``id``, ``channel``, ``state``, ``next_at``."""
+    """Return the open deliveries that were due before a time: ``id``, ``channel``, ``state``, ``next_at``."""
     columns = (delivery.c.id, delivery.c.channel, delivery.c.state, delivery.c.next_at)
     chosen = sa.select(*columns).where(delivery.c.next_at < before).order_by(delivery.c.next_at, delivery.c.id)
     return list(connection.execute(chosen.limit(most)).all())
 
 
 def remove_tests(connection: sa.Connection, before: float, most: int = 500) -> int:
-    """Delete tests of channels from before a moment: they are of no run that they would go with."""
+    """Delete channel tests that are older than a time. They belong to no run, so no retention of runs deletes them."""
     chosen = sa.select(alert.c.id).where(alert.c.instance.is_(None), alert.c.at < before).order_by(alert.c.id)
     ids = list(connection.execute(chosen.limit(most)).scalars())
     if ids:

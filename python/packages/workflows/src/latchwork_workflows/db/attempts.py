@@ -1,7 +1,7 @@
-"""The history of attempts: who ran what, from when to when, and how it ended. Written twice, it is the same.
+"""The history of attempts: worker, start, end and outcome. Writes are idempotent.
 
-A row is one run of one attempt, under one claim: a worker that dies leaves one that ended as ``lost``, and the next
-claim has a row of its own. Who writes has the guard of the shard in the same transaction.
+A row is one execution of an attempt under one claim. If a worker dies, its row ends as ``lost`` and the next claim gets
+a new row. Writers hold the guard of the shard in the same transaction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork_workflows.db.tables import attempt, instance, task
 
-#: The outcome of a run whose worker died, or gave it back.
+#: The outcome of an attempt whose worker died or released it.
 LOST = "lost"
 _TOGETHER = 400
 _IDS: sa.BindParameter[int] = sa.bindparam("ids", expanding=True)
@@ -31,22 +31,22 @@ _ENDED = ("ended_at", "outcome", "pid", "exit_code", "error", "log_ref")
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One run of an attempt.
+    """One execution of an attempt.
 
     Attributes:
-        task: the id of the task's row.
-        n: number of the attempt.
-        claim: token of the claim; 0 of one that ended before any worker had it.
-        worker: name of the worker.
-        host: where it is.
-        started_at: seconds since the epoch.
-        log_ref: where its log is.
-        ended_at: None while it runs.
-        outcome: in a word; None while it runs.
-        pid: of its process.
-        exit_code: of its process.
-        error: what a person should read first.
-        cached_from: the run whose outputs it has, if it did not run itself.
+        task: The ID of the task's row.
+        n: The number of the attempt.
+        claim: The token of the claim. 0 if the attempt ended before a worker claimed it.
+        worker: The name of the worker.
+        host: The host of the worker.
+        started_at: Seconds since the epoch.
+        log_ref: The reference of its log.
+        ended_at: Seconds since the epoch. None while it runs.
+        outcome: The outcome, one word. None while it runs.
+        pid: The process ID.
+        exit_code: The exit code of the process.
+        error: The error message for users.
+        cached_from: The run whose outputs it reuses, if it did not run itself.
     """
 
     task: int
@@ -65,12 +65,12 @@ class AttemptRow:
 
 
 class Last(NamedTuple):
-    """How the newest attempt of a task ended.
+    """The outcome of the newest attempt of a task.
 
     Attributes:
-        outcome: in a word.
-        cached_from: the run whose outputs it has, if it did not run itself.
-        error: what was said of it.
+        outcome: The outcome, one word.
+        cached_from: The run whose outputs it reuses, if it did not run itself.
+        error: The error message.
     """
 
     outcome: str
@@ -79,7 +79,7 @@ class Last(NamedTuple):
 
 
 def known_tasks(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Instance and workflow of those task rows that are of this shard, by id."""
+    """Return the instance and the workflow of each of these task rows of a shard, by task ID. Others are left out."""
     found: dict[int, tuple[int, int]] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
@@ -89,7 +89,7 @@ def known_tasks(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> 
 
 
 def gone_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
-    """Those of these task rows that are not there any more."""
+    """Return the task rows that no longer exist."""
     ids = sorted(set(tasks))
     there: set[int] = set()
     for start in range(0, len(ids), _TOGETHER):
@@ -99,7 +99,7 @@ def gone_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
 
 
 def save(connection: sa.Connection, rows: Sequence[AttemptRow], now: float) -> None:
-    """Write these; what is there of the same claims is filled in, what ran before under other claims has ended."""
+    """Write these rows. Updates existing rows of the same claims and ends open rows of earlier claims as lost."""
     if not rows:
         return
     before = _claims(connection, {row.task for row in rows})
@@ -114,7 +114,7 @@ def save(connection: sa.Connection, rows: Sequence[AttemptRow], now: float) -> N
 
 @cache
 def _upsert(dialect: str, *, ended: bool) -> sa.Insert:
-    """A row, if it is not there yet; of one that has ended, how."""
+    """Return the statement that inserts a row. With ``ended``, it updates the end of an existing row."""
     insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(attempt)
     row = ["task", "n", "claim"]
     if not ended:
@@ -123,7 +123,7 @@ def _upsert(dialect: str, *, ended: bool) -> sa.Insert:
 
 
 def end_open(connection: sa.Connection, task_id: int, n: int, now: float, *, before_claim: int | None = None) -> None:
-    """What ran of this attempt, under earlier claims, was lost."""
+    """Mark the open rows of this attempt as lost: all, or those with claims before ``before_claim``."""
     open_ = sa.and_(attempt.c.task == task_id, attempt.c.n == n, attempt.c.ended_at.is_(None))
     if before_claim is not None:
         open_ = sa.and_(open_, attempt.c.claim < before_claim)
@@ -131,7 +131,7 @@ def end_open(connection: sa.Connection, task_id: int, n: int, now: float, *, bef
 
 
 def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, Last]:
-    """How the newest attempt of each of these tasks ended; without those that have none that has ended."""
+    """Return the outcome of the newest ended attempt of each of these tasks. Tasks without one are left out."""
     found: dict[int, Last] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
@@ -145,7 +145,7 @@ def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, 
 
 @cache
 def _claims_of(dialect: str) -> sa.Select[tuple[int, int, int]]:
-    """PostgreSQL gets an array: a text that is the same for any number of tasks is parsed, and planned, once."""
+    """Return the query for claims. PostgreSQL gets an array, so the statement is parsed and planned only once."""
     if dialect == "sqlite":
         return _CLAIMS.where(attempt.c.task.in_(_IDS))
     return _CLAIMS.where(attempt.c.task == sa.any_(sa.bindparam("ids", type_=postgresql.ARRAY(sa.BigInteger()))))

@@ -1,6 +1,6 @@
-"""Backfills: one row each, and a run for each of its times, all created at once.
+"""Backfills: a row for each, and a run for each of its times, all created at once.
 
-A writer has the guard of the shard in the same transaction. A backfill and its runs are of one shard.
+Writers hold the guard of the shard in the same transaction. A backfill and its runs belong to one shard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.backfills import RESTS, BackfillState, Progress
 
 _FAILED = frozenset({InstanceState.FAILURE, InstanceState.STOPPED})
-#: What a stop of the backfill is told to.
+#: The states of instances that a stop of the backfill stops.
 _STOPS = (
     InstanceState.SUBMITTED,
     InstanceState.SERIAL_WAIT,
@@ -26,14 +26,14 @@ _STOPS = (
 
 
 class BackfillRow(NamedTuple):
-    """A backfill, as far as its next step needs it.
+    """The columns of a backfill that its next step needs.
 
     Attributes:
-        id: of it.
-        state: where it is.
-        parallel: so many dates at a time.
-        direction: ``asc``, the oldest first, or ``desc``.
-        stop_on_failure: no other date starts while one has failed.
+        id: The ID of the backfill.
+        state: Its state.
+        parallel: The maximum number of dates that run at a time.
+        direction: ``asc`` for oldest first, or ``desc``.
+        stop_on_failure: Whether no further date starts after one has failed.
     """
 
     id: int
@@ -46,13 +46,13 @@ class BackfillRow(NamedTuple):
 def create(
     connection: sa.Connection, fields: Mapping[str, Any], moments: Sequence[float], each: Mapping[str, Any]
 ) -> int:
-    """A backfill and its instances, of which none is started; its number.
+    """Create a backfill and its instances without starting any. Return its ID.
 
     Args:
-        connection: a transaction that the guard of the shard has begun.
-        fields: columns of the backfill.
-        moments: of the instances; each once.
-        each: columns that all instances have.
+        connection: A transaction that the guard of the shard has begun.
+        fields: The columns of the backfill.
+        moments: The schedule times of the instances, without duplicates.
+        each: The columns that all instances share.
     """
     values = {"state": BackfillState.RUNNING.value, "dates": len(moments), **fields}
     number = int(connection.execute(sa.insert(backfill).values(**values).returning(backfill.c.id)).scalar_one())
@@ -62,13 +62,13 @@ def create(
 
 
 def made_by(connection: sa.Connection, asked: int, *, shard: int) -> int | None:
-    """The backfill that a command of this shard has led to; None: none."""
+    """Return the backfill that a command of this shard created, or None."""
     chosen = sa.select(command.c.backfill).where(command.c.id == asked, command.c.shard == shard)
     return connection.execute(chosen).scalar_one_or_none()
 
 
 def load(connection: sa.Connection, number: int, *, shard: int) -> BackfillRow | None:
-    """A backfill of a shard; None if it has none of this number."""
+    """Return a backfill of a shard, or None."""
     columns = (backfill.c[name] for name in BackfillRow._fields)
     chosen = sa.select(*columns).where(backfill.c.id == number, backfill.c.shard == shard)
     row = connection.execute(chosen).first()
@@ -76,7 +76,7 @@ def load(connection: sa.Connection, number: int, *, shard: int) -> BackfillRow |
 
 
 def progress(connection: sa.Connection, number: int) -> Progress:
-    """How far its dates are."""
+    """Return how many of its dates are pending, active, succeeded and failed."""
     counted = sa.select(instance.c.state, sa.func.count()).where(instance.c.backfill == number)
     found = {InstanceState(state): count for state, count in connection.execute(counted.group_by(instance.c.state))}
     pending = found.pop(InstanceState.SUBMITTED, 0)
@@ -86,7 +86,7 @@ def progress(connection: sa.Connection, number: int) -> Progress:
 
 
 def pending(connection: sa.Connection, row: BackfillRow, most: int) -> list[int]:
-    """The next instances to start, in its order."""
+    """Return the next instances to start, in the order of the backfill."""
     chosen = sa.select(instance.c.id).where(
         instance.c.backfill == row.id, instance.c.state == InstanceState.SUBMITTED.value
     )
@@ -95,14 +95,14 @@ def pending(connection: sa.Connection, row: BackfillRow, most: int) -> list[int]
 
 
 def stoppable(connection: sa.Connection, number: int, most: int) -> list[int]:
-    """Instances that are to be told to stop."""
+    """Return the instances to stop when the backfill is stopped."""
     states = [state.value for state in _STOPS]
     chosen = sa.select(instance.c.id).where(instance.c.backfill == number, instance.c.state.in_(states))
     return list(connection.execute(chosen.order_by(instance.c.id).limit(most)).scalars())
 
 
 def set_state(connection: sa.Connection, number: int, state: BackfillState, now: float) -> None:
-    """It is there now."""
+    """Set the state of a backfill. Sets its end time if the state is held or final, and clears it otherwise."""
     values = {"state": state.value, "ended_at": now if state in RESTS else None}
     connection.execute(sa.update(backfill).where(backfill.c.id == number).values(**values))
 
@@ -116,14 +116,14 @@ _BACKFILL = sa.select(*backfill.c, definition.c.project, definition.c.name).join
 
 
 def find(connection: sa.Connection, number: int) -> Row | None:
-    """One backfill with the name of its workflow; None if there is none."""
+    """Return a backfill with the name of its workflow, or None."""
     return connection.execute(_BACKFILL.where(backfill.c.id == number)).first()
 
 
 def newest(
     connection: sa.Connection, *, codes: Collection[int] | None = None, before: int | None = None, most: int = 50
 ) -> list[Row]:
-    """The newest backfills: of these workflows, or of all; with lower ids than ``before``."""
+    """Return the newest backfills, of these workflows or of all, with IDs below ``before``."""
     chosen = _BACKFILL.order_by(backfill.c.id.desc()).limit(most)
     if codes is not None:
         chosen = chosen.where(backfill.c.code.in_(codes))
@@ -131,7 +131,7 @@ def newest(
 
 
 def counts(connection: sa.Connection, numbers: Collection[int]) -> dict[int, dict[str, int]]:
-    """How many instances of each of these backfills are in each state."""
+    """Return the number of instances in each state, by backfill."""
     if not numbers:
         return {}
     by = (instance.c.backfill, instance.c.state)
@@ -145,7 +145,10 @@ def counts(connection: sa.Connection, numbers: Collection[int]) -> dict[int, dic
 def instances(
     connection: sa.Connection, number: int, *, state: str = "", after: float | None = None, most: int | None = None
 ) -> list[Row]:
-    """The instances of a backfill, the oldest moment first: in a state, of moments behind one, so many."""
+    """Return up to ``most`` instances of a backfill, oldest schedule time first.
+
+    ``state`` selects instances in this state, ``after`` those with a later schedule time.
+    """
     columns = (instance.c.id, instance.c.schedule_time, instance.c.state, instance.c.started_at, instance.c.ended_at)
     chosen = sa.select(*columns).where(instance.c.backfill == number).order_by(instance.c.schedule_time)
     if state:

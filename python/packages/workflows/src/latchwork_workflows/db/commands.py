@@ -1,4 +1,4 @@
-"""Commands: written for the master of a shard, which runs each once."""
+"""Commands: requests to the master of a shard, which executes each once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from latchwork_workflows.errors import KeyReused, UnknownWorkflow
 
 
 class CommandType(StrEnum):
-    """What can be asked."""
+    """The types of commands."""
 
     START = "start"
     RECOVER = "recover"
@@ -36,19 +36,19 @@ class CommandType(StrEnum):
     MEND = "mend"
 
 
-#: What only masters and ``doctor`` write; who else asks for it is refused.
+#: The types that only masters and ``doctor`` write. Requests of users for these are refused.
 INTERNAL = frozenset(
     {CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD, CommandType.MEND}
 )
 
 
 class Asked(NamedTuple):
-    """A command that was written.
+    """A stored command.
 
     Attributes:
-        id: of it.
-        shard: whose owner consumes it.
-        is_new: whether it was written just now; False: its unique key was there.
+        id: The ID of the command.
+        shard: The shard whose owner executes it.
+        is_new: Whether it was written by this call. False: a command with its unique key existed.
     """
 
     id: int
@@ -67,19 +67,19 @@ def ask(
     unique_key: str | None = None,
     by: str = "",
 ) -> Asked:
-    """Write a command, unless its unique key was given before for the same.
+    """Write a command. A command with a unique key that was already used for the same command is not written again.
 
     Args:
-        connection: a transaction.
-        kind: what is asked.
-        shard_id: of the instance; of a start any, see ``draw``.
-        instance: which, unless it is a start.
-        args: as the head of this module says.
-        project: whose unique key it is: another project may have given the same one.
-        unique_key: at most 200 characters; the same key and the same command again change nothing.
-        by: who asks.
+        connection: A transaction.
+        kind: The type of the command.
+        shard_id: The shard of the instance. For a start any shard, see ``draw``.
+        instance: The instance, unless the command is a start.
+        args: The arguments of the command.
+        project: The project of the unique key. Other projects may use the same key.
+        unique_key: At most 200 characters. Repeating the same command with the same key changes nothing.
+        by: The account that requests it.
     Raises:
-        KeyReused: the key was given before, for another command.
+        KeyReused: The key was used for a different command.
     """
     given = dict(args or {})
     row = {"type": kind.value, "args": given, "project": project, "unique_key": unique_key, "by": by[:200]}
@@ -101,7 +101,7 @@ def ask(
 
 
 def was_asked(connection: sa.Connection, project: str, unique_key: str | None) -> bool:
-    """Whether a command has this key of a project: what is asked again needs no state that takes it."""
+    """Return whether a command with this unique key exists. Repeated requests skip the checks of the current state."""
     if unique_key is None:
         return False
     return connection.execute(sa.select(command.c.id).where(_has_key(project, unique_key))).first() is not None
@@ -112,10 +112,10 @@ def _has_key(project: str, unique_key: str) -> sa.ColumnElement[bool]:
 
 
 def draw(connection: sa.Connection) -> int:
-    """A shard for a new instance.
+    """Return a random shard for a new instance.
 
     Raises:
-        LatchworkError: the database has none: nobody has set it up.
+        LatchworkError: The database has no shards, because it has not been initialized.
     """
     ids: list[int] = list(connection.execute(sa.select(shard.c.id)).scalars())
     if not ids:
@@ -124,24 +124,26 @@ def draw(connection: sa.Connection) -> int:
 
 
 def _asked(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the version: there may be a newer one when a client asks again, and it means the same."""
+    """Return the arguments without the version. A repeated request may find a newer version and still means the
+    same.
+    """
     return {name: value for name, value in args.items() if name != "version"}
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRow:
-    """One command.
+    """A command.
 
     Attributes:
-        id: its number.
-        shard: whose master does it.
-        type: in a word.
-        instance: what it is for; of a start, what came of it; None before.
-        args: what it takes.
-        by: who asked.
-        created_at: seconds since the epoch.
-        done_at: None while it is open.
-        error: why it was not done; None if it was.
+        id: The ID of the command.
+        shard: The shard whose master executes it.
+        type: The type, one word.
+        instance: The target instance. For a start, the created instance, or None before that.
+        args: The arguments.
+        by: The account that requested it.
+        created_at: Seconds since the epoch.
+        done_at: Seconds since the epoch. None while the command is open.
+        error: Why it was not executed. None if it was.
     """
 
     id: int
@@ -175,7 +177,7 @@ _ANY_OPEN = sa.select(command.c.id).where(_OPEN).limit(1)
 
 
 def open_of(connection: sa.Connection, shard: int, most: int) -> list[CommandRow]:
-    """The open commands of a shard, the oldest first; nobody withdraws them before the end of the transaction."""
+    """Return the open commands of a shard, oldest first. They cannot be withdrawn before the transaction ends."""
     return [CommandRow(*row) for row in connection.execute(_OPEN_OF, {"shard": shard, "most": most})]
 
 
@@ -185,7 +187,7 @@ def is_any_open(connection: sa.Connection, shard: int) -> bool:
 
 
 def open_wakes(connection: sa.Connection, shard: int, code: int, *, but: int) -> dict[int, int]:
-    """The other open commands of a shard that have look who waits for a workflow, and behind which run each begins."""
+    """Return the other open wake commands of a shard for a workflow: their IDs, and the run after which each begins."""
     chosen = sa.select(command.c.id, command.c.args).where(
         command.c.shard == shard, command.c.done_at.is_(None), command.c.type == CommandType.WAKE.value
     )
@@ -202,7 +204,7 @@ def done(
     error: str | None,
     backfill: int | None = None,
 ) -> None:
-    """It is done, or cannot be."""
+    """Close a command as executed, or as failed with an error."""
     values: dict[str, Any] = {"done_at": now, "error": error}
     if instance is not None:
         values["instance"] = instance
@@ -212,23 +214,23 @@ def done(
 
 
 def withdraw(connection: sa.Connection, number: int, now: float, *, by: str) -> bool:
-    """End a command that starts something, if no master has done it: none will."""
+    """Close an open command that starts an instance. Return False if it is not open. No master executes it later."""
     mine = sa.and_(command.c.id == number, command.c.done_at.is_(None), command.c.type.in_(_STARTS))
     ended = {"done_at": now, "error": f"it was stopped before it began, by {by}"}
     return bool(connection.execute(sa.update(command).where(mine).values(**ended)).rowcount)
 
 
 def is_restarting(connection: sa.Connection, number: int) -> bool:
-    """Whether an open command asks that a run goes on again."""
+    """Return whether an open command resumes, recovers or reruns this instance."""
     mine = sa.and_(command.c.instance == number, command.c.done_at.is_(None), command.c.type.in_(_RESTARTS))
     return connection.execute(sa.select(command.c.id).where(mine).limit(1)).first() is not None
 
 
 def find(connection: sa.Connection, number: int) -> CommandRow:
-    """A command.
+    """Return a command.
 
     Raises:
-        UnknownWorkflow: there is none of this number.
+        UnknownWorkflow: There is no such command.
     """
     row = connection.execute(sa.select(*_COLUMNS).where(command.c.id == number)).first()
     if row is None:

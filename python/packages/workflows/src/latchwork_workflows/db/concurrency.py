@@ -1,7 +1,7 @@
-"""Runs of workflows that limit how many run at a time: which of them run, and which is next.
+"""Concurrency limits of workflows: which runs are active, and which run is next.
 
-A run begins under the lock of the workflow's row, so two shards that look at once come one after the other. A run that
-ends needs no lock: a run that waits looks again.
+A run starts under the lock of the workflow's row, so concurrent starts of two shards are serialized. The end of a run
+needs no lock, because a waiting run checks again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _GOES = [state.value for state in GOING]
 
 
 def lock(connection: sa.Connection, code: int) -> None:
-    """Keep the workflow's row from others until the end of the transaction."""
+    """Lock the workflow's row until the end of the transaction."""
     connection.execute(sa.select(definition.c.code).where(definition.c.code == code).with_for_update(key_share=True))
 
 
 def others(connection: sa.Connection, code: int, *, but: int = 0) -> list[Other]:
-    """The runs that have a place or wait for one, the oldest first; also those that are parts of other runs."""
+    """Return the runs that are active or waiting, oldest first, including runs that are part of other runs."""
     chosen = sa.select(instance.c.id, instance.c.shard, instance.c.state).where(
         instance.c.code == code,
         instance.c.state.in_([*_GOES, _WAITS]),
@@ -36,14 +36,14 @@ def others(connection: sa.Connection, code: int, *, but: int = 0) -> list[Other]
 
 
 def next_of(connection: sa.Connection, code: int, places: int | None) -> list[int]:
-    """The runs that wait and whose turn it is; none while others have all the places.
+    """Return the waiting runs that may start now. Empty if the limit is reached.
 
-    Of those that are parts of other runs only such whose parents go on: the others wait without being in the way.
+    A run that is part of another run is only included while its parent is running. Until then it does not block others.
 
     Args:
-        connection: a transaction.
-        code: of the workflow.
-        places: so many runs go at a time; None: any.
+        connection: A transaction.
+        code: The code of the workflow.
+        places: The maximum number of active runs. None: no limit.
     """
     mine = sa.and_(instance.c.code == code, instance.c.dry.is_(False))
     parent = instance.alias("parent")
@@ -61,7 +61,7 @@ def next_of(connection: sa.Connection, code: int, places: int | None) -> list[in
 
 
 def shards_waiting(connection: sa.Connection, codes: Collection[int]) -> set[int]:
-    """The shards that have waiting runs of these workflows."""
+    """Return the shards that have waiting runs of these workflows."""
     if not codes:
         return set()
     chosen = sa.select(instance.c.shard).where(instance.c.code.in_(codes), instance.c.state == _WAITS)

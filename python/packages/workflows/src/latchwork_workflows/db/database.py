@@ -1,6 +1,6 @@
-"""One database: opened by a URL, made or upgraded, and its transactions. Nothing here knows what rows mean.
+"""A database: opened by URL, and its transactions. Independent of the meaning of the rows.
 
-Writers of one process come one after the other, in the order of their arrival: SQLite's own wait is not fair.
+Writers of one process take turns in the order of arrival, because the wait of SQLite is not fair.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from latchwork.spi import make_file, mutex, trouble_of
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that a writer of another process may keep SQLite.
+#: Seconds to wait while a writer of another process locks SQLite.
 _BUSY_S = 10.0
-#: Seconds that our own writers may keep us waiting.
+#: Seconds to wait for other writers of this process.
 _WRITE_S = 60.0
-#: A statement, and a transaction whose process was frozen, end after so many milliseconds: a takeover waits for them.
+#: Timeouts in milliseconds for statements and for transactions of frozen processes: a takeover waits for them.
 _POSTGRES = " ".join(
     f"-c {setting}"
     for setting in (
@@ -41,8 +41,8 @@ _POSTGRES = " ".join(
 )
 
 
-#: A server whose machine has gone, or a network that drops all, is noticed within some ten seconds and not in hours:
-#: the limits of the server's own end nothing then.
+#: Detect a lost server or network within about ten seconds instead of hours. The timeouts of the server do not help
+#: in this case.
 _ALIVE = {
     "keepalives": 1,
     "keepalives_idle": 5,
@@ -50,28 +50,29 @@ _ALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-#: So many connections of a process stay open, and so many more are opened at a time: as many as a node has shards, and
-#: more for pages and what goes on beside them.
+#: The size of the connection pool, and of its overflow: enough for the shards of a node, its pages and background
+#: work.
 _KEPT, _MORE = 20, 20
-#: A connection that was not used for so many seconds is tried before it is used: each try is a round trip.
+#: A connection that was idle for so many seconds is pinged before use. Each ping costs a round trip.
 _IDLE_S = 2.0
-#: What PostgreSQL says of a write where only reads are allowed: a standby, or a server that was made read-only.
+#: The SQLSTATE of PostgreSQL for a write on a standby or read-only server.
 _READ_ONLY = "25006"
-#: The first version of SQLite that says what it wrote, and reads what it is told to read first.
+#: The first version of SQLite that supports RETURNING.
 _SQLITE = (3, 35, 0)
 
 
 class DatabaseUnavailable(Unavailable):
-    """The database cannot be reached, is locked, full or read-only; the message has its own words."""
+    """The database cannot be reached, is locked, full or read-only. The message includes its error."""
 
 
 class Database:
-    """A database of workflows. Safe to share between threads; not across a fork.
+    """A database of workflows. Thread-safe. Cannot be used after a fork.
 
     Args:
-        url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/name``; ``sqlite://`` is one in memory, for tests.
+        url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/name``. ``sqlite://`` is an in-memory database for
+            tests.
     Raises:
-        LatchworkError: the URL, or the library for it, is none that can be used.
+        LatchworkError: The URL is invalid or not supported, or the driver is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -99,34 +100,35 @@ class Database:
         self.url = parsed.render_as_string(hide_password=True)
 
     def close(self) -> None:
-        """Close its connections. Twice is fine."""
+        """Close all connections. Idempotent."""
         self._asked.dispose()
         self.engine.dispose()
 
     def cut(self, older_than_s: float = 0.0) -> int:
-        """Break connections whose transaction goes on for so long; how many. Who waits there finds the database away.
+        """Break the connections that have been in use for at least this long. Return how many.
 
-        PostgreSQL ends each statement in time, but its answer may never come: through a proxy or a firewall that hangs.
-        From any thread.
+        Their threads get ``DatabaseUnavailable``. PostgreSQL limits the time of each statement, but its answer may
+        never arrive through a proxy or firewall that hangs. Thread-safe.
         """
         now = time.monotonic()
         return sum(_shut(each) for each, since in list(self._in_use.items()) if now - since >= older_than_s)
 
     def ask(self) -> None:
-        """Have the database answer. By a connection of its own on PostgreSQL: all others may be in use.
+        """Check that the database answers. On PostgreSQL over a separate connection, since all pooled ones may be in
+        use.
 
         Raises:
-            DatabaseUnavailable: it does not.
+            DatabaseUnavailable: The database does not answer.
         """
         with _told(self.url), self._asked.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A transaction that only reads; of one moment on SQLite, of one moment for each statement on PostgreSQL.
+        """Open a read-only transaction: one snapshot on SQLite, one snapshot per statement on PostgreSQL.
 
         Raises:
-            DatabaseUnavailable: it cannot be reached.
+            DatabaseUnavailable: The database cannot be reached.
         """
         with _told(self.url, self._file), self.engine.connect() as connection:
             if self.is_sqlite:
@@ -136,10 +138,11 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """A transaction that writes: committed at the end of the block, undone if that raises.
+        """Open a write transaction. It commits at the end of the block, and rolls back if the block raises.
 
         Raises:
-            DatabaseUnavailable: it cannot be reached. If that happens while it commits, nobody knows whether it has.
+            DatabaseUnavailable: The database cannot be reached. If this happens during the commit, its result is
+                unknown.
         """
         if not self.is_sqlite:
             with _told(self.url), self.engine.begin() as connection:
@@ -180,7 +183,7 @@ def _sqlite(url: sa.URL, file: str | None) -> sa.Engine:
     def prepare(connection: Any, _: object) -> None:
         connection.execute("PRAGMA foreign_keys = ON")
         if file is not None:
-            if connection.execute("PRAGMA page_count").fetchone()[0] == 0:  # to set it later would wait for writers
+            if connection.execute("PRAGMA page_count").fetchone()[0] == 0:  # setting it later would wait for writers
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # see ``retention.give_back``
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
@@ -189,7 +192,7 @@ def _sqlite(url: sa.URL, file: str | None) -> sa.Engine:
 
 
 def _postgres(url: sa.URL, in_use: dict[Any, float], **pool: Any) -> sa.Engine:
-    """Its engine; ``in_use`` has the connections that somebody has in hand, and since when."""
+    """Return the engine. It keeps in ``in_use`` the connections that are checked out, with the time since when."""
     pool = pool or {"pool_size": _KEPT, "max_overflow": _MORE}
     engine = sa.create_engine(url, connect_args={"options": _POSTGRES, "connect_timeout": 5, **_ALIVE}, **pool)
 
@@ -218,21 +221,23 @@ def _postgres(url: sa.URL, in_use: dict[Any, float], **pool: Any) -> sa.Engine:
 
 
 def _shut(connection: Any) -> bool:
-    """End what a connection of psycopg reads and writes; False: it is closed by now."""
+    """Shut down the socket of a psycopg connection. Return False if the connection is already closed."""
     try:
         number = connection.fileno()
         with socket.socket(fileno=os.dup(number)) as line:
             if connection.closed or connection.fileno() != number:
-                return False  # the number may have been another's when it was copied
+                return False  # the descriptor may have been reused before it was copied
             line.shutdown(socket.SHUT_RDWR)
-    except Exception:  # of the driver, or of the system: it is closed
+    except Exception:  # error of the driver or the system: it is closed
         return False
     return True
 
 
 @contextmanager
 def _told(url: str, file: str | None = None) -> Iterator[None]:
-    """Errors of the connection and of the disk as ours; those of a statement stay what they are."""
+    """Translate errors of the connection and the disk to ``DatabaseUnavailable``. Errors of statements stay as they
+    are.
+    """
     try:
         yield
     except sa.exc.TimeoutError as error:
@@ -249,7 +254,7 @@ def _told(url: str, file: str | None = None) -> Iterator[None]:
 
 
 class FairLock:
-    """A lock that passes in the order in which it was asked for. Safe to share; not re-entrant."""
+    """A first-in, first-out lock. Thread-safe, not reentrant."""
 
     def __init__(self) -> None:
         self._mutex = mutex()
@@ -257,7 +262,7 @@ class FairLock:
         self._line: deque[threading.Event] = deque()
 
     def acquire(self, timeout_s: float | None = None) -> bool:
-        """Wait for it; False if the time, in seconds, is over before."""
+        """Wait for the lock. Return False if ``timeout_s`` elapses first. None waits forever."""
         turn = threading.Event()
         with self._mutex:
             if not self._held:
@@ -273,7 +278,9 @@ class FairLock:
         return not self._leave(turn, keep=True)
 
     def _leave(self, turn: threading.Event, *, keep: bool = False) -> bool:
-        """Out of the line; False if it was ours by then, and is kept if that is wanted."""
+        """Stop waiting. Return False if the lock was already passed to us. It is then released, unless ``keep`` is
+        set.
+        """
         with self._mutex:
             if turn in self._line:
                 self._line.remove(turn)
@@ -283,7 +290,7 @@ class FairLock:
         return False
 
     def release(self) -> None:
-        """Pass it to whoever has waited longest."""
+        """Pass the lock to the longest waiter."""
         with self._mutex:
             if self._line:
                 self._line.popleft().set()

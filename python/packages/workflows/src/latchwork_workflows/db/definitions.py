@@ -1,4 +1,4 @@
-"""Definitions and their versions in the database: a version is never changed, and written only when it differs."""
+"""Definitions and their versions. A version never changes, and a new one is only written if it differs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from latchwork_workflows.model.validate import Checked
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a workflow.
+    """A version of a workflow.
 
     Attributes:
-        code: of the workflow; it never changes, whatever it is called.
-        number: of the version, from 1.
-        is_new: whether it was written just now.
-        is_online: whether the workflow may be started.
+        code: The code of the workflow. It never changes, even if the name does.
+        number: The version number, from 1.
+        is_new: Whether this call wrote it.
+        is_online: Whether the workflow may be started.
     """
 
     code: int
@@ -79,7 +79,7 @@ def apply(
 
 
 def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
-    """Whether a workflow may be started. Set online again, its schedule owes nothing of the time in between."""
+    """Set whether a workflow may be started. Fire times missed while it was offline are not caught up."""
     now = time.time()
     if online:
         was_offline = sa.select(definition.c.code).where(definition.c.code == code, definition.c.online.is_(False))
@@ -88,7 +88,7 @@ def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
 
 
 def _locked(connection: sa.Connection, wanted: Definition) -> Any:
-    """Its row, kept from others until the end of the transaction. Not ``FOR UPDATE``: that meets the foreign keys."""
+    """Return the row of a definition and lock it. Not with ``FOR UPDATE``, which conflicts with foreign key checks."""
     found = sa.select(definition.c.code, definition.c.version, definition.c.online).where(
         definition.c.project == wanted.project, definition.c.name == wanted.name
     )
@@ -116,19 +116,19 @@ def _schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | None, s
 
 
 def meanings(key: str) -> list[tuple[str, str]]:
-    """Project and name of each workflow that a name may mean, the first that is there."""
+    """Return the projects and names that a reference may mean. The first that exists is meant."""
     project, dot, name = key.partition(".")
     return [(project, name), ("default", key)] if dot else [("default", key)]
 
 
 class Found(NamedTuple):
-    """A workflow that a name means.
+    """A workflow found by name.
 
     Attributes:
-        code: of it.
-        version: its newest.
-        is_online: whether it may be started.
-        project: of it.
+        code: The code of the workflow.
+        version: Its newest version.
+        is_online: Whether it may be started.
+        project: Its project.
     """
 
     code: int
@@ -138,10 +138,10 @@ class Found(NamedTuple):
 
 
 def find(connection: sa.Connection, key: str) -> Found:
-    """The workflow ``project.name``, or the one of this name of the project ``default``.
+    """Find the workflow ``project.name``, or the workflow of this name in the project ``default``.
 
     Raises:
-        UnknownWorkflow: there is none.
+        UnknownWorkflow: There is no such workflow.
     """
     for project_, name_ in meanings(key):
         row = connection.execute(
@@ -155,10 +155,10 @@ def find(connection: sa.Connection, key: str) -> Found:
 
 
 def check_online(connection: sa.Connection, code: int) -> None:
-    """Let pass what may be started.
+    """Check that a workflow may be started.
 
     Raises:
-        WrongState: the workflow was set offline.
+        WrongState: The workflow is offline.
     """
     row = connection.execute(sa.select(definition).where(definition.c.code == code)).first()
     if row is not None and not row.online:
@@ -166,10 +166,10 @@ def check_online(connection: sa.Connection, code: int) -> None:
 
 
 def load(connection: sa.Connection, code: int, version: int) -> Definition:
-    """The definition of a version.
+    """Return the definition of a version.
 
     Raises:
-        UnknownWorkflow: there is none.
+        UnknownWorkflow: There is no such version.
     """
     row = connection.execute(
         sa.select(definition_version.c.body).where(

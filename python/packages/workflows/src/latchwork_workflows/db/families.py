@@ -1,6 +1,6 @@
-"""Runs that belong to each other: parents and children, elements of maps, and workflows that wait for others.
+"""Related runs: parents and children, elements of maps, and tasks that wait for other workflows.
 
-A writer has the guard of the shard in the same transaction. Parents and children are of one shard.
+Writers hold the guard of the shard in the same transaction. Parents and children belong to one shard.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from latchwork_workflows.state.conditions import Other, leaves
 from latchwork_workflows.state.families import Span, may_be_asked
 from latchwork_workflows.types.logical import DependentParams
 
-#: The lock of PostgreSQL under which definitions are written that start others.
+#: The PostgreSQL advisory lock for writing definitions that start other workflows.
 _RINGS = 7_205_759_403
 _WHO_WAITS = (
     sa.select(waiting.c.shard, waiting.c.code, waiting.c.target)
@@ -34,7 +34,9 @@ _WHO_WAITS = (
 
 
 def _above() -> sa.Select[Any]:
-    """One statement for all levels: a transaction that makes a child at each of 50 asks this for each."""
+    """Return the query for all ancestors. A single statement, because a transaction may run it for each of 50
+    levels.
+    """
     nearest = (
         sa.select(instance.c.id, instance.c.parent_task, sa.literal(0).label("level"))
         .join(task, task.c.instance == instance.c.id)
@@ -57,9 +59,9 @@ class Place(NamedTuple):
     """A task of an instance.
 
     Attributes:
-        instance: id of the instance.
-        name: of the task; of an element of a map as ``state.element`` has it.
-        state: of the task.
+        instance: The ID of the instance.
+        name: The name of the task. Elements of maps are named as in ``state.element``.
+        state: The state of the task.
     """
 
     instance: int
@@ -71,10 +73,10 @@ class Found(NamedTuple):
     """A run of another workflow.
 
     Attributes:
-        id: of the instance.
-        state: of it.
-        tasks: their states, by name.
-        outputs: of those that ended, by name.
+        id: The ID of the instance.
+        state: Its state.
+        tasks: The states of its tasks, by name.
+        outputs: The outputs of its ended tasks, by name.
     """
 
     id: int
@@ -84,7 +86,7 @@ class Found(NamedTuple):
 
 
 def child_of(connection: sa.Connection, row: int) -> int | None:
-    """The instance that is the child of this row of a task; None: it has none."""
+    """Return the instance that this task row started, or None."""
     found: int | None = connection.execute(
         sa.select(instance.c.id).where(instance.c.parent_task == row)
     ).scalar_one_or_none()
@@ -92,7 +94,7 @@ def child_of(connection: sa.Connection, row: int) -> int | None:
 
 
 def parent_of(connection: sa.Connection, row: int) -> Place | None:
-    """The task whose child an instance is; None: it is not there any more, or of an earlier run."""
+    """Return the task that started an instance. None: it no longer exists or belongs to an earlier run."""
     found = connection.execute(
         sa.select(task.c.instance, task.c.name, task.c.map_index, task.c.state)
         .join(instance, sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run))
@@ -104,15 +106,15 @@ def parent_of(connection: sa.Connection, row: int) -> Place | None:
 
 
 def check_alone(connection: sa.Connection, of: int, row: int | None, command: str) -> None:
-    """Refuse what sets a child going by itself while its parent does not wait for it.
+    """Refuse a command that would restart a child by itself while its parent does not wait for it.
 
     Args:
-        connection: a transaction.
-        of: the instance that is asked.
-        row: its parent's task; None: it is nobody's child.
-        command: what it is asked, as in the table of commands.
+        connection: A transaction.
+        of: The instance that gets the command.
+        row: The task row of its parent. None: it has no parent.
+        command: The type of the command.
     Raises:
-        WrongState: with the instance to ask instead.
+        WrongState: The message names the instance to use instead.
     """
     place = parent_of(connection, row) if row is not None else None
     if place is not None and not may_be_asked(command, place.state):
@@ -120,12 +122,12 @@ def check_alone(connection: sa.Connection, of: int, row: int | None, command: st
 
 
 def above(connection: sa.Connection, row: int | None) -> list[int]:
-    """The instances that an instance is inside of, the nearest first; ``row`` is its parent's task."""
+    """Return the ancestors of an instance, nearest first. ``row`` is the task row of its parent."""
     return [] if row is None else list(connection.execute(_ABOVE, {"row": row}).scalars())
 
 
 def person_of(connection: sa.Connection, of: int) -> str:
-    """Who started an instance; if a schedule did, who wrote the version that it has."""
+    """Return the user who started an instance. If a schedule started it, return the author of its version."""
     version = sa.and_(definition_version.c.code == instance.c.code, definition_version.c.version == instance.c.version)
     chosen = sa.select(instance.c.by, definition_version.c.author).join(definition_version, version)
     row = connection.execute(chosen.where(instance.c.id == of)).first()
@@ -137,15 +139,15 @@ def person_of(connection: sa.Connection, of: int) -> str:
 def rings(
     connection: sa.Connection, wanted: Sequence[Definition], *, may_see: Callable[[str], bool] = lambda _project: True
 ) -> list[list[Problem]]:
-    """Sub-processes by which definitions, once they are written, would start themselves; of each by its place.
+    """Return for each definition the sub-process tasks by which it would start itself once it is written.
 
-    Who writes such tasks does so one after the other until their transactions end: of two that would make a ring
-    together, the second sees the first.
+    Writers of such tasks are serialized until their transactions end. If two definitions form a cycle together, the
+    second writer sees the first definition.
 
     Args:
-        connection: a transaction.
-        wanted: what is to be written.
-        may_see: whether workflows of a project are named to who writes.
+        connection: A transaction.
+        wanted: The definitions to be written.
+        may_see: Returns whether the user may see the names of workflows of a project.
     """
     if not any(_starts(each) for one in wanted for each in one.tasks):
         return [[] for _ in wanted]
@@ -177,7 +179,7 @@ def _starts(spec: TaskSpec) -> str:
 def _way(
     connection: sa.Connection, bodies: dict[tuple[str, str], Definition | None], start: str, goal: str
 ) -> list[Definition] | None:
-    """The workflows from one to another, by sub-processes; None: no way leads there."""
+    """Return the workflows on a path from one workflow to another through sub-processes, or None."""
     open_: list[tuple[str, list[Definition]]] = [(start, [])]
     seen: set[str] = set()
     while open_:
@@ -194,7 +196,7 @@ def _way(
 
 
 def _body(connection: sa.Connection, bodies: dict[tuple[str, str], Definition | None], name: str) -> Definition | None:
-    """What a name means when its task runs; None: nothing yet."""
+    """Return the definition that a name refers to, or None."""
     for key in definitions.meanings(name):
         if key not in bodies:
             bodies[key] = _newest(connection, *key)
@@ -212,14 +214,14 @@ def _newest(connection: sa.Connection, project: str, name: str) -> Definition | 
     try:
         return None if body is None else Definition.model_validate_json(body)
     except ValueError:
-        return None  # of another version of ours
+        return None  # written by another version of this package
 
 
 # Waiting for others
 
 
 def wait(connection: sa.Connection, row: int, of: int, shard: int, targets: Iterable[tuple[int, str]]) -> None:
-    """This task of the instance ``of`` waits for workflows, each by its code and the task in it; twice is fine."""
+    """Store that a task of the instance ``of`` waits for workflows, given as codes and task names. Idempotent."""
     insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(waiting)
     values = [
         {"task": row, "code": code, "target": target, "instance": of, "shard": shard}
@@ -230,24 +232,24 @@ def wait(connection: sa.Connection, row: int, of: int, shard: int, targets: Iter
 
 
 def forget(connection: sa.Connection, row: int) -> None:
-    """This task waits for nobody any more."""
+    """Remove all dependencies that this task waits for."""
     connection.execute(sa.delete(waiting).where(waiting.c.task == row))
 
 
 def forget_all(connection: sa.Connection, of: int) -> None:
-    """No task of this instance waits for anybody any more."""
+    """Remove all dependencies that tasks of this instance wait for."""
     connection.execute(sa.delete(waiting).where(waiting.c.instance == of))
 
 
 def who_waits(
     connection: sa.Connection, over: Collection[int], ended: Mapping[int, Collection[str]]
 ) -> list[tuple[int, int]]:
-    """The shards that wait for workflows of which something ended, each with the workflow's code.
+    """Return the shards with tasks that wait for these events, each with the workflow's code.
 
     Args:
-        connection: a transaction.
-        over: codes of workflows of which a run is over.
-        ended: by code, tasks that have ended.
+        connection: A transaction.
+        over: The codes of workflows with a run that has ended.
+        ended: The tasks that have ended, by code.
     """
     codes = sorted({*over, *ended})
     if not codes:
@@ -263,15 +265,16 @@ def who_waits(
 
 
 def waiting_for(connection: sa.Connection, shard: int, code: int, *, after: int, most: int) -> list[int]:
-    """The instances of a shard that wait for a workflow, by their number: so many behind one."""
+    """Return up to ``most`` instances of a shard that wait for a workflow, sorted by ID, with IDs above ``after``."""
     mine = sa.and_(waiting.c.shard == shard, waiting.c.code == code, waiting.c.instance > after)
     chosen = sa.select(waiting.c.instance).where(mine).distinct().order_by(waiting.c.instance).limit(most)
     return list(connection.execute(chosen).scalars())
 
 
 def newest(connection: sa.Connection, code: int, span: Span, without: Collection[int]) -> Found | None:
-    """The run of a workflow with the latest schedule time in a span, but for these; with its tasks. Dry ones did
-    nothing that anybody could wait for.
+    """Return the run of a workflow with the latest schedule time in a span, with its tasks.
+
+    Ignores the runs in ``without``, and dry runs, which have no results to wait for.
     """
     chosen = (
         sa.select(instance.c.id, instance.c.state, instance.c.run)
@@ -302,16 +305,16 @@ _CHILD = sa.select(
 
 
 def children(connection: sa.Connection, tasks: Collection[int]) -> dict[int, Row]:
-    """The run that each of these tasks started, by the id of the task; those that started none are missing."""
+    """Return the runs that these tasks started, by task ID. Tasks without a run are left out."""
     ids = _ids_of_children(connection, tasks)
     return {row.parent_task: row for row in _by_id(connection, _CHILD, list(ids))}
 
 
 def _ids_of_children(connection: sa.Connection, tasks: Collection[int]) -> dict[int, int]:
-    """By the id of the child, the task that started it: what its index has, and no other column.
+    """Return the starting tasks, by the ID of the child. Selects only the columns of the index.
 
-    Hardly any run has a parent, and SQLite's statistics take these NULLs for one value that all rows share: asked for a
-    column more, it reads all runs instead.
+    Few runs have a parent, and the statistics of SQLite count all NULLs as one common value. With one more column, it
+    would scan all runs.
     """
     ids, found = sorted(tasks), {}
     for start in range(0, len(ids), 400):
@@ -329,7 +332,7 @@ def _by_id(connection: sa.Connection, chosen: sa.Select[Any], ids: Sequence[int]
 def children_of(
     connection: sa.Connection, instance_id: int, *, before: int | None = None, most: int = 100
 ) -> list[Row]:
-    """The runs that tasks of an instance started, of each of its runs; the newest first, with the tasks' names."""
+    """Return the runs that tasks of an instance started, in any of its runs. Newest first, with the tasks' names."""
     tasks = connection.execute(sa.select(task.c.id).where(task.c.instance == instance_id)).scalars().all()
     ids = sorted(
         (each for each in _ids_of_children(connection, tasks) if before is None or each < before), reverse=True
@@ -368,14 +371,14 @@ def element_states(connection: sa.Connection, instance_id: int, run: int, name: 
 def elements(
     connection: sa.Connection, of: Row, *, state: str = "", after: int | None = None, most: int = 100
 ) -> list[Row]:
-    """The elements of a map, by their index.
+    """Return the elements of a map, sorted by index.
 
     Args:
-        connection: a transaction.
-        of: the row of the map: its ``instance``, ``run`` and ``name``.
-        state: in this state; empty: in any.
-        after: behind this index.
-        most: so many.
+        connection: A transaction.
+        of: The row of the map: its ``instance``, ``run`` and ``name``.
+        state: Only in this state. Empty: in any.
+        after: Only elements with a higher index.
+        most: The maximum number of elements.
     """
     mine = sa.and_(task.c.instance == of.instance, task.c.run == of.run, task.c.name == of.name)
     chosen = sa.select(*TASK).where(mine, task.c.map_index > (-1 if after is None else after))
@@ -388,9 +391,9 @@ class Behind(NamedTuple):
     """A workflow that waits for another.
 
     Attributes:
-        code: of it.
-        version: its newest.
-        definition: what that says.
+        code: The code of the workflow.
+        version: Its newest version.
+        definition: The definition of that version.
     """
 
     code: int
@@ -399,12 +402,12 @@ class Behind(NamedTuple):
 
 
 def behind(connection: sa.Connection, key: str, *, is_all: bool) -> list[Behind]:
-    """The online workflows that wait for runs of one; the nearest first, each once, and never itself.
+    """Return the online workflows that wait for runs of a workflow, nearest first, without duplicates and itself.
 
     Args:
-        connection: a transaction.
-        key: ``project.name`` of the one that they wait for.
-        is_all: also those that wait for these, and so on.
+        connection: A transaction.
+        key: ``project.name`` of the workflow that they wait for.
+        is_all: Whether to include indirect dependents.
     """
     waiting = [(each, frozenset(_waits_for(each.definition))) for each in _online(connection)]
     found: dict[str, Behind] = {}

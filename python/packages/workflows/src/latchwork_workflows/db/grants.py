@@ -45,10 +45,10 @@ def remove(connection: sa.Connection, project: str, grantee: str) -> bool:
 
 
 def check(connection: sa.Connection, grantee: str, project: str, role: Role) -> None:
-    """Refuse a project without this role in another.
+    """Check that a project has this role in another project.
 
     Raises:
-        NotAllowed: with what to do.
+        NotAllowed: It has not. The message says how to grant it.
     """
     if grantee == project:
         return
@@ -62,16 +62,16 @@ def check(connection: sa.Connection, grantee: str, project: str, role: Role) -> 
 
 
 def resolve(connection: sa.Connection, grantee: str, name: str, kind: str) -> Found:
-    """Find the workflow that a task of a project names, if it may use it.
+    """Find the workflow that a task names, and check that the task's project may use it.
 
     Args:
-        connection: a transaction.
-        grantee: the project of the task.
-        name: as the task has it.
-        kind: of the task: ``sub_process`` or ``dependent``.
+        connection: A transaction.
+        grantee: The project of the task.
+        name: The name as given in the task.
+        kind: The type of the task: ``sub_process`` or ``dependent``.
     Raises:
-        NotAllowed: the project has no such role there, whether there is such a workflow or not.
-        UnknownWorkflow: there is none.
+        NotAllowed: The project has no such role there. Raised whether or not the workflow exists.
+        UnknownWorkflow: There is no such workflow.
     """
     role = _NEEDED[kind]
     try:
@@ -84,7 +84,7 @@ def resolve(connection: sa.Connection, grantee: str, name: str, kind: str) -> Fo
 
 
 def problems(connection: sa.Connection, definition: Definition) -> Iterator[Problem]:
-    """Workflows of other projects that a definition names and may not use, each by its place."""
+    """Yield a problem for each workflow of another project that a definition names and may not use."""
     for index, task in enumerate(definition.tasks):
         for each in dict.fromkeys(_uses(task_named) for task_named in named_in(task)):
             try:

@@ -1,4 +1,4 @@
-"""What people did, and what happened: events, written with the fact and read the newest first. Audit and timeline."""
+"""Events: the timeline of runs and the audit log of users, written in the transaction of the change."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from latchwork_workflows.db.tables import event
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One event.
+    """An event.
 
     Attributes:
-        id: grows with time, nearly.
-        at: in seconds since the epoch.
-        kind: what happened.
-        by: who did it; empty: nobody, it happened.
-        project: of what is no instance.
-        instance: of which.
-        task: of which.
-        details: what else is known.
+        id: Increases with time, approximately.
+        at: Seconds since the epoch.
+        kind: The type of the event.
+        by: The account. Empty if no user caused it.
+        project: The project, for events without an instance.
+        instance: The instance.
+        task: The task.
+        details: Further details.
     """
 
     id: int
@@ -47,7 +47,7 @@ def told(
     task: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write that somebody did something, in the transaction in which it is done."""
+    """Write an event in the transaction of the change."""
     row = {"kind": kind, "by": by[:200], "project": project, "instance": instance, "task": task[:100]}
     connection.execute(sa.insert(event).values(**row, at=time.time(), details=dict(details) if details else None))
 
@@ -55,7 +55,7 @@ def told(
 def of_instance(
     connection: sa.Connection, instance_id: int, *, before: int | None = None, most: int = 100
 ) -> list[Told]:
-    """What happened to an instance, the newest first."""
+    """Return the events of an instance, newest first."""
     chosen = _rows().where(event.c.instance == instance_id).order_by(event.c.id.desc()).limit(most)
     return _read(connection, chosen if before is None else chosen.where(event.c.id < before))
 
@@ -68,14 +68,14 @@ def of_people(
     by: str = "",
     most: int = 100,
 ) -> list[Told]:
-    """What people did, the newest first.
+    """Return the actions of users, newest first.
 
     Args:
-        connection: a transaction.
-        projects: in these only; None: in all, and where there is none.
-        before: older than this id.
-        by: this account only.
-        most: so many.
+        connection: A transaction.
+        projects: Only in these projects. None: in all, including events without a project.
+        before: Only events with lower IDs.
+        by: Only of this account.
+        most: The maximum number of events.
     """
     chosen = _rows().where(event.c.by != "").order_by(event.c.id.desc()).limit(most)
     if projects is not None:

@@ -1,4 +1,4 @@
-"""The workflows and settings that the newest versions of workflows name, and those that are missing."""
+"""The workflows and settings that the newest versions of workflows name, and references to missing ones."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TRIES = "_connection."
 
 
 class Known:
-    """What the newest version of each workflow names. Safe to share: a version never changes, so it is read once."""
+    """A cache of the names in the newest version of each workflow. Thread-safe. Versions never change."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[int, tuple[int, tuple[Named, ...]]] = {}
 
     def of(self, connection: sa.Connection, rows: Sequence[Row]) -> dict[int, tuple[Named, ...]]:
-        """By code, for these rows of workflows."""
+        """Return the names for these rows of workflows, by code."""
         with self._lock:
             found = {row.code: self._found.get(row.code, (0, ())) for row in rows}
         missing = {row.code: row.version for row in rows if found[row.code][0] != row.version}
@@ -49,7 +49,7 @@ def _named(body: str | None) -> tuple[Named, ...]:
 
 
 def _bodies(connection: sa.Connection, wanted: Mapping[int, int]) -> dict[tuple[int, int], str]:
-    """What these versions say, by code and version; of those alone whose text has a type that names other workflows."""
+    """Return the bodies of these versions, by code and version. Only those with a task type that names workflows."""
     found: dict[tuple[int, int], str] = {}
     codes = sorted(wanted)
     names = sa.or_(*(definition_version.c.body.contains(f'"{each}"', autoescape=True) for each in NAMING))
@@ -64,12 +64,12 @@ def _bodies(connection: sa.Connection, wanted: Mapping[int, int]) -> dict[tuple[
 
 
 class Missing(NamedTuple):
-    """A place of a workflow that names what is not there.
+    """A reference of a workflow to something that does not exist.
 
     Attributes:
         workflow: ``project.name``.
-        path: where, such as ``tasks[3].params.connection``.
-        message: what is missing, and what to do.
+        path: The location, such as ``tasks[3].params.connection``.
+        message: What is missing, and how to fix it.
     """
 
     workflow: str
@@ -78,7 +78,7 @@ class Missing(NamedTuple):
 
 
 def missing(connection: sa.Connection, project: str | None = None) -> list[Missing]:
-    """In the newest versions of workflows that may be started; of a project, or of all. By project and name."""
+    """Return the missing references in the newest versions of online workflows, sorted by project and name."""
     newest = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
     )
@@ -102,4 +102,4 @@ def _read(body: str) -> Definition | None:
     try:
         return Definition.model_validate_json(body)
     except ValueError:
-        return None  # of another version of ours
+        return None  # written by another version of this package

@@ -13,22 +13,22 @@ from latchwork_workflows.state import TaskState
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
-#: What is counted is counted as far as this.
+#: The upper limit of all counts.
 MOST = 1000
-# SQLite would sort all that are active, or read all rows by their ids, but for the index that it is told.
+# Without this index hint, SQLite sorts all active rows or scans all rows by ID.
 _BY_AGE = {"sqlite": sa.text("instance INDEXED BY ix_instance_active_id"), "postgresql": sa.text("instance")}
 _ID: sa.ColumnElement[int] = sa.literal_column("instance.id", sa.BigInteger())
 _CODE: sa.ColumnElement[int] = sa.literal_column("instance.code", sa.BigInteger())
 
 
 class Lag(NamedTuple):
-    """What waits for masters.
+    """The commands that wait for masters, and the shards.
 
     Attributes:
-        waiting: commands that nobody has taken yet, at most ``MOST``.
-        oldest_at: when the oldest of these was written; None: none waits.
-        unowned: shards that have had no owner yet, or whose last one ended in good order.
-        shards: how many there are.
+        waiting: The number of open commands, at most ``MOST``.
+        oldest_at: When the oldest of them was written. None: there are none.
+        unowned: The number of shards without an owner: never owned, or released by their last owner.
+        shards: The number of shards.
     """
 
     waiting: int
@@ -38,7 +38,7 @@ class Lag(NamedTuple):
 
 
 def active_count(connection: sa.Connection, codes: Collection[int] | None = None) -> int:
-    """How many instances are not over, at most ``MOST``."""
+    """Return the number of active instances, at most ``MOST``."""
     some = sa.select(instance.c.id).where(IS_ACTIVE).limit(MOST)
     if codes is not None:
         some = some.where((instance.c.code + 0).in_(codes))
@@ -46,7 +46,7 @@ def active_count(connection: sa.Connection, codes: Collection[int] | None = None
 
 
 def active(connection: sa.Connection, codes: Collection[int] | None = None, most: int = 20) -> list[Row]:
-    """Instances that are not over, the newest first."""
+    """Return the active instances, newest first."""
     some = (
         sa.select(_ID).select_from(_BY_AGE[connection.dialect.name]).where(IS_ACTIVE).order_by(_ID.desc()).limit(most)
     )
@@ -56,7 +56,9 @@ def active(connection: sa.Connection, codes: Collection[int] | None = None, most
 
 
 def queued_lanes(connection: sa.Connection, instances_: Collection[int]) -> dict[int, set[str]]:
-    """In which lanes tasks of these instances are queued, by the instance; without those of which none is."""
+    """Return the partitions in which tasks of these instances are queued, by instance. Instances without are left
+    out.
+    """
     mine = sa.and_(task.c.instance == instance.c.id, task.c.run == instance.c.run)
     chosen = sa.select(task.c.instance, task.c.queue_key).select_from(instance).join(task, mine)
     chosen = chosen.where(instance.c.id.in_(sorted(instances_)), task.c.state == TaskState.SUBMITTED.value)
@@ -69,13 +71,13 @@ def queued_lanes(connection: sa.Connection, instances_: Collection[int]) -> dict
 def failed_since(
     connection: sa.Connection, since: float, codes: Collection[int] | None = None, most: int = 20
 ) -> list[Row]:
-    """Instances that failed after this moment, the newest first; looked for among the newest failures."""
+    """Return the instances that failed after a time, newest first. Searches only the newest failures."""
     rows = instances.newest(connection, codes=codes, state="failure", most=most * 5)
     return [row for row in rows if (row.ended_at or 0.0) >= since][:most]
 
 
 def lag(connection: sa.Connection) -> Lag:
-    """What waits for masters."""
+    """Return the number of commands that wait for masters, and of shards without an owner."""
     some = sa.select(command.c.created_at).where(command.c.done_at.is_(None)).limit(MOST).subquery()
     row = connection.execute(sa.select(sa.func.count(), sa.func.min(some.c.created_at)).select_from(some)).one()
     owners = connection.execute(sa.select(shard.c.owner)).scalars().all()

@@ -1,4 +1,4 @@
-"""Outputs of tasks by cache key: of the last success. Any shard writes them, in the order of the keys."""
+"""The cache of outputs of succeeded tasks, by cache key. Any shard writes, in the order of the keys."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TOGETHER = 400
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a task has put out.
+    """Cached outputs of a task.
 
     Attributes:
-        instance: whose task it was.
-        made_at: when it had succeeded, in seconds since the epoch.
-        expires_at: nobody has use for it from then on.
-        outputs: of it.
+        instance: The instance of the task.
+        made_at: When the task succeeded, in seconds since the epoch.
+        expires_at: When the entry expires.
+        outputs: The outputs.
     """
 
     instance: int
@@ -32,7 +32,7 @@ class Known:
 
 
 def find(connection: sa.Connection, keys: Iterable[str]) -> dict[str, Known]:
-    """What is known of these keys, however old."""
+    """Return the cached entries for these keys, including expired ones."""
     found: dict[str, Known] = {}
     wanted = sorted(set(keys))
     for start in range(0, len(wanted), _TOGETHER):
@@ -43,7 +43,7 @@ def find(connection: sa.Connection, keys: Iterable[str]) -> dict[str, Known]:
 
 
 def keep(connection: sa.Connection, made: Mapping[str, Known]) -> None:
-    """Write these instead of what was known; in the order of the keys, so that two who do so wait for each other."""
+    """Write or replace entries. Writes in the order of the keys, so concurrent writers do not deadlock."""
     if not made:
         return
     insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(result_cache)
@@ -59,7 +59,7 @@ def keep(connection: sa.Connection, made: Mapping[str, Known]) -> None:
 
 
 def forget(connection: sa.Connection, now: float, most: int = 500) -> int:
-    """Delete what nobody has use for any more, some hundred rows; how many."""
+    """Delete up to ``most`` expired entries. Return how many."""
     old = sa.select(result_cache.c.key).where(result_cache.c.expires_at <= now).limit(most)
     keys = list(connection.execute(old).scalars())
     for start in range(0, len(keys), _TOGETHER):

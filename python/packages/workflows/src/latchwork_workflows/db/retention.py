@@ -1,10 +1,10 @@
-"""What is too old is deleted: runs with their history, commands, fire times, audit. Some hundred rows a transaction.
+"""Deletes old rows: runs with their history, commands, fire times and audit events. A few hundred rows per transaction.
 
-A run is deleted while the row of its shard is locked, as its master locks it, and only if it is over then: a master
-finds the whole of a run, or nothing. What is left to delete outside the database, the logs of a run, is written down in
-the same transaction as a row of ``about``, and is struck out once it is done.
+A run is deleted only if it has ended, while the row of its shard is locked. The master takes the same lock, so it finds
+either the whole run or nothing. The same transaction adds a row to ``about`` for logs that remain to be deleted outside
+the database. That row is removed once the logs are deleted.
 
-The newest row of a table stays whatever its age: SQLite would give its number again.
+The newest row of a table is never deleted, because SQLite would reuse its ID.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from latchwork_workflows.db.tables import (
 )
 from latchwork_workflows.state.backfills import BackfillState
 
-#: Rows of a transaction.
+#: The maximum number of rows per transaction.
 ROWS = 500
-#: Those of a backfill that is not over: it counts its dates, and a failed one may yet be recovered for it.
+#: Runs of a backfill that has not ended are kept: it counts its dates, and failed ones may still be recovered.
 _GOING = (BackfillState.RUNNING.value, BackfillState.HELD.value, BackfillState.STOPPING.value)
 _COUNTED = instance.c.backfill.in_(sa.select(backfill.c.id).where(backfill.c.state.in_(_GOING)))
 _LOGS = "logs/"
@@ -40,11 +40,11 @@ _LOGS = "logs/"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Runs of a workflow, some of which are too old.
+    """A page of runs of a workflow.
 
     Attributes:
-        old: by shard, the ids of those that are.
-        next: look on after this id; None: there are no more.
+        old: The IDs of the runs that are old enough to delete, by shard.
+        next: Continue after this ID. None: there are no more.
     """
 
     old: dict[int, list[int]]
@@ -52,7 +52,7 @@ class Page:
 
 
 def codes(connection: sa.Connection, *, with_fires_before: float | None = None) -> list[int]:
-    """The codes of all workflows; of those only that have fire times from before a moment, if one is given."""
+    """Return the codes of all workflows, or of those with fire times before ``with_fires_before``."""
     chosen = sa.select(definition.c.code).order_by(definition.c.code)
     if with_fires_before is not None:
         mine = sa.and_(fire.c.code == definition.c.code, fire.c.fire_time < with_fires_before)
@@ -61,16 +61,16 @@ def codes(connection: sa.Connection, *, with_fires_before: float | None = None) 
 
 
 def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, after: int = 0) -> Page:
-    """Runs of a workflow that were over before a moment, without its newest.
+    """Return runs of a workflow that ended before a time, except the newest ones.
 
-    Reads no more rows than are too old, but for runs that outlast what came after them.
+    Reads few rows that are not old: only runs that took longer than later runs.
 
     Args:
-        connection: a transaction.
-        code: of the workflow.
-        before: seconds since the epoch.
-        keep: so many of the newest are not among them, however old.
-        after: look at higher ids only.
+        connection: A transaction.
+        code: The code of the workflow.
+        before: Seconds since the epoch.
+        keep: The number of newest runs to keep, however old.
+        after: Only runs with higher IDs.
     """
     mine = instance.c.code == code
     newest = sa.select(instance.c.id).where(mine).order_by(instance.c.id.desc()).offset(max(0, keep - 1)).limit(1)
@@ -91,7 +91,7 @@ def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, 
 
 
 def batches(connection: sa.Connection, ids: Sequence[int]) -> list[list[int]]:
-    """These runs in parts that have so many tasks as fit into a transaction; a larger run is alone."""
+    """Split runs into batches whose tasks fit into one transaction. A larger run gets its own batch."""
     counted = sa.select(task.c.instance, sa.func.count()).where(task.c.instance.in_(ids)).group_by(task.c.instance)
     tasks = {row[0]: int(row[1]) for row in connection.execute(counted)}
     made: list[list[int]] = []
@@ -107,9 +107,9 @@ def batches(connection: sa.Connection, ids: Sequence[int]) -> list[list[int]]:
 
 
 def trim(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> int:
-    """Delete some of the timeline and of earlier runs of runs that are too old; how many rows.
+    """Delete part of the timeline and the earlier rounds of old runs. Return the number of deleted rows.
 
-    What people did stays: that is audit.
+    Actions of users are kept as audit log.
     """
     old = _still_old(connection, shard_id, ids, before)
     if not old:
@@ -122,13 +122,13 @@ def trim(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: f
 
 
 def remove(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
-    """Delete runs with their tasks and attempts, and note that their logs are to be deleted; those that were.
+    """Delete runs with their tasks and attempts, and record that their logs are to be deleted. Return the deleted IDs.
 
     Args:
-        connection: a transaction.
-        shard_id: of all of them; its row is locked.
-        ids: of them.
-        before: those that were over before this moment only: somebody may have run one again.
+        connection: A transaction.
+        shard_id: The shard of all these runs. Its row is locked.
+        ids: The IDs of the runs.
+        before: Only runs that ended before this time. A run may have been rerun meanwhile.
     """
     old = _still_old(connection, shard_id, ids, before)
     if not old:
@@ -141,7 +141,7 @@ def remove(connection: sa.Connection, shard_id: int, ids: Sequence[int], before:
 
 
 def _still_old(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
-    """Which of these are over, with the shard's row locked: its master, which begins with that row, waits."""
+    """Lock the row of the shard and return the runs that have ended. The master locks that row first, so it waits."""
     connection.execute(sa.update(shard).where(shard.c.id == shard_id).values(seq=shard.c.seq))
     chosen = sa.select(instance.c.id).where(instance.c.id.in_(ids), instance.c.shard == shard_id)
     chosen = chosen.where(instance.c.active.is_(False), instance.c.ended_at < before)
@@ -150,24 +150,24 @@ def _still_old(connection: sa.Connection, shard_id: int, ids: Sequence[int], bef
 
 
 def logs_left(connection: sa.Connection, most: int = ROWS) -> list[tuple[int, int]]:
-    """Workflow and run of logs whose runs are gone; they are to be deleted."""
+    """Return the workflow and the run of logs that remain to be deleted."""
     chosen = sa.select(about.c.name, about.c.value).where(about.c.name.like(f"{_LOGS}%"))
     rows = connection.execute(chosen.order_by(about.c.name).limit(most))
     return [(int(row.value), int(row.name.removeprefix(_LOGS))) for row in rows]
 
 
 def logs_gone(connection: sa.Connection, runs: Iterable[int]) -> None:
-    """The logs of these are deleted."""
+    """Record that the logs of these runs are deleted."""
     connection.execute(sa.delete(about).where(about.c.name.in_([f"{_LOGS}{each}" for each in runs])))
 
 
 def remove_commands(connection: sa.Connection, before: float, after: int = 0) -> tuple[int, int | None]:
-    """Delete commands that were done before a moment; how many, and the id after which to look on (None: no more)."""
+    """Delete commands that were done before a time. Return how many, and the ID to continue after (None: no more)."""
     columns = (command.c.id, command.c.created_at, command.c.done_at)
     rows = connection.execute(
         sa.select(*columns).where(command.c.id > after).order_by(command.c.id).limit(ROWS + 1)
     ).all()
-    page = rows[:ROWS] if len(rows) > ROWS else rows[:-1]  # the newest of all stays
+    page = rows[:ROWS] if len(rows) > ROWS else rows[:-1]  # the newest is kept
     old = [row.id for row in page if row.done_at is not None and row.done_at < before]
     _delete_ids(connection, command.c.id, old)
     is_last = len(rows) <= ROWS or page[-1].created_at >= before
@@ -175,12 +175,12 @@ def remove_commands(connection: sa.Connection, before: float, after: int = 0) ->
 
 
 def remove_fires(connection: sa.Connection, code: int, before: float) -> int:
-    """Delete fire times that nobody can start any more; how many, at most some hundred.
+    """Delete fire times that can no longer be started. Return how many, at most ``ROWS``.
 
     Args:
-        connection: a transaction.
-        code: of the workflow.
-        before: a moment; what its schedule may still make up for stays, however old.
+        connection: A transaction.
+        code: The code of the workflow.
+        before: Seconds since the epoch. Fire times that the schedule may still catch up are kept, however old.
     """
     row = connection.execute(
         sa.select(schedule.c.max_lateness_s, schedule.c.cursor).where(schedule.c.code == code)
@@ -194,30 +194,30 @@ def remove_fires(connection: sa.Connection, code: int, before: float) -> int:
 
 
 def remove_events(connection: sa.Connection, before: float) -> int:
-    """Delete what happened before a moment; how many rows, at most some hundred."""
+    """Delete events before a time. Return how many, at most ``ROWS``."""
     newest = sa.select(sa.func.max(event.c.id)).scalar_subquery()
     old = sa.select(event.c.id).where(event.c.at < before, event.c.id != newest).order_by(event.c.at).limit(ROWS)
     return _delete(connection, event.c.id, old)
 
 
 def remove_sessions(connection: sa.Connection, before: float) -> int:
-    """Delete sessions and links of browsers whose time is over."""
+    """Delete expired sessions and sign-in links."""
     return int(connection.execute(sa.delete(web_session).where(web_session.c.expires_at < before)).rowcount)
 
 
 def give_back(connection: sa.Connection, *, keep_pages: int = 1000) -> int:
-    """SQLite: give pages that nothing is in back to the file system, some hundred; how many.
+    """Return free pages of a SQLite file to the file system, at most ``ROWS``. Return how many.
 
     Args:
-        connection: a transaction.
-        keep_pages: so many stay for what comes.
+        connection: A transaction.
+        keep_pages: The number of free pages to keep for new rows.
     """
     free = int(connection.exec_driver_sql("PRAGMA freelist_count").scalar() or 0)
     some = min(ROWS, free - keep_pages)
     if some <= 0:
         return 0
     for _ in connection.connection.cursor().execute(f"PRAGMA incremental_vacuum({some})"):
-        pass  # a page for each step
+        pass  # each step frees one page
     return free - int(connection.exec_driver_sql("PRAGMA freelist_count").scalar() or 0)
 
 

@@ -17,11 +17,11 @@ from latchwork_workflows.state import Instance, InstanceState, Task, TaskState, 
 from latchwork_workflows.state.records import DONE, FAILED, OVER
 
 _NOT_BEGUN = OVER | {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}
-#: A task in one of these is not killed with its instance.
+#: Tasks in these states are not killed with their instance.
 _ENDED = sorted(each.value for each in DONE | FAILED | {TaskState.WAITING})
-#: Of the variables that SQLite takes in one statement.
+#: The maximum number of variables in one statement of SQLite.
 _TOGETHER = 500
-# Statements of every turn are made once: to make one anew costs several times what it costs to execute it.
+# Frequent statements are built once: building one costs several times as much as executing it.
 _INSTANCE = ("state", "active", "run", "ending", "warn_at", "wake_at", "dry", "fresh")
 _TASK = ("state", "n", "failures", "wake_at", "forced_after", "until", "cut", "chosen", "changed_at")
 _NULL_JSON = sa.JSON(none_as_null=True)
@@ -52,22 +52,22 @@ _UPDATES: dict[tuple[str, ...], sa.Update] = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One instance, with what the database knows besides its state.
+    """An instance, with its columns besides the state.
 
     Attributes:
-        id: of the instance.
-        code: of its workflow.
-        version: which it was started with.
+        id: The ID of the instance.
+        code: The code of its workflow.
+        version: The version that it was started with.
         priority: 0, the highest, to 4.
-        schedule_time: which its parameters count from, in seconds since the epoch.
-        params: what the start said.
-        known: the state and the tasks.
-        ids: of the rows of its tasks in this run, by name.
-        queue_keys: lane and shelf of the items of its tasks, by name.
-        outputs: of the tasks that ended, by name.
-        parent: the row of the task that it is the child of; None: nobody's.
-        depth: how many runs it is inside of.
-        backfill: which it is a part of.
+        schedule_time: The base time of its parameters, in seconds since the epoch.
+        params: The parameters given at the start.
+        known: The state and the tasks.
+        ids: The IDs of its task rows in this run, by name.
+        queue_keys: The partition and sort key of the queue items of its tasks, by name.
+        outputs: The outputs of the ended tasks, by name.
+        parent: The row of the task that started it. None: no task did.
+        depth: The number of runs that it is nested in.
+        backfill: The backfill that it belongs to.
 
     Elements of maps have the names of ``state.element``.
     """
@@ -88,7 +88,7 @@ class Stored:
 
 
 def create(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
-    """A new instance; its id. ``fields`` are further columns, ``priority`` as a word."""
+    """Create an instance and return its ID. ``fields`` are further columns, with ``priority`` as a word."""
     row = {"state": InstanceState.SUBMITTED.value, "active": True, "shard": shard, "code": code, "version": version}
     fields["priority"] = PRIORITIES.index(fields.get("priority", "medium"))
     made = sa.insert(instance).values(**row, **fields).returning(instance.c.id)
@@ -96,7 +96,9 @@ def create(connection: sa.Connection, shard: int, code: int, version: int, **fie
 
 
 def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, Stored]:
-    """Instances with the tasks of their present runs, by id; without those that are not there, or of another shard."""
+    """Return instances with the tasks of their current runs, by ID. Unknown ones and those of other shards are left
+    out.
+    """
     found: dict[int, Stored] = {}
     for start in range(0, len(ids), _TOGETHER):
         part = ids[start : start + _TOGETHER]
@@ -112,13 +114,13 @@ def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = N
 
 
 def active(connection: sa.Connection, shard: int) -> list[int]:
-    """The instances of a shard that are not over, the oldest first."""
+    """Return the active instances of a shard, oldest first."""
     chosen = sa.select(instance.c.id).where(instance.c.shard == shard, IS_ACTIVE).order_by(instance.c.id)
     return list(connection.execute(chosen).scalars())
 
 
 def due(connection: sa.Connection, shard: int, now: float) -> list[int]:
-    """The instances of a shard in which something is to be decided by now."""
+    """Return the instances of a shard that are due for a decision."""
     chosen = sa.select(instance.c.id).where(instance.c.shard == shard, instance.c.wake_at <= now)
     return list(connection.execute(chosen.order_by(instance.c.wake_at)).scalars())
 
@@ -154,7 +156,7 @@ def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
 
 def _task(row: Any) -> Task:
     state = TaskState(row.state)
-    held = state is TaskState.RUNNING and row.queue_key is None  # it never was in the backlog
+    held = state is TaskState.RUNNING and row.queue_key is None  # it was never queued
     chosen = None if row.chosen is None else tuple(row.chosen)
     return Task(state, row.n, row.failures, row.wake_at, row.forced_after, held, row.until, row.cut, chosen)
 
@@ -168,15 +170,15 @@ def save(
     queue_keys: Mapping[str, str] | None = None,
     outputs: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, int]:
-    """Write what changed of an instance; the ids of the rows of its tasks.
+    """Write the changes of an instance. Return the IDs of its task rows.
 
     Args:
-        connection: a transaction that the guard of the shard has begun.
-        before: as it was read in this transaction, or known to be.
-        after: as it is now.
-        now: seconds since the epoch.
-        queue_keys: lane and shelf of those that are submitted now.
-        outputs: of those that ended now.
+        connection: A transaction that the guard of the shard has begun.
+        before: The stored instance, read in this transaction or known to be current.
+        after: The new state.
+        now: Seconds since the epoch.
+        queue_keys: The partition and sort key of tasks that are now submitted.
+        outputs: The outputs of tasks that have now ended.
     """
     _save_instance(connection, before, after, now)
     changed = after.changed_since(before.known)
@@ -207,7 +209,7 @@ def save(
 def _made(  # noqa: PLR0917 - one caller
     connection: sa.Connection, number: int, after: Instance, names: Iterable[str], now: float, keys: Mapping[str, str]
 ) -> dict[str, int]:
-    """Rows of tasks that have none in this run; their ids, by name."""
+    """Insert rows for tasks that have none in this run. Return their IDs, by name."""
     rows = [
         {
             "instance": number,
@@ -223,7 +225,7 @@ def _made(  # noqa: PLR0917 - one caller
 
 
 def _save_instance(connection: sa.Connection, before: Stored, after: Instance, now: float) -> None:
-    """The row of the instance, if anything of it has changed."""
+    """Update the row of the instance if it has changed."""
     is_over = after.state in OVER
     values = _values(after)
     more: dict[str, Any] = {}
@@ -236,7 +238,7 @@ def _save_instance(connection: sa.Connection, before: Stored, after: Instance, n
 
 
 def end(connection: sa.Connection, number: int, now: float) -> None:
-    """End an instance as a failure, and kill its open tasks, whatever else its rows hold."""
+    """End an instance as a failure and kill its open tasks, even if its other columns are invalid."""
     mine = sa.update(instance).where(instance.c.id == number)
     ended = {"state": InstanceState.FAILURE.value, "active": False, "ending": "", "warn_at": None, "wake_at": None}
     connection.execute(mine.values(**ended, ended_at=now))
@@ -248,7 +250,7 @@ def end(connection: sa.Connection, number: int, now: float) -> None:
 
 
 def outline(connection: sa.Connection, number: int, *, shard: int) -> Stored | None:
-    """What can be read of an instance that ``load`` cannot read: no parameters and outputs, and no unknown states."""
+    """Return the readable part of an instance that ``load`` cannot read: no parameters, outputs or unknown states."""
     plain = [each for each in instance.c if not isinstance(each.type, sa.JSON)]
     chosen = sa.select(*plain).where(instance.c.id == number, instance.c.shard == shard)
     row = connection.execute(chosen).first()

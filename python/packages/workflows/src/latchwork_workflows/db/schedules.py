@@ -1,6 +1,6 @@
-"""Schedules in the database: which fire times are owed, and those that were started. One row for each fire time.
+"""Schedules in the database: due fire times, and those already started. One row for each fire time.
 
-Who writes has the guard of the shard in the same transaction; fire, command and cursor are one transaction.
+Writers hold the guard of the shard. The fire time, its command and the cursor are written in one transaction.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from latchwork.schedules import Cron, Fired, next_step
 from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.tables import definition, fire, schedule
 
-#: Who has asked for what a schedule starts.
+#: The requester of runs that a schedule starts.
 BY_SCHEDULE = "schedule"
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """When a workflow starts by itself.
+    """The schedule of a workflow.
 
     Attributes:
-        code: of the workflow.
-        project: that it is in.
-        name: of the workflow.
-        version: the newest.
-        online: whether it may be started.
-        shard: whose master starts it.
-        cron: five or six fields.
-        tz: name of the time zone.
-        starts_at: no fire time before; seconds since the epoch.
-        ends_at: none after.
-        misfire: what becomes of those that nobody could start in time.
-        max_lateness_s: after which they are not made up for.
-        enabled: else it does not fire.
-        cursor: every fire time up to here is settled.
+        code: The code of the workflow.
+        project: The project of the workflow.
+        name: The name of the workflow.
+        version: The newest version.
+        online: Whether the workflow may be started.
+        shard: The shard whose master starts it.
+        cron: Five or six fields.
+        tz: The name of the time zone.
+        starts_at: The earliest fire time, in seconds since the epoch.
+        ends_at: The latest fire time.
+        misfire: The policy for missed fire times: ``once``, ``all`` or ``skip``.
+        max_lateness_s: Missed fire times are not caught up after so many seconds.
+        enabled: Whether it fires.
+        cursor: All fire times up to this one have been handled.
     """
 
     code: int
@@ -56,7 +56,7 @@ class ScheduleRow:
     cursor: float
 
     def next_fire(self, now: float) -> float | None:
-        """The fire time that it owes, which may be past, or that comes next; None when none ever will."""
+        """Return the next fire time, which is in the past if it was missed. None if there is none."""
         misfire = cast("Literal['once', 'all', 'skip']", self.misfire)
         cron = Cron(self.cron, tz=self.tz, misfire=misfire, max_lateness_s=self.max_lateness_s)
         before = self.cursor if self.starts_at is None else max(self.cursor, self.starts_at - 0.001)
@@ -67,7 +67,7 @@ class ScheduleRow:
             return at
         if misfire != "once":
             return None
-        # The newest that is past is behind the end; one before the end may be owed all the same.
+        # The newest past fire time is after the end. One before the end may still have to be caught up.
         owed = cron.fire_before(min(now, self.ends_at), now - self.max_lateness_s)
         return owed if owed is not None and owed > before else None
 
@@ -93,16 +93,16 @@ _OF_SHARD = _ROWS.where(schedule.c.shard == sa.bindparam("shard"))
 
 
 def rows(connection: sa.Connection, shard: int | None = None) -> list[ScheduleRow]:
-    """The schedules of a shard, or all; by code."""
+    """Return the schedules of a shard, or all, sorted by code."""
     found = connection.execute(_ROWS) if shard is None else connection.execute(_OF_SHARD, {"shard": shard})
     return [ScheduleRow(**row) for row in found.mappings()]
 
 
 def start(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
-    """A fire time is started: its row, its command and the cursor; the command's number.
+    """Start a fire time: write its row, its command and the cursor. Return the ID of the command.
 
     Returns:
-        None: somebody has done it; only the cursor is moved.
+        None if it was already started. Then only the cursor is moved.
     """
     move = sa.update(schedule).where(schedule.c.code == row.code, schedule.c.cursor < at).values(cursor=at)
     connection.execute(move)
@@ -118,7 +118,7 @@ def start(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
 
 
 def enable(connection: sa.Connection, code: int, now: float, *, enabled: bool) -> None:
-    """Switch a schedule; it owes nothing from while it was off."""
+    """Enable or disable a schedule. Fire times missed while it was disabled are not caught up."""
     values: dict[str, object] = {"enabled": enabled}
     if enabled:
         values["cursor"] = now

@@ -1,6 +1,6 @@
-"""Connections, environments and parameters: of a project, or of all. A project's counts before that of all.
+"""Connections, environments and parameters, of one project or of all. Those of a project take precedence.
 
-Masters read them when they give an attempt to workers; what is changed later changes nothing for that attempt.
+Masters read them when they dispatch an attempt. Later changes do not affect that attempt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PARAMETERS = (
 
 
 def listed(connection: sa.Connection, kind: SettingKind, projects: Collection[str] | None = None) -> list[Row]:
-    """Those of these projects and of all; None: of every project. By project and name."""
+    """Return the settings of these projects and of all, or of every project for None. Sorted by project and name."""
     table = TABLES[kind]
     chosen = sa.select(table).order_by(table.c.project, table.c.name)
     if projects is not None:
@@ -37,31 +37,31 @@ def listed(connection: sa.Connection, kind: SettingKind, projects: Collection[st
 
 
 def find(connection: sa.Connection, kind: SettingKind, project: str, name: str, *, lock: bool = False) -> Row | None:
-    """One; None if there is none. ``lock``: kept from others until the end of the transaction."""
+    """Return a setting, or None. With ``lock``, its row is locked until the end of the transaction."""
     chosen = sa.select(TABLES[kind]).where(_is(kind, project, name))
     return connection.execute(chosen.with_for_update() if lock else chosen).first()
 
 
 def count(connection: sa.Connection, kind: SettingKind, project: str) -> int:
-    """How many a project has."""
+    """Return the number of settings of a project."""
     table = TABLES[kind]
     return int(connection.execute(sa.select(sa.func.count()).where(table.c.project == project)).scalar_one())
 
 
 def write(connection: sa.Connection, kind: SettingKind, project: str, name: str, values: Mapping[str, Any]) -> None:
-    """Make it, or give it other values."""
+    """Create or replace a setting."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     made = insert(TABLES[kind]).values(project=project, name=name, **values)
     connection.execute(made.on_conflict_do_update(index_elements=["project", "name"], set_=dict(values)))
 
 
 def delete(connection: sa.Connection, kind: SettingKind, project: str, name: str) -> bool:
-    """Whether there was one."""
+    """Delete a setting. Return whether it existed."""
     return bool(connection.execute(sa.delete(TABLES[kind]).where(_is(kind, project, name))).rowcount)
 
 
 def of_project(connection: sa.Connection, project: str) -> Settings:
-    """The names of all that workflows of a project may name."""
+    """Return the names of all settings that workflows of a project may name."""
 
     def names(kind: SettingKind) -> frozenset[str]:
         table = TABLES[kind]
@@ -75,14 +75,14 @@ def of_project(connection: sa.Connection, project: str) -> Settings:
 
 
 def parameters(connection: sa.Connection, project: str) -> dict[str, Any]:
-    """Values by name, as a project sees them."""
+    """Return the parameters by name, as visible to a project."""
     return {row.name: row.value for row in connection.execute(_PARAMETERS, {"project": project})}
 
 
 def variables(
     connection: sa.Connection, project: str, names: Collection[str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Environments by name, as a project sees them; of these names, or all."""
+    """Return environments by name, as visible to a project: those with these names, or all."""
     chosen = sa.select(environment.c.name, environment.c.variables).where(_for(environment, project))
     if names is not None:
         chosen = chosen.where(environment.c.name.in_(sorted(names)))
@@ -90,7 +90,7 @@ def variables(
 
 
 def urls(connection: sa.Connection, project: str, names: Collection[str] | None = None) -> dict[str, dict[str, str]]:
-    """Connections by name, as a project sees them, each with ``url`` and ``secret``; of these names, or all."""
+    """Return connections by name, as visible to a project, each with ``url`` and ``secret``: of these names, or all."""
     chosen = sa.select(connections).where(_for(connections, project))
     if names is not None:
         chosen = chosen.where(connections.c.name.in_(sorted(names)))

@@ -1,8 +1,9 @@
-"""The guard of what masters write: each of their transactions begins with it, so that a former owner writes nothing.
+"""The guard of a shard: the first statement of each transaction of a master, so a former owner cannot write.
 
-A shard's owner has a token of the store, which grows with each owner. ``own`` writes it; from then on ``seq`` moves
-only where the token is the same, in one statement for both databases: PostgreSQL looks at the row again once it has
-waited for another transaction. A run that starts again under the same hold has the same token: ``own`` lets it.
+The owner of a shard has a token from the store, which increases with each owner. ``own`` writes it. From then on,
+``seq`` is only incremented if the token is the same. This takes one statement on both databases, since PostgreSQL reads
+the row again after waiting for another transaction. A master that restarts under the same hold has the same token,
+which ``own`` accepts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from latchwork_workflows.db.tables import about, shard
 from latchwork_workflows.errors import NotOwner
 
-#: What notes of the store's marks are called in the table ``about``; the shard's number follows.
+#: The prefix of rows of ``about`` that record marks of the store. The shard's ID follows.
 NOTES = "high/"
 _OURS = sa.update(shard).where(shard.c.id == sa.bindparam("_id"), shard.c.token == sa.bindparam("_token"))
 _GUARD = _OURS.values(seq=shard.c.seq + 1).returning(shard.c.seq)
@@ -23,21 +24,21 @@ _GUARD = _OURS.values(seq=shard.c.seq + 1).returning(shard.c.seq)
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard as one owner has it.
+    """A shard as seen by one owner.
 
     Attributes:
-        id: which.
-        token: of the owner, from the store.
+        id: The ID of the shard.
+        token: The token of the owner, from the store.
     """
 
     id: int
     token: int
 
     def own(self, connection: sa.Connection, owner: str) -> int:
-        """Be its owner from now on; how many transactions its owners have made.
+        """Become the owner. Return the number of transactions that its owners have made.
 
         Raises:
-            NotOwner: a newer one has it.
+            NotOwner: There is a newer owner.
         """
         mine = sa.update(shard).where(shard.c.id == self.id, shard.c.token <= self.token)
         found = connection.execute(mine.values(token=self.token, owner=owner[:200]).returning(shard.c.seq)).first()
@@ -46,12 +47,12 @@ class Shard:
         return int(found.seq)
 
     def noted(self, connection: sa.Connection) -> int:
-        """The newest transaction of which the store was known to have the mark ``high/<shard>``; 0: of none."""
+        """Return the newest transaction known to have its mark ``high/<shard>`` in the store, or 0."""
         value = connection.execute(sa.select(about.c.value).where(about.c.name == self._high)).scalar()
         return int(value or 0)
 
     def note(self, connection: sa.Connection, marked: int) -> None:
-        """The store has the mark of this transaction: from now on one without it is from before."""
+        """Record that the store has the mark of this transaction. A store without it is an older state."""
         insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(about)
         new = {"name": self._high, "value": str(marked)}
         again = insert.on_conflict_do_update(index_elements=["name"], set_={"value": new["value"]})
@@ -62,18 +63,18 @@ class Shard:
         return f"{NOTES}{self.id}"
 
     def former(self, connection: sa.Connection) -> str:
-        """Who owned it and has not given it up; empty: nobody."""
+        """Return the owner that has not given the shard up, or an empty string."""
         return str(connection.execute(sa.select(shard.c.owner).where(shard.c.id == self.id)).scalar() or "")
 
     def give_up(self, connection: sa.Connection) -> None:
-        """It is nobody's, if it is ours still: whoever comes next takes it over from nobody who died."""
+        """Release the shard if it is still ours. The next owner then knows that no master has crashed."""
         connection.execute(_OURS.values(owner=""), self._mine)
 
     def guard(self, connection: sa.Connection) -> int:
-        """The first statement of each transaction of an owner; the number of that transaction.
+        """Check that the shard is still ours. Return the number of the transaction, whose first statement this is.
 
         Raises:
-            NotOwner: it is no more; roll back.
+            NotOwner: There is another owner. Roll back.
         """
         found = connection.execute(_GUARD, self._mine).first()
         if found is None:

@@ -31,7 +31,7 @@ NAMES = {
     "pk": "pk_%(table_name)s",
 }
 metadata = MetaData(naming_convention=NAMES)
-#: SQLite numbers rows by itself only where the type is INTEGER, which has 64 bits there.
+#: SQLite assigns row IDs only to the type INTEGER, which has 64 bits there.
 Id = BigInteger().with_variant(Integer, "sqlite")
 
 _ACTIVE = text("active")
@@ -45,11 +45,11 @@ _WAKES = text("wake_at IS NOT NULL")
 _OF_BACKFILLS = text("backfill IS NOT NULL")
 _PEOPLE = text("by <> ''")
 
-#: The row of ``about`` with the token of whoever sends alerts.
+#: The row of ``about`` with the token of the master that sends alerts.
 SENDER = "alerts sender"
-#: What this database is: ``id`` names the pair of it and its store, ``store`` the store itself, ``shards`` is how many
-#: there are, ``high/<shard>`` a transaction whose mark the store has, ``logs/<instance>`` of an instance that is gone,
-#: with its code, until its logs are gone too; ``SENDER`` is of whoever sends alerts.
+#: Properties of this database. ``id`` identifies the pair of database and store, ``store`` the store, ``shards`` is
+#: the number of shards. ``high/<shard>`` is a transaction whose mark the store has. ``logs/<instance>`` is the code of
+#: a deleted instance whose logs remain to be deleted. ``SENDER`` is the token of the master that sends alerts.
 about = Table(
     "about",
     metadata,
@@ -121,7 +121,7 @@ command = Table(
     Column("type", String(20), nullable=False),
     Column("instance", BigInteger),
     Column("args", JSON, nullable=False),
-    # Whose unique key it is.
+    # The project of the unique key.
     Column("project", String(100), nullable=False, server_default=text("''")),
     Column("unique_key", String(200)),
     Column("by", String(200), nullable=False, server_default=text("''")),
@@ -147,7 +147,7 @@ instance = Table(
     Column("priority", Integer, nullable=False),
     Column("ending", String(16), nullable=False, server_default=text("''")),
     Column("dry", Boolean, nullable=False, server_default=text("false")),
-    # Nothing is taken from the cache of outputs.
+    # Outputs are not taken from the result cache.
     Column("fresh", Boolean, nullable=False, server_default=text("false")),
     Column("params", JSON, nullable=False),
     Column("schedule_time", Float, nullable=False),
@@ -158,7 +158,7 @@ instance = Table(
     Column("wake_at", Float),
     Column("parent_task", BigInteger),
     Column("parent_run", Integer),
-    # How many runs it is inside of.
+    # The number of runs that it is nested in.
     Column("depth", Integer, nullable=False, server_default="0"),
     Column("backfill", BigInteger),
     Column("serial_key", String(200)),
@@ -184,7 +184,7 @@ instance = Table(
     ),
 )
 
-#: One workflow for many moments, each of which is an instance of its shard.
+#: Runs of one workflow for many schedule times. Each is an instance of its shard.
 backfill = Table(
     "backfill",
     metadata,
@@ -197,7 +197,7 @@ backfill = Table(
     Column("direction", String(4), nullable=False),
     Column("stop_on_failure", Boolean, nullable=False),
     Column("dates", Integer, nullable=False),
-    # The backfill of a workflow that this one depends on, which led to it.
+    # The backfill that triggered this one, of a workflow that this one depends on.
     Column("cause", BigInteger),
     Column("created_at", Float, nullable=False),
     Column("ended_at", Float),
@@ -212,28 +212,29 @@ task = Table(
     Column("instance", BigInteger, ForeignKey("instance.id", ondelete="CASCADE"), nullable=False),
     Column("name", String(100), nullable=False),
     Column("run", Integer, nullable=False),
-    # NULLs are all different, so a task that is no part of a map has -1.
+    # -1 for tasks outside of maps, because NULLs are never equal.
     Column("map_index", Integer, nullable=False, server_default="-1"),
     Column("state", String(16), nullable=False),
     Column("n", Integer, nullable=False, server_default="0"),
     Column("failures", Integer, nullable=False, server_default="0"),
     Column("forced_after", Integer),
-    # Lane and shelf of the item: reckoned anew (the minute, a changed priority or pool) it would be a second item.
+    # Partition and sort key of the queue item. Computing it again (later, with another priority or pool) could give a
+    # second item.
     Column("queue_key", String(300)),
     Column("wake_at", Float),
-    # When it is given up, if the master holds it and it waits for others.
+    # The deadline of a task that its master holds while it waits for other workflows.
     Column("until", Float),
-    # Skipped because no branch that leads to it was chosen.
+    # Skipped because no branch to it was chosen.
     Column("cut", Boolean, nullable=False, server_default=text("false")),
-    # Of conditions and a switch: the heads of the branch that they chose.
+    # For conditions and switches: the first tasks of the chosen branch.
     Column("chosen", JSON(none_as_null=True)),
     Column("outputs", JSON),
     Column("changed_at", Float, nullable=False),
     UniqueConstraint("instance", "name", "run", "map_index"),
 )
 
-#: Which task waits for runs of which workflow, and for which task of them (empty: for none of its own). When one of
-#: these ends, each shard that waits gets a ``wake`` command.
+#: Tasks that wait for runs of a workflow, or for a task in these runs (empty: for the run). When one of these ends,
+#: each waiting shard gets a ``wake`` command.
 waiting = Table(
     "waiting",
     metadata,
@@ -251,7 +252,7 @@ attempt = Table(
     metadata,
     Column("task", BigInteger, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
     Column("n", Integer, primary_key=True),
-    # The token of the claim: a count would repeat after a release that does not count.
+    # The token of the claim. A count would repeat after a release that does not count.
     Column("claim", BigInteger, primary_key=True),
     Column("kind", String(8), nullable=False),
     Column("worker", String(200), nullable=False),
@@ -263,12 +264,12 @@ attempt = Table(
     Column("exit_code", Integer),
     Column("log_ref", String(400), nullable=False, server_default=text("''")),
     Column("error", Text),
-    # The run whose outputs it has; it did not run itself.
+    # The run whose outputs it reuses. It did not run itself.
     Column("cached_from", BigInteger),
     CheckConstraint("kind IN ('first', 'retry', 'failover')", name="kind"),
 )
 
-#: What happened, for people: timeline and audit. It outlives what it is about.
+#: Events for users: timeline and audit log. They are kept after their subject is deleted.
 event = Table(
     "event",
     metadata,
@@ -279,14 +280,14 @@ event = Table(
     Column("kind", String(40), nullable=False),
     Column("by", String(200), nullable=False, server_default=text("''")),
     Column("details", JSON),
-    # Of what is no instance; empty: of everything.
+    # For events without an instance. Empty: global.
     Column("project", String(100), nullable=False, server_default=text("''")),
     Index(None, "instance", "id"),
     Index(None, "at"),
     Index("ix_event_people", "id", sqlite_where=_PEOPLE, postgresql_where=_PEOPLE),
 )
 
-#: Named values for ``${name}``: of everything (empty project), or of a project.
+#: Named values for ``${name}``, of all projects (empty project) or of one.
 parameter = Table(
     "parameter",
     metadata,
@@ -304,7 +305,7 @@ environment = Table(
     Column("variables", JSON, nullable=False),
 )
 
-#: Everything of a connection but its password, of which it has the name; likewise.
+#: Connections with the names of their secrets, but without passwords. Likewise.
 connection = Table(
     "connection",
     metadata,
@@ -314,7 +315,7 @@ connection = Table(
     Column("secret", String(100), nullable=False, server_default=text("''")),
 )
 
-#: How many tasks of a pool run at a time; of a project's pool also what becomes of a start that is one too many.
+#: The maximum number of running tasks of each pool. For pools of projects, also the policy for starts above the limit.
 pool = Table(
     "pool",
     metadata,
@@ -323,7 +324,7 @@ pool = Table(
     Column("admission", String(12), nullable=False),
 )
 
-#: Code bundles, by the sha256 of their bytes; the bytes are in the log store unless it cannot be reached by workers.
+#: Code bundles by the SHA-256 of their bytes. The bytes are in the log store, unless workers cannot reach it.
 bundle = Table(
     "bundle",
     metadata,
@@ -333,7 +334,7 @@ bundle = Table(
     Column("data", LargeBinary),
 )
 
-#: Who may use the API and the pages. ``password`` is what ``scrypt`` made of it; NULL: none, so tokens and links only.
+#: Accounts for the API and the pages. ``password`` is an ``scrypt`` hash. NULL: only tokens and links work.
 account = Table(
     "account",
     metadata,
@@ -343,7 +344,7 @@ account = Table(
     Column("created_at", Float, nullable=False),
 )
 
-#: What an account may do in a project; the project that is empty stands for all.
+#: The role of an account in a project. An empty project means all projects.
 account_role = Table(
     "account_role",
     metadata,
@@ -352,7 +353,7 @@ account_role = Table(
     Column("role", String(10), nullable=False),
 )
 
-#: Tokens for programs, by the sha256 of their text. ``role``: no more than this, whatever the account may do.
+#: API tokens by the SHA-256 of their text. ``role`` limits the token's role to less than that of the account.
 api_token = Table(
     "api_token",
     metadata,
@@ -367,7 +368,7 @@ api_token = Table(
     Index(None, "account"),
 )
 
-#: Browsers that are signed in, and links that sign one in once, by the sha256 of what the browser has.
+#: Sessions of browsers and one-time sign-in links, by the SHA-256 of their secrets.
 web_session = Table(
     "web_session",
     metadata,
@@ -384,7 +385,7 @@ web_session = Table(
 
 _OPEN_DELIVERY = text("next_at IS NOT NULL")
 
-#: Where alerts go: ``options`` as the kind of the channel has them.
+#: Channels for alerts. ``options`` depend on the kind of the channel.
 channel = Table(
     "channel",
     metadata,
@@ -396,8 +397,8 @@ channel = Table(
     Column("by", String(200), nullable=False, server_default=text("''")),
 )
 
-#: Something that people are told. ``cause``: what makes it another one of its kind: a moment when the run began, an
-#: attempt, an owner of a shard. A test of a channel is of no instance.
+#: Alerts. ``cause`` distinguishes alerts of one kind: the start time of the run, an attempt, or an owner of a shard.
+#: Channel tests have no instance.
 alert = Table(
     "alert",
     metadata,
@@ -413,8 +414,8 @@ alert = Table(
     Index(None, "code", "id"),
 )
 
-#: One alert by one channel. ``tries`` are those that failed, ``doubts`` those whose end nobody knows, ``round`` grows
-#: when somebody asks for it again; ``next_at``: when it is looked at again, NULL: never.
+#: Deliveries: one alert through one channel. ``tries`` counts failures, ``doubts`` unknown results, and ``round``
+#: resends on request. ``next_at`` is the time of the next try, NULL for none.
 delivery = Table(
     "delivery",
     metadata,
@@ -435,12 +436,12 @@ delivery = Table(
 )
 
 
-#: Outputs of tasks that succeeded, by the sha256 of all that they were made of. Any shard writes them.
+#: Outputs of succeeded tasks, by the SHA-256 of all their inputs. Any shard writes them.
 result_cache = Table(
     "result_cache",
     metadata,
     Column("key", String(64), primary_key=True),
-    # Whose task it was; it may be gone.
+    # The instance of the task. It may be deleted.
     Column("instance", BigInteger, nullable=False),
     Column("made_at", Float, nullable=False),
     Column("expires_at", Float, nullable=False),
@@ -448,7 +449,7 @@ result_cache = Table(
     Index(None, "expires_at"),
 )
 
-#: Which projects may use the workflows of a project; the grantee that is empty stands for all.
+#: The projects that may use the workflows of a project. An empty grantee means all projects.
 project_grant = Table(
     "project_grant",
     metadata,

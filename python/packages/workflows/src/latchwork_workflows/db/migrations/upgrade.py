@@ -33,7 +33,7 @@ def upgrade(database: Database) -> str:
     with database.write() as connection:
         if not database.is_sqlite:
             connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
-            # Nobody takes over from a migration: on a busy machine it may pause between two statements.
+            # No process takes over from a migration, which may pause between two statements on a busy machine.
             connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 0"))
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         there = _checked(database, connection, scripts)

@@ -1,4 +1,4 @@
-"""What pages and the API read: rows of one question each, the newest first, by key. Nothing here writes.
+"""Read-only queries of the pages and the API. Each returns the newest rows first, by key.
 
-No question counts rows of history, or skips over them; each has an index, and says at most how many rows it reads.
+No query counts or skips rows of the history. Each uses an index and limits the number of rows it reads.
 """

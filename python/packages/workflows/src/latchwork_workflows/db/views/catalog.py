@@ -1,4 +1,4 @@
-"""Workflows, their versions and schedules, as somebody looks at them."""
+"""Read-only queries for workflows, their versions and schedules."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _WORKFLOW = sa.select(
 
 
 def projects(connection: sa.Connection) -> list[str]:
-    """Those that have workflows, sorted."""
+    """Return the projects that have workflows, sorted."""
     return list(connection.execute(sa.select(definition.c.project).distinct().order_by(definition.c.project)).scalars())
 
 
 def codes(connection: sa.Connection, among: Collection[str] | None, project: str = "") -> dict[int, str]:
-    """The workflows of these projects, ``project.name`` by code; None: of all."""
+    """Return ``project.name`` by code for the workflows of these projects. None: of all."""
     chosen = sa.select(definition.c.code, definition.c.project, definition.c.name).limit(MOST)
     if among is not None:
         chosen = chosen.where(definition.c.project.in_(sorted(among)))
@@ -45,14 +45,14 @@ def listed(
     after: tuple[str, str] | None = None,
     most: int = 50,
 ) -> list[Row]:
-    """Workflows with their schedules, by project and name.
+    """Return workflows with their schedules, sorted by project and name.
 
     Args:
-        connection: a transaction.
-        among: of these projects; None: of all.
-        contains: whose project or name has this text.
-        after: behind this project and name.
-        most: so many.
+        connection: A transaction.
+        among: Only of these projects. None: of all.
+        contains: Only workflows whose project or name contains this text.
+        after: Only workflows after this project and name.
+        most: The maximum number of workflows.
     """
     key = sa.tuple_(definition.c.project, definition.c.name)
     chosen = _WORKFLOW
@@ -66,24 +66,26 @@ def listed(
 
 
 def find(connection: sa.Connection, project: str, name: str) -> Row | None:
-    """One workflow with its schedule; None if there is none."""
+    """Return a workflow with its schedule, or None."""
     there = sa.and_(definition.c.project == project, definition.c.name == name)
     return connection.execute(_WORKFLOW.where(there)).first()
 
 
 def by_code(connection: sa.Connection, code: int) -> Row | None:
-    """One workflow; None if there is none."""
+    """Return a workflow, or None."""
     return connection.execute(sa.select(*definition.c).where(definition.c.code == code)).first()
 
 
 def newest_versions(connection: sa.Connection, among: Collection[str] | None = None) -> list[Row]:
-    """All workflows of these projects, without what they say, by project and name; None: of all projects."""
+    """Return the workflows of these projects, without their definitions, sorted by project and name. None: all
+    projects.
+    """
     chosen = sa.select(*definition.c).order_by(definition.c.project, definition.c.name).limit(MOST)
     return list(connection.execute(chosen if among is None else chosen.where(definition.c.project.in_(sorted(among)))))
 
 
 def versions(connection: sa.Connection, code: int, *, before: int | None = None, most: int = 50) -> list[Row]:
-    """The versions of a workflow without their bodies, the newest first."""
+    """Return the versions of a workflow without their bodies, newest first."""
     columns = (definition_version.c.version, definition_version.c.created_at, definition_version.c.author)
     chosen = sa.select(*columns).where(definition_version.c.code == code)
     if before is not None:
@@ -92,14 +94,14 @@ def versions(connection: sa.Connection, code: int, *, before: int | None = None,
 
 
 def body(connection: sa.Connection, code: int, version: int) -> Definition | None:
-    """What a version says; None if there is none."""
+    """Return the definition of a version, or None."""
     there = sa.and_(definition_version.c.code == code, definition_version.c.version == version)
     found = connection.execute(sa.select(definition_version.c.body).where(there)).scalar_one_or_none()
     return None if found is None else Definition.model_validate_json(found)
 
 
 def schedules(connection: sa.Connection, among: Collection[str] | None = None, most: int = 1000) -> list[Row]:
-    """All schedules with their workflows, by project and name."""
+    """Return all schedules with their workflows, sorted by project and name."""
     columns = (definition.c.project, definition.c.name, definition.c.online, definition.c.version)
     chosen = sa.select(*schedule.c, *columns).join(definition, definition.c.code == schedule.c.code)
     if among is not None:
@@ -108,8 +110,10 @@ def schedules(connection: sa.Connection, among: Collection[str] | None = None, m
 
 
 def last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, Row]:
-    """What became of the newest fire time of each of these schedules, by the code: ``fire_time``, ``done_at`` and
-    ``error`` of its command (NULL of one that is forgotten), ``instance`` and its ``state``.
+    """Return the newest fire time of each of these schedules, by code.
+
+    Columns: ``fire_time``, ``done_at`` and ``error`` of its command (NULL if the command was deleted), ``instance`` and
+    its ``state``.
     """
     each = fire.alias()
     newest = sa.select(sa.func.max(each.c.fire_time)).where(each.c.code == schedule.c.code).scalar_subquery()
@@ -124,5 +128,5 @@ def last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, 
 
 
 def find_schedule(connection: sa.Connection, code: int) -> Row | None:
-    """The schedule of a workflow; None if it has none."""
+    """Return the schedule of a workflow, or None."""
     return connection.execute(sa.select(*schedule.c).where(schedule.c.code == code)).first()

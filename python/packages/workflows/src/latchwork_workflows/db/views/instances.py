@@ -1,4 +1,4 @@
-"""Instances, their tasks and attempts, as somebody looks at them."""
+"""Read-only queries for instances, their tasks and attempts."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _INSTANCE = sa.select(
 ).join(definition, definition.c.code == instance.c.code)
 
 
-#: What a task is called: an element of a map with its index.
+#: The name of a task. Elements of maps include their index.
 _NAME = sa.case(
     (task.c.map_index == -1, task.c.name),
     else_=task.c.name + "[" + sa.cast(task.c.map_index, sa.String) + "]",
 ).label("name")
-#: All columns of a task, with what it is called.
+#: All columns of a task, with its full name.
 TASK = tuple(_NAME if each is task.c.name else each for each in task.c)
 #: Attempts, with the names and rounds of their tasks.
 _ATTEMPT = sa.select(*attempt.c, _NAME, task.c.run).join(task, task.c.id == attempt.c.task)
 
 
 def find(connection: sa.Connection, instance_id: int) -> Row | None:
-    """One instance with the name of its workflow; None if there is none."""
+    """Return an instance with the name of its workflow, or None."""
     return connection.execute(_INSTANCE.where(instance.c.id == instance_id)).first()
 
 
@@ -48,14 +48,14 @@ def newest(
     before: int | None = None,
     most: int = 50,
 ) -> list[Row]:
-    """The newest instances.
+    """Return the newest instances.
 
     Args:
-        connection: a transaction.
-        codes: of these workflows; None: of all.
-        state: in this state; empty: in any.
-        before: with lower ids than this.
-        most: so many.
+        connection: A transaction.
+        codes: Only of these workflows. None: of all.
+        state: Only in this state. Empty: in any.
+        before: Only with lower IDs.
+        most: The maximum number of instances.
     """
     if codes is None:
         ids = list(connection.execute(_ids(before, state).order_by(instance.c.id.desc()).limit(most)).scalars())
@@ -65,9 +65,9 @@ def newest(
 
 
 def _of_codes(connection: sa.Connection, codes: Sequence[int], before: int | None, state: str, most: int) -> list[int]:
-    """Each workflow's newest by its own index, then the newest of these: no scan that leaves most rows out.
+    """Return the newest IDs of each workflow from its index, merged, so that no scan skips most of its rows.
 
-    Of very many workflows it is one scan: then most rows are of one of them.
+    For very many workflows it is a single scan, because then most rows belong to one of them.
     """
     chosen = _ids(before, state).limit(most)
     found: list[int] = []
@@ -82,11 +82,11 @@ def _of_codes(connection: sa.Connection, codes: Sequence[int], before: int | Non
 
 
 def _of_code(connection: sa.Connection, chosen: sa.Select[Any], state: str = "") -> sa.Select[Any]:
-    """Those of one workflow, ``of_code``, the newest first.
+    """Return the query for one workflow, ``of_code``, newest first.
 
-    PostgreSQL would go back by ids alone where a workflow has one of some ten rows, through all that is newer and of
-    others: a long backfill. It takes the workflow's own index where the order is that of the index, and the code is no
-    constant for it.
+    For a workflow that has about one row in ten, PostgreSQL would scan backwards by ID through all newer rows of other
+    workflows, such as a long backfill. It uses the index of the workflow if the order is that of the index and the code
+    is not a constant.
     """
     code = sa.bindparam("of_code", type_=sa.BigInteger())
     if connection.dialect.name == "sqlite":
@@ -109,27 +109,27 @@ def _ids(before: int | None, state: str) -> sa.Select[Any]:
 
 
 def by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row]:
-    """These instances, the newest first; those that are not there are missing."""
+    """Return these instances, newest first. Unknown IDs are left out."""
     if not ids:
         return []
     return list(connection.execute(_INSTANCE.where(instance.c.id.in_(ids)).order_by(instance.c.id.desc())).all())
 
 
 def recent(connection: sa.Connection, codes: Iterable[int], most: int) -> dict[int, list[Row]]:
-    """The newest instances of each of these workflows, by its code."""
+    """Return the newest instances of each of these workflows, by code."""
     columns = (instance.c.id, instance.c.code, instance.c.state, instance.c.schedule_time, instance.c.created_at)
     of_code = _of_code(connection, sa.select(*columns)).limit(most)
     return {code: list(connection.execute(of_code, {"of_code": code}).all()) for code in codes}
 
 
 def tasks(connection: sa.Connection, instance_id: int, run: int) -> list[Row]:
-    """The tasks of a run, in the order in which they were made; at most 5,000."""
+    """Return the tasks of a run, in the order of creation, at most 5,000."""
     chosen = sa.select(*TASK).where(task.c.instance == instance_id, task.c.run == run)
     return list(connection.execute(chosen.order_by(task.c.id).limit(5000)).all())
 
 
 def task_states(connection: sa.Connection, ids: Collection[int], names: Collection[str]) -> dict[tuple[int, str], Row]:
-    """The tasks of these names in the present runs of these instances, by instance and name."""
+    """Return the tasks with these names in the current runs of these instances, by instance and name."""
     if not ids or not names:
         return {}
     now = sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run)
@@ -139,7 +139,7 @@ def task_states(connection: sa.Connection, ids: Collection[int], names: Collecti
 
 
 def find_task(connection: sa.Connection, task_id: int) -> Row | None:
-    """One task with its instance's workflow; None if there is none."""
+    """Return a task with the workflow of its instance, or None."""
     columns = (
         instance.c.code,
         instance.c.version,
@@ -155,7 +155,7 @@ def find_task(connection: sa.Connection, task_id: int) -> Row | None:
 
 
 def attempts(connection: sa.Connection, instance_id: int, *, run: int | None = None, most: int = 2000) -> list[Row]:
-    """The attempts of an instance with the names of their tasks, the newest first, by when they started."""
+    """Return the attempts of an instance with the names of their tasks, latest start first."""
     chosen = _ATTEMPT.where(task.c.instance == instance_id)
     if run is not None:
         chosen = chosen.where(task.c.run == run)
@@ -163,31 +163,31 @@ def attempts(connection: sa.Connection, instance_id: int, *, run: int | None = N
 
 
 def attempts_of_task(connection: sa.Connection, task_id: int, most: int = 200) -> list[Row]:
-    """The attempts of a task, the newest first."""
+    """Return the attempts of a task, newest first."""
     chosen = _ATTEMPT.where(attempt.c.task == task_id)
     return list(connection.execute(chosen.order_by(attempt.c.n.desc(), attempt.c.claim.desc()).limit(most)).all())
 
 
 def find_attempt(connection: sa.Connection, task_id: int, n: int, claim: int) -> Row | None:
-    """One attempt; None if there is none."""
+    """Return an attempt, or None."""
     key = sa.and_(attempt.c.task == task_id, attempt.c.n == n, attempt.c.claim == claim)
     return connection.execute(_ATTEMPT.where(key)).first()
 
 
 def find_command(connection: sa.Connection, command_id: int) -> Row | None:
-    """One command; None if there is none."""
+    """Return a command, or None."""
     return connection.execute(sa.select(*command.c).where(command.c.id == command_id)).first()
 
 
 def open_commands(connection: sa.Connection, instance_id: int) -> list[Row]:
-    """What was asked of an instance and is not done yet, or could not be done; the newest first, at most 20."""
+    """Return the commands of an instance that are open or have failed, newest first, at most 20."""
     asked = sa.select(*command.c).where(command.c.instance == instance_id)
     asked = asked.where(sa.or_(command.c.done_at.is_(None), command.c.error.is_not(None)))
     return list(connection.execute(asked.order_by(command.c.id.desc()).limit(20)).all())
 
 
 def fingerprint(connection: sa.Connection, instance_id: int) -> tuple[Any, ...]:
-    """What differs once anything of an instance has changed."""
+    """Return a value that differs whenever an instance has changed."""
     row = connection.execute(
         sa.select(instance.c.state, instance.c.run, instance.c.ended_at, instance.c.wake_at).where(
             instance.c.id == instance_id
