@@ -1,6 +1,6 @@
-"""Waiting for what a backend answers: never longer than the call timeout, nor than the ownership a caller works under.
+"""Waits for a backend's answers, at most for the call timeout and for the ownership the caller works under.
 
-Nothing here touches the network.
+Performs no I/O.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from latchwork.errors import LatchworkError, OutcomeUnknown, OwnershipLost, Unav
 
 T = TypeVar("T")
 
-#: Backends end their futures in time; this much later the store stops believing it.
+#: Backends end their futures in time. This many seconds later, the store stops waiting for a late one.
 _GRACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How long calls may wait that are made under an ownership. Does no I/O.
+    """Limits how long calls made under an ownership may wait. Performs no I/O.
 
     Attributes:
-        remaining_s: seconds the ownership surely lasts, by our own clock; may grow, when it is renewed.
-        error: what calls raise once it is over.
+        remaining_s: Returns the seconds that the ownership certainly lasts, by the local clock. Renewals increase it.
+        error: The error that calls raise after the ownership has ended.
     """
 
     remaining_s: Callable[[], float]
     error: type[OwnershipLost]
 
     def check(self) -> float:
-        """Seconds that are left.
+        """Return the seconds left.
 
         Raises:
-            OwnershipLost: none are.
+            OwnershipLost: The ownership has ended.
         """
         left_s = self.remaining_s()
         if left_s <= 0:
-            raise self.error("the ownership that this store is used under is over: nothing was asked; stop the work")
+            raise self.error("the ownership of this store's work has ended: no request was made; stop the work")
         return left_s
 
 
 class Answers:
-    """Waits for the futures of one store, whose backend ends its calls within a timeout. Safe to share between threads.
+    """Waits for the futures of one store. Thread-safe.
 
-    The URL is for messages, and has no password. With a limit the calls are made under an ownership.
+    The URL is for messages, and contains no password. With a limit, the calls are made under an ownership.
     """
 
     def __init__(self, url: str, clock: Clock, call_timeout_s: float, limit: Limit | None = None) -> None:
@@ -58,24 +58,24 @@ class Answers:
 
     @property
     def call_timeout_s(self) -> float:
-        """How long an answer may take at this moment."""
+        """How long a call that starts now may take, in seconds."""
         return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
 
     def left_s(self, since: float | None = None) -> float:
-        """Seconds to wait for an answer in an event loop, of one asked for at that local time."""
+        """Return how many seconds an event loop waits for the answer to a call made at that local time."""
         left_s = self._call_timeout_s + _GRACE_S - (0.0 if since is None else self._clock.now() - since)
         return left_s if self._limit is None else min(left_s, self._limit.remaining_s())
 
     def under(self, limit: Limit) -> Answers:
-        """The same for calls that are made under an ownership."""
+        """Return the same object for calls made under an ownership."""
         return Answers(self._url, self._clock, self._call_timeout_s, limit)
 
     def read(self, future: Future[T], what: str) -> T:
-        """Wait for a call that changes nothing."""
+        """Wait for a read and return its result."""
         return self._wait(future, what, writes=False)
 
     def write(self, future: Future[T], what: str) -> T:
-        """Wait for a call that writes."""
+        """Wait for a write and return its result."""
         return self._wait(future, what, writes=True)
 
     def _wait(self, future: Future[T], what: str, *, writes: bool) -> T:
@@ -86,7 +86,7 @@ class Answers:
                 return self._result(future, self._limit)
             return future.result(self._call_timeout_s + _GRACE_S)
         except TimeoutError as error:
-            if future.done():  # by now, or with such an error of its own
+            if future.done():  # ended meanwhile, perhaps with a TimeoutError itself
                 return future.result()
             raise self.late(what, writes=writes) from error
 
@@ -97,15 +97,15 @@ class Answers:
             try:
                 return future.result(max(0.0, left_s))
             except TimeoutError:
-                if left_s <= 0 or future.done():  # else it was renewed meanwhile, and there is time again
+                if left_s <= 0 or future.done():  # otherwise it was renewed meanwhile
                     raise
 
     def late(self, what: str, *, writes: bool) -> LatchworkError:
-        """The error of a call that was not answered in time."""
+        """Return the error of a call that was not answered in time."""
         over = self._limit if self._limit is not None and self._limit.remaining_s() <= 0 else None
         when = f"within {self._call_timeout_s:.3g} s"
         if over is not None:
-            when = "while the ownership lasted that it was asked under"
+            when = "while the ownership lasted"
         told = f"{what}: no answer from {self._url} {when}"
         if writes:
             return OutcomeUnknown(f"{told}; it may have been applied")

@@ -1,4 +1,4 @@
-"""Pauses between tries: each is longer than the one before, and random, so that contenders spread out."""
+"""Randomized exponential backoff between attempts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _DOUBLINGS = 30
 
 
 class Backoff:
-    """Pauses that double with each failure in a row. One thread only.
+    """Pauses that double with each consecutive failure. For one thread.
 
     Args:
-        first_s: the longest that the first pause may be, in seconds.
-        longest_s: the longest that any pause may be.
-        jitter: which part of a pause is drawn at random: 0 for none, 1 for all of it.
+        first_s: Maximum length of the first pause, in seconds.
+        longest_s: Maximum length of any pause, in seconds.
+        jitter: Random fraction of a pause: 0 for none, 1 for all of it.
     """
 
     def __init__(self, first_s: float = 0.02, longest_s: float = 1.0, *, jitter: float = 0.5) -> None:
@@ -23,11 +23,11 @@ class Backoff:
         self._failures = 0
 
     def reset(self) -> None:
-        """The last try went well: the next pause is short again."""
+        """Reset after a success: the next pause is short again."""
         self._failures = 0
 
     def next_s(self) -> float:
-        """Seconds to pause before the next try."""
+        """Return the seconds to pause before the next attempt."""
         pause_s = min(self._longest_s, self._first_s * 2.0**self._failures)
         self._failures = min(self._failures + 1, _DOUBLINGS)
         return pause_s * random.uniform(1.0 - self._jitter, 1.0)

@@ -1,6 +1,6 @@
-"""The store's calls as futures: what ``Store`` waits for and ``Pipeline`` hands out.
+"""The store's calls as futures, used by ``Store`` and ``Pipeline``.
 
-Everything a call can be refused for without asking the server is refused here, before any I/O.
+Validates each call before any I/O.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from latchwork.types import (
 Entries = list[Entry]
 Names = list[str]
 
-#: What a sequential key gets, on every backend.
+#: The longest suffix of a sequential key, on every backend.
 _LONGEST_SUFFIX = "9" * SUFFIX_DIGITS
 _LONGEST_ORDER = "9" * MAX_ORDER_SUFFIX
-#: No server counts further: a limit beyond it is none.
+#: The largest limit of any server: a greater one means no limit.
 _MANY = 2**31 - 1
 
 
 class Calls:
-    """One future per call. Safe to share between threads.
+    """Makes calls and returns futures. Thread-safe.
 
-    Calls are refused once the limit is over, and when ``check`` raises: it says whether the store may still be used.
+    A call is refused when its ownership limit has ended, or when ``check`` raises because the store may not be used.
     """
 
     def __init__(self, backend: Backend, scope: Scope, check: Callable[[], None], limit: Limit | None = None) -> None:
@@ -61,14 +61,14 @@ class Calls:
         return self._unlimited if self._limit is None else self._unlimited.within(self._limit.check())
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
-        """The entry of the key, or None."""
+        """Read the entry of a key, or None."""
         self._check()
         absolute = self._scope.readable(key)
         future = self._backend.get(absolute, stale_ok=stale_ok)
         return mapped(future, self._scope.maybe) if self._scope.prefix else future
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """The entries of the keys, in order."""
+        """Read the entries of keys, in order."""
         self._check()
         absolute = [self._scope.readable(key) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
@@ -83,7 +83,7 @@ class Calls:
         start_after: str | None = None,
         stale_ok: bool = False,
     ) -> Future[Entries]:
-        """The entries below the prefix."""
+        """List the entries below a prefix."""
         absolute = self._prefix(prefix)
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, not {limit}")
@@ -93,18 +93,18 @@ class Calls:
         return mapped(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
-        """The names directly below the prefix."""
+        """List the names directly below a prefix."""
         absolute = self._prefix(prefix)
         return self._backend.children(absolute, stale_ok=stale_ok)
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
-        """Create or overwrite."""
+        """Create or overwrite a key."""
         return mapped(self._write(Put(key, value, session)), self._only_entry)
 
     def create(
         self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False
     ) -> Future[Entry]:
-        """Create, or ``KeyExists``."""
+        """Create a key, or fail with ``KeyExists``."""
         if not sequential:
             written = self._write(Create(key, value, session))
             return mapped(written, self._only_entry, lambda error: _exists(error, key))
@@ -118,7 +118,7 @@ class Calls:
     def create_ordered(
         self, stem: str, unique: str, value: bytes, *, session: Session | None = None
     ) -> Future[Ordered]:
-        """Create, and name the older keys of its kind."""
+        """Create a key, and return the names of older keys of its kind."""
         self._check()
         if not unique or "/" in unique:
             raise InvalidKey(f"{unique!r} cannot end a key: it must not be empty, nor have a '/'")
@@ -134,20 +134,20 @@ class Calls:
         return Ordered(self._scope.entry(made.entry), made.older)
 
     def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
-        """Delete; was it there?"""
+        """Delete a key; the result is whether it existed."""
         if version is None:
             return mapped(self._write(Delete(key)), _was_there)
         return mapped(self.commit([At.of(key, version)], [Delete(key)]), _was_there)
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the prefix and all below; how many keys."""
+        """Delete the prefix and all keys below it; the result is their number."""
         self._check()
         return self._backend.delete_tree(self._scope.writable_below(prefix))
 
     def commit(
         self, checks: Sequence[Check], ops: Sequence[Op | Resolved], *, by: Session | None = None
     ) -> Future[Committed]:
-        """All or nothing; with ``by`` as a renewal of this session, too, where the backend has that."""
+        """Commit a transaction. With ``by``, also renew this session if the backend supports it."""
         self._check()
         if by is not None:
             self._usable(by)
@@ -162,7 +162,7 @@ class Calls:
         return mapped(future, self._scope.committed, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:
-        """Commit one operation without checks: refuses what ``commit`` refuses, with less work."""
+        """Commit one operation without checks. Refuses the same operations as ``commit``, with less work."""
         self._check()
         (sent,) = self._scope.ops([op])
         if not isinstance(sent, Delete):
@@ -176,7 +176,7 @@ class Calls:
     def _conflict(
         self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op | Resolved]
     ) -> BaseException:
-        """A conflict of the backend's, with the caller's keys and objects; any other error as it is."""
+        """Translate a backend conflict to the caller's keys and objects; return any other error unchanged."""
         if not isinstance(error, Conflict):
             return error
         given = [op.given if isinstance(op, Resolved) else op for op in ops]
@@ -207,7 +207,7 @@ def _was_there(done: Committed) -> bool:
 
 
 def _exists(error: BaseException, key: str) -> BaseException:
-    """``KeyExists`` for the conflict of a single creation; any other error as it is."""
+    """Return ``KeyExists`` for the conflict of a single creation; any other error unchanged."""
     if not isinstance(error, Conflict):
         return error
     ours = KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")
@@ -228,11 +228,11 @@ def _tell(failed: object) -> str:
 
 
 def check_value(key: str, value: bytes) -> None:
-    """Refuse a value that is no ``bytes`` or, with its key, too large.
+    """Reject a value that is not ``bytes``, or too large with its key.
 
     Raises:
-        TypeError: the value is not ``bytes``.
-        ValueTooLarge: value and key exceed 1,000,000 bytes.
+        TypeError: The value is not ``bytes``.
+        ValueTooLarge: Value and key exceed 1,000,000 bytes.
     """
     given: object = value  # callers without a type checker pass anything
     if not isinstance(given, bytes):
@@ -244,7 +244,9 @@ def check_value(key: str, value: bytes) -> None:
 
 
 def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
-    """An absent key counts twice: a server may look by writing and deleting it."""
+    """Return the bytes that checks count. An absent key counts twice, because a server may check it by writing and
+    deleting it.
+    """
     size = 0
     for check in checks:
         if not isinstance(check, SessionAlive):
@@ -253,15 +255,15 @@ def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
 
 
 def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capability: Capability) -> HasId | None:
-    """Refuse a transaction that is contradictory or beyond the backend's limits.
+    """Reject a transaction that is contradictory or exceeds the backend's limits.
 
     Returns:
-        The session that it binds keys to.
+        The session to which it binds keys.
     Raises:
-        ValueError: a key is written twice, or two sessions are used.
-        InvalidKey: a key is written below one that the transaction binds to a session.
-        ValueTooLarge: one value is too large.
-        TransactionTooLarge: too many checks, operations or bytes.
+        ValueError: A key is written twice, or two sessions are used.
+        InvalidKey: A key is written below a key that the transaction binds to a session.
+        ValueTooLarge: A value is too large.
+        TransactionTooLarge: There are too many checks, operations or bytes.
     """
     keys: set[str] = set()
     session: HasId | None = None
@@ -295,7 +297,7 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
 
 
 def _check_leaves(ops: Sequence[Op]) -> None:
-    """Refuse a key below a session-bound one; what the store has of either is up to the backend."""
+    """Reject a key below a session-bound key of the same transaction. The backend checks against stored keys."""
     written = [op for op in ops if not isinstance(op, Delete)]
     leaves = tuple([f"{op.key}/" for op in written if op.session is not None])
     for op in written:

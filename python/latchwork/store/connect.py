@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Opens a store from a URL."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ def connect(
 ) -> Store:
     """Open a store.
 
-    Keep the store, or something made with it, and close it. A store that is dropped emits a ``ResourceWarning`` and is
-    closed, and its sessions, watches and mirrors with it.
+    Keep a reference to the store, or to an object made with it, and close it. If it is dropped without being closed,
+    the store emits a ``ResourceWarning`` and closes itself with its sessions, watches and mirrors.
 
     Args:
-        url: ``etcd://``, ``zk://``, ``sqlite://`` or ``memory://``; None reads the environment's ``LATCHWORK_URL``.
-        client: a client of python-etcd3 or of a fork of it, instead of a URL. Its channel and its token are used, and
-            it stays open when the store is closed: close it after the store.
-        clock: the clock that sessions and waits use; None for the machine's.
-        observers: told of each call and each session: ``StoreMetrics()``, your own.
-        overrides: options of the URL by name, which win over those in it (``session_ttl_s=5``, ``root="app"``).
+        url: ``etcd://``, ``zk://``, ``sqlite://`` or ``memory://``; None reads the environment variable
+            ``LATCHWORK_URL``.
+        client: A client of python-etcd3 or of a fork of it, instead of a URL. Its channel and token are used. Closing
+            the store leaves it open: close it after the store.
+        clock: Clock for sessions and waits; None uses the system clock.
+        observers: Notified of each call and each session, such as ``StoreMetrics()`` or your own.
+        overrides: URL options by name, which override those in the URL (``session_ttl_s=5``, ``root="app"``).
     Returns:
-        A store, connected.
+        A connected store.
     Raises:
-        InvalidURL: an unknown scheme or option, or a malformed host; the message lists what is known. Or both a URL
-            and a client.
-        TypeError: the client is of another library.
-        BackendNotInstalled: the client library is missing; the message has the install line.
-        ConnectFailed: no server answered within ``connect_timeout_s``.
-        AuthenticationFailed: the server refused the account.
+        InvalidURL: The scheme or an option is unknown, the host is malformed, or both a URL and a client are given. The
+            message lists the known ones.
+        TypeError: The client belongs to another library.
+        BackendNotInstalled: The client library is missing. The message shows how to install it.
+        ConnectFailed: No server answered within ``connect_timeout_s``.
+        AuthenticationFailed: The server rejected the account.
     """
     return connect_for(origin(), url, client=client, clock=clock, observers=observers, **overrides)
 
@@ -61,7 +62,7 @@ def connect_for(
     observers: Iterable[StoreObserver] = (),
     **overrides: object,
 ) -> Store:
-    """Open a store for a caller at that place; see ``connect``."""
+    """Open a store and record its creation at this place in the caller's code; see ``connect``."""
     if client is not None:
         if url is not None:
             raise InvalidURL("give a URL or a client, not both; the root and other options go by name: root='app'")
@@ -76,15 +77,15 @@ def connect_for(
 
 
 def session_ttl_s(store: Store | str, given: float | None, default: float) -> float:
-    """Return the TTL of a session that a system opens: its option, else that of the URL, else its default.
+    """Return a component's session TTL in seconds: its option, else the URL's, else the default.
 
     Args:
-        store: the store of the system, or the URL of one.
-        given: the option of the system; None if it is not given.
-        default: seconds.
+        store: The component's store, or a store URL.
+        given: The component's option; None if not given.
+        default: Default TTL in seconds.
     Raises:
-        ValueError: the option is no number of seconds above 0.
-        InvalidURL: the URL cannot be used.
+        ValueError: The option is not a number of seconds above 0.
+        InvalidURL: The URL is invalid.
     """
     if given is None:
         found = parse_url(store).given_session_ttl_s if isinstance(store, str) else store.given_session_ttl_s

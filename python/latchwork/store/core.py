@@ -1,4 +1,4 @@
-"""What a store and its namespaces share: the backend, the sessions and the watches, and the order in which they end."""
+"""The state that a store and its namespaces share: backend, sessions and watches, and the order in which they close."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 
 
 class Shared(Protocol):
-    """What is made once for a store, and ends with it."""
+    """An object made once per store and closed with it."""
 
     def close(self) -> None:
-        """From any thread; twice is fine."""
+        """Close it, from any thread. Idempotent."""
 
 
 class Core:
-    """What a store and its namespaces share. Safe to share between threads."""
+    """The state shared by a store and its namespaces. Thread-safe."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Core:
         self._opening = mutex()
         self._primary: Session | None = None
         self._opened: Future[Session] | None = None
-        self._sessions: dict[Session, None] = {}  # in the order of opening, in which they are closed
+        self._sessions: dict[Session, None] = {}  # in the order of opening and closing
         self._feeds: dict[Feed, None] = {}
         self._shared: dict[Hashable, Shared] = {}
         #: The owner of the core; None for a core that no store owns.
@@ -79,15 +79,15 @@ class Core:
 
     @property
     def is_closed(self) -> bool:
-        """True once ``close`` has ended without an error."""
+        """True once ``close`` has completed without an error."""
         return self._has_closed
 
     def check(self) -> None:
-        """Let a call pass.
+        """Check that the store may be used.
 
         Raises:
-            Closed: the store was closed.
-            ForkedProcess: this process is a fork of the one that opened it.
+            Closed: The store was closed.
+            ForkedProcess: This process is a fork of the one that opened it.
         """
         if self._closed:
             raise Closed(f"the store {self.url} was closed; connect again")
@@ -95,13 +95,13 @@ class Core:
             raise self._home.error()
 
     def reopened(self) -> Core:
-        """Another one, connected as this one was."""
+        """Return a new core, connected in the same way."""
         if self._again is None:
             raise LatchworkError(f"the store {self.url} was made of another store's parts; make another one like that")
         return self._again()
 
     def primary(self) -> Session:
-        """The primary session; a new one when the last was lost or closed."""
+        """Return the primary session; open a new one if the last was lost or closed."""
         with self._opening:  # one opener; the lock that guards the fields is not held during I/O
             session = self._primary
             if session is None or session.has_ended:
@@ -109,13 +109,13 @@ class Core:
             return session
 
     def opened_primary(self) -> Session | None:
-        """The primary session, if there is one that has not ended."""
+        """Return the primary session, or None if there is none that is active."""
         self.check()
         session = self._primary
         return None if session is None or session.has_ended else session
 
     def begin_primary(self) -> Future[Session]:
-        """The primary session as a future of the caller's own; opened in one thread, however many ask."""
+        """Return a separate future of the primary session. One thread opens it, regardless of the number of callers."""
         session = self._primary
         if session is not None and not session.has_ended:
             return completed(session)
@@ -126,7 +126,7 @@ class Core:
         return then(opening, lambda opened: opened)
 
     def open_session(self, ttl_s: float) -> Session:
-        """A session of its own."""
+        """Open a separate session."""
         if not 0 < ttl_s <= MAX_DURATION_S:
             raise ValueError(f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}")
         self.check()
@@ -162,7 +162,7 @@ class Core:
             _log.warning("session %s: asked for a ttl of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
         elif session.ttl_s < ttl_s * 0.999:
             _log.warning(
-                "session %s: asked for a ttl of %.3g s, the server grants %.3g s at most: what it protects ends sooner "
+                "session %s: asked for a ttl of %.3g s, the server grants %.3g s at most: locks and keys end sooner "
                 "when the server is out of reach; raise the server's limit (maxSessionTimeout on ZooKeeper)",
                 session.id,
                 ttl_s,
@@ -180,7 +180,7 @@ class Core:
         feed.attach(watch, self._forget_feed)
 
     def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
-        """What there is under this key; made if there is nothing, without I/O, and closed with the store."""
+        """Return the object under this key, made without I/O on first use and closed with the store."""
         self.check()
         with self._lock:
             if self._is_ending:
@@ -190,9 +190,10 @@ class Core:
             return self._shared[key]
 
     def close(self) -> None:
-        """End what is shared, sessions, watches and the backend, in that order; go on if that was cut short.
+        """Close shared objects, sessions, watches and the backend, in that order. Call again to continue after an
+        interrupt.
 
-        In a child of a fork nothing is ended: it is the parent's.
+        In a forked child, close nothing: it belongs to the parent.
         """
         if self._home.is_foreign:
             self._closed = True
@@ -202,7 +203,7 @@ class Core:
             shared = list(self._shared.values())
         for each in shared:
             each.close()
-        self.cleanup.close()  # first: what is left is bound to the sessions
+        self.cleanup.close()  # first: leftovers are bound to the sessions
         with self._lock:
             self._closed = True
             sessions, feeds = list(self._sessions), list(self._feeds)
@@ -215,7 +216,7 @@ class Core:
             self.backend.close()
         finally:
             self.cleanup.join()
-            self.dispatcher.close_outlets()  # after the last calls have ended: they have callbacks too
+            self.dispatcher.close_outlets()  # after the last calls, which also have callbacks
         self._has_closed = True
 
     def _forget_session(self, session: Session) -> None:

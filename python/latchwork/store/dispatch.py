@@ -1,8 +1,8 @@
-"""Where user callbacks run: in order per lane or outlet, on bounded named pools, never on a client library's thread.
+"""Runs user callbacks in order per lane or outlet, in bounded named pools, never in a client library's thread.
 
-A lane serves one listener. A signal makes it run its drain function in the pool, one run at a time; signals that come
-during a run are merged into one more run. An outlet makes calls each of which counts, such as the callbacks of a
-future: none is merged, and none is left out when the store is closed.
+A lane serves one listener. A signal runs its drain function in the pool, one run at a time. Signals during a run are
+merged into one more run. An outlet makes each of its calls, such as the callbacks of a future: calls are never merged,
+nor dropped when the store is closed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Slow callbacks of more listeners than this delay the others.
+#: Number of threads. Slow callbacks of more listeners than this delay the others.
 POOL_SIZE = 16
 
 _here = threading.local()
@@ -33,7 +33,7 @@ _here = threading.local()
 
 @contextmanager
 def as_callback() -> Iterator[None]:
-    """Mark what this thread does now as a callback: others wait for it to end."""
+    """Mark this thread as running a callback, whose end others wait for."""
     before = in_callback()
     _here.in_callback = True
     try:
@@ -43,13 +43,13 @@ def as_callback() -> Iterator[None]:
 
 
 def in_callback() -> bool:
-    """True in a thread that runs a callback: to wait there for long may wait for ever."""
+    """Return whether this thread runs a callback, where a long wait may deadlock."""
     caller = current()
     return getattr(_here, "in_callback", False) if caller is None else caller.acts_for is not None
 
 
 class Dispatcher:
-    """Bounded pools of callback threads. Safe to share."""
+    """Bounded pools of callback threads. Thread-safe."""
 
     def __init__(self, name: str, size: int = POOL_SIZE) -> None:
         self._home = ForkGuard("callbacks")
@@ -57,31 +57,33 @@ class Dispatcher:
         self._futures = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
     def lane(self, drain: Callable[[], None], label: str) -> Lane:
-        """A new lane that runs ``drain`` after each signal."""
+        """Make a lane that runs ``drain`` after each signal."""
         return Lane(self._pool, drain, label)
 
     def outlet(self) -> Outlet:
-        """A new outlet; it goes on after ``close``, and after ``close_outlets`` in the threads that give it calls."""
+        """Make an outlet. It works after ``close``. After ``close_outlets`` it makes calls in the thread that submits
+        them.
+        """
         return Outlet(self._futures, self._home)
 
     def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Make a call in a pool thread, not as a callback: nobody waits for it there."""
+        """Make a call in a pool thread, without marking it as a callback."""
         return self._futures.submit(call, *args, **options)
 
     def close(self) -> None:
-        """Start nothing more in lanes; callbacks that run now go on to their end."""
+        """Start no more lane runs; running callbacks complete."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close_outlets(self) -> None:
-        """Have the threads of outlets end once they have called what was given; see ``Outlet``."""
+        """End the outlet threads after they have made the submitted calls; see ``Outlet``."""
         self._futures.shutdown(wait=False)
 
 
 class Outlet:
-    """Makes the calls it is given, one at a time in their order, marked as callbacks. Safe to share.
+    """Makes submitted calls one at a time, in order, marked as callbacks. Thread-safe.
 
-    It makes them in a pool thread; once the pool is closed, and in a child of a fork, in the thread that gives it the
-    call: an event loop that awaits a future has to be called in any case.
+    It uses a pool thread. After the pool is closed, and in a forked child, it uses the submitting thread, because an
+    event loop that awaits a future must be called in any case.
     """
 
     __slots__ = ("_calls", "_home", "_lock", "_pool", "_running")
@@ -94,7 +96,7 @@ class Outlet:
         self._running = False
 
     def __call__(self, fn: Callable[[Any], object], value: Any) -> None:
-        """Have ``fn(value)`` called, after everything given before."""
+        """Submit ``fn(value)``, to run after everything submitted before."""
         if self._home.is_foreign:
             self._call(fn, value)
             return
@@ -112,7 +114,7 @@ class Outlet:
         try:
             while self._has_more():
                 self._call_next()
-        except BaseException:  # an interrupt, in a thread of the user's: what is left comes with the next call
+        except BaseException:  # an interrupt in a user thread: the next call makes the remaining calls
             with self._lock:
                 self._running = False
             raise
@@ -131,11 +133,11 @@ class Outlet:
             with as_callback():
                 call_user(fn, value)
         except Exception:
-            _log.exception("a callback of a future raised; the others are called all the same")
+            _log.exception("a callback of a future raised; the others are still called")
 
 
 class Lane:
-    """Runs the drain function of one listener in the pool. Safe to share."""
+    """Runs the drain function of one listener in the pool. Thread-safe."""
 
     def __init__(self, pool: ThreadPoolExecutor, drain: Callable[[], None], label: str) -> None:
         self._pool = pool
@@ -148,7 +150,7 @@ class Lane:
         self._closed = False
 
     def signal(self) -> None:
-        """See to it that ``drain`` runs at least once after this moment."""
+        """Ensure that ``drain`` runs at least once after this call."""
         with self._lock:
             if self._closed or self._queued:
                 return
@@ -159,14 +161,14 @@ class Lane:
         self._submit()
 
     def close(self) -> None:
-        """Run nothing more, except what runs now."""
+        """Start no more runs; a current run completes."""
         with self._lock:
             self._closed = True
 
     def _submit(self) -> None:
         try:
             self._pool.submit(self._run)
-        except RuntimeError:  # the pool was closed: nobody listens any more
+        except RuntimeError:  # the pool was closed: there are no more listeners
             self.close()
 
     def _run(self) -> None:
@@ -178,7 +180,7 @@ class Lane:
         try:
             with as_callback():
                 self._drain()
-        except BaseException:  # the thread is ours: whoever interrupted a listener in it did not mean the lane
+        except BaseException:  # an interrupt of a listener must not stop the lane, since the thread is ours
             _log.exception("a listener of %s raised; it will be called again at the next change", self._label)
         with self._lock:
             self._running = False

@@ -1,6 +1,6 @@
-"""Which process an object belongs to: a child of a fork must not use what its parent made.
+"""Guards against the use of objects in a forked child of the process that made them.
 
-Nothing here touches the network.
+Performs no I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _guards: WeakSet[ForkGuard] = WeakSet()
 
 
 def _mark_foreign() -> None:
-    """Mark all guards, in a child of a fork."""
+    """Mark all guards as foreign, in a forked child."""
     for guard in list(_guards):
         guard.is_foreign = True
     _guards.clear()
@@ -26,22 +26,22 @@ if hasattr(os, "register_at_fork"):
 
 
 def lost_by_fork() -> Signal:
-    """The event that a child of a fork sees for an ownership of its parent: set, because the child holds nothing."""
+    """Return a set signal: in a forked child, the parent's ownerships count as lost."""
     lost = Signal()
     lost.set()
     return lost
 
 
 class ForkGuard:
-    """The process that made an object; a child of it must not use the object. Thread-safe, also with children.
+    """Detects the use of an object in a forked child of the process that made it. Thread-safe and fork-safe.
 
     Attributes:
-        is_foreign: True in a child. It costs nothing to ask in the process that made the object.
+        is_foreign: True in a child. Cheap to read.
 
     Args:
-        what: the object, as the error's message begins.
-        made: the verb for it.
-        remedy: what to do in the child.
+        what: The object, as named in the error message.
+        made: The verb in the message.
+        remedy: What to do in the child.
     """
 
     __slots__ = ("__weakref__", "_pid", "_remedy", "_what", "is_foreign")

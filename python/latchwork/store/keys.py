@@ -1,7 +1,7 @@
-"""Keys: their syntax, and the scope of a namespace. Nothing here touches the network.
+"""Key syntax, and the scope of a namespace. Performs no I/O.
 
-Latchwork's own systems keep their keys below reserved segments, such as ``@jobs``, at the root or in a namespace. A
-caller's key may name one to read it, never to write: only ``system_namespace`` opens them.
+Latchwork's components keep their keys below reserved segments, such as ``@jobs``, at the root or in a namespace.
+Callers may read keys with such segments, but not write them. Only ``system_namespace`` opens them for writing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from latchwork.types import (
     SimpleCheck,
 )
 
-#: The systems of latchwork; the keys of each are below ``@`` and its name.
+#: Latchwork's components; the keys of each are below ``@`` and its name.
 SYSTEMS = ("executor", "jobs", "locks", "plans", "workers", "workflows")
 _OPEN = rf"(?!@){SEGMENT}"
 _OPEN_OR_SYSTEM = rf"(?:{_OPEN}|@(?:{'|'.join(SYSTEMS)})(?=/|\Z))"
@@ -47,16 +47,16 @@ _KEY = re.compile(rf"{_SHORT}{_OPEN}(?:/{_OPEN}){_MORE}")
 _READABLE = re.compile(rf"{_SHORT}{_OPEN_OR_SYSTEM}(?:/{_OPEN_OR_SYSTEM}){_MORE}")
 _SEGMENT = re.compile(rf"{_OPEN}\Z")
 _ONE_SEGMENT = re.compile(rf"{SEGMENT}\Z")
-#: A message shows so many characters of a key that is too long.
+#: Number of characters that a message shows of a key that is too long.
 _SHOWN = 60
 _RULE = "a key is segments joined by single slashes, each 1-120 characters of A-Z a-z 0-9 . _ - ~ % @ : + = ,"
 
 
 def validate_key(key: str) -> str:
-    """The key itself, if it is well formed, not too long and not reserved.
+    """Return the key if it is well formed, not too long and not reserved.
 
     Raises:
-        InvalidKey: it is not; the message names the segment at fault and the rule.
+        InvalidKey: The key is invalid. The message names the faulty segment and the rule.
     """
     given: object = key  # callers without a type checker pass anything
     if not isinstance(given, str) or not _KEY.match(given):
@@ -65,10 +65,10 @@ def validate_key(key: str) -> str:
 
 
 def validate_readable(key: str) -> str:
-    """The key itself, if it is valid for a call that only reads: it may name keys of latchwork's systems.
+    """Return the key if a read may use it. It may be below a reserved segment.
 
     Raises:
-        InvalidKey: it is not valid.
+        InvalidKey: The key is invalid.
     """
     given: object = key
     if not isinstance(given, str) or not _READABLE.match(given):
@@ -77,25 +77,25 @@ def validate_readable(key: str) -> str:
 
 
 def is_segment(text: object) -> bool:
-    """Whether something is text that can be one segment of a key, and is not reserved."""
+    """Return whether the text can be one segment of a key, and is not reserved."""
     return isinstance(text, str) and _SEGMENT.match(text) is not None
 
 
 def validate_prefix(prefix: str) -> str:
-    """The prefix itself: a valid key, or "" for the root."""
+    """Return the prefix if it is a valid key, or "" for the root."""
     return prefix if prefix == "" else validate_key(prefix)
 
 
 def validate_readable_prefix(prefix: str) -> str:
-    """The prefix itself: valid for a call that only reads, or "" for the root."""
+    """Return the prefix if a read may use it, or "" for the root."""
     return prefix if prefix == "" else validate_readable(prefix)
 
 
 def validate_name(key: str) -> str:
-    """The key itself, as the name of a primitive: what is below it has to be short enough.
+    """Return the key if it can name a primitive, which needs space for its subkeys.
 
     Raises:
-        InvalidKey: it is no key, or leaves no room.
+        InvalidKey: The key is invalid, or too long to have subkeys.
     """
     return _with_room(validate_key(key), MAX_NAME_CHARS, MAX_NAME_SEGMENTS)
 
@@ -136,11 +136,11 @@ def _too_long(absolute: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """An operation with its key below the root, for a transaction of any namespace of its store.
+    """An operation with an absolute key, for a transaction in any namespace of its store.
 
     Attributes:
-        sent: the operation with its key below the root.
-        given: the operation as its caller wrote it, for errors.
+        sent: The operation with its absolute key.
+        given: The operation as written by the caller, for errors.
     """
 
     sent: Op
@@ -149,21 +149,21 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Translates between keys of a namespace and keys below the URL's root."""
+    """Translates between the keys of a namespace and absolute keys, which are relative to the URL's root."""
 
     prefix: str = ""
 
     def absolute(self, key: str) -> str:
-        """The key below the root; "" becomes the namespace itself."""
+        """Return the absolute key; "" becomes the namespace itself."""
         if not self.prefix:
             return key
         return f"{self.prefix}/{key}" if key else self.prefix
 
     def namespace(self, prefix: str) -> Scope:
-        """The scope of a caller's namespace inside this one.
+        """Return the scope of a nested namespace.
 
         Raises:
-            InvalidKey: the prefix is no key, or leaves no room.
+            InvalidKey: The prefix is invalid, or too long to have subkeys.
         """
         return self._with_prefix(self.key(prefix))
 
@@ -173,7 +173,7 @@ class Scope:
         return self.prefix.startswith("@") or "/@" in self.prefix
 
     def system(self, name: str) -> Scope:
-        """The scope of one of latchwork's systems in this one; this one itself if it is inside a system already."""
+        """Return the scope of one of latchwork's components; this scope itself if it is already inside one."""
         return self if self.is_inside_system else self._with_prefix(self.absolute(f"@{name}"))
 
     @staticmethod
@@ -181,15 +181,15 @@ class Scope:
         return Scope(_with_room(prefix, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS))
 
     def key(self, key: str) -> str:
-        """A caller's key below the root, validated.
+        """Validate a key and return its absolute form.
 
         Raises:
-            InvalidKey: it is no key, or too long with the namespace.
+            InvalidKey: The key is invalid, or too long with the namespace.
         """
         return self._valid(key, _KEY)
 
     def readable(self, key: str) -> str:
-        """A caller's key below the root, validated for a call that only reads."""
+        """Validate a key for reading and return its absolute form."""
         return self._valid(key, _READABLE)
 
     def _valid(self, key: str, pattern: re.Pattern[str]) -> str:
@@ -204,15 +204,15 @@ class Scope:
         return absolute
 
     def below(self, prefix: str) -> str:
-        """A caller's prefix below the root, validated for a call that only reads; "" becomes the namespace itself."""
+        """Validate a prefix for reading and return its absolute form; "" becomes the namespace itself."""
         return self._within(validate_readable_prefix(prefix))
 
     def writable_below(self, prefix: str) -> str:
-        """A caller's prefix below the root, validated; "" becomes the namespace itself."""
+        """Validate a prefix and return its absolute form; "" becomes the namespace itself."""
         return self._within(validate_prefix(prefix))
 
     def _within(self, key: str) -> str:
-        """A valid key below the root, if it is not too long there."""
+        """Return a valid key's absolute form, if not too long."""
         if not self.prefix:
             return key
         absolute = f"{self.prefix}/{key}" if key else self.prefix
@@ -221,25 +221,25 @@ class Scope:
         return absolute
 
     def relative(self, key: str) -> str:
-        """The key inside the namespace; the namespace's own key becomes ""."""
+        """Return the key relative to the namespace; the namespace's own key becomes ""."""
         return key[len(self.prefix) + 1 :] if self.prefix else key
 
     def entry(self, entry: Entry) -> Entry:
-        """The entry as seen inside the namespace."""
+        """Return the entry with its relative key."""
         if not self.prefix:
             return entry
         key = entry.key[len(self.prefix) + 1 :]
         return Entry(key, entry.value, entry.version, entry.token, entry.created, entry.owner)
 
     def maybe(self, entry: Entry | None) -> Entry | None:
-        """The entry as seen inside the namespace, or None."""
+        """Return the entry with its relative key, or None."""
         if entry is None or not self.prefix:
             return entry
-        key = entry.key[len(self.prefix) + 1 :]  # made directly: `replace` takes seven times as long
+        key = entry.key[len(self.prefix) + 1 :]  # not `replace`, which takes seven times as long
         return Entry(key, entry.value, entry.version, entry.token, entry.created, entry.owner)
 
     def changes(self, changes: list[Change]) -> list[Change]:
-        """The changes as seen inside the namespace."""
+        """Return the changes with relative keys."""
         if not self.prefix:
             return changes
         start = len(self.prefix) + 1
@@ -252,7 +252,7 @@ class Scope:
         return found
 
     def committed(self, done: Committed) -> Committed:
-        """What a transaction did, as seen inside the namespace."""
+        """Return a transaction's result with relative keys."""
         if not self.prefix:
             return done
         start = len(self.prefix) + 1
@@ -261,7 +261,7 @@ class Scope:
         return Committed(done.token, tuple(entries), tuple(deleted))
 
     def checks(self, checks: Sequence[Check]) -> dict[SimpleCheck, Check]:
-        """Each check below the root, validated, with the check it came from; fences are opened, duplicates removed."""
+        """Validate checks, expand fences and remove duplicates; map each absolute check to the given one."""
         out: dict[SimpleCheck, Check] = {}
         for check in checks:
             if isinstance(check, Fence):
@@ -278,7 +278,7 @@ class Scope:
         return out
 
     def ops(self, ops: Iterable[Op | Resolved]) -> list[Op]:
-        """The operations with their keys below the root, validated."""
+        """Validate operations and return them with absolute keys."""
         found: list[Op] = []
         for op in ops:
             if isinstance(op, Resolved):

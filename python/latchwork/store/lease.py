@@ -1,6 +1,6 @@
-"""Leases of sessions and of lock owners: how long they last by our own clock, and when they are renewed.
+"""Leases of sessions and lock owners: their duration by the local clock, and the times of their renewals.
 
-``Lease`` decides and is pure: no I/O, no threads, no clock of its own. ``Renewer`` sends what it decides.
+``Lease`` decides without I/O, threads or a clock. ``Renewer`` sends the renewals.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from latchwork.backends.futures import call_at_once, failed
 from latchwork.clock import Clock
 from latchwork.interrupts import mutex
 
-#: Renewals that may be under way at once; one that hangs must not keep the next from being sent.
+#: Maximum number of renewals in flight; a hanging one must not block the next.
 MAX_IN_FLIGHT = 4
-#: A lease that others renew is renewed by itself only when they are so late, in parts of the usual interval.
+#: Factor of the usual interval after which a lease that other traffic renews sends its own renewal.
 WITHOUT_OTHERS = 1.125
 
 
 class Lease:
-    """When to renew a lease, and whether it is over: a confirmation that comes after its end is too late. Pure.
+    """Decides when to renew a lease, and whether it has ended. A confirmation after its end is ignored. Pure.
 
-    A renewal counts from its send. With a gap, it counts only once another confirmed renewal was sent at least so
-    much later, or a touch, which counts itself once a confirmed renewal was sent so much later (docs/design/locks.md).
+    A renewal extends the lease from its send time. With a gap, it only counts once another confirmed renewal, or a
+    touch, was sent at least that much later. A touch counts once a confirmed renewal was sent that much later
+    (docs/design/locks.md).
 
     Args:
-        opened_at: local clock time at which the request that created it was sent.
-        ttl_s: how long it lasts without a renewal.
-        confirm_gap_s: the gap.
-        renew_s: seconds from the send of a renewal that was confirmed to the next; None for a third of the TTL.
-        retry_s: from the send of one that failed; None for an eighth of the TTL.
-        unanswered_s: from the send of one without an answer; None for an eighth of the TTL.
-        touch_after_s: seconds from the send of a confirmed renewal to each touch before the next one.
+        opened_at: Local clock time at which the request that created it was sent.
+        ttl_s: Duration without a renewal, in seconds.
+        confirm_gap_s: The gap in seconds.
+        renew_s: Seconds from the send of a confirmed renewal to the next; None for a third of the TTL.
+        retry_s: Seconds from the send of a failed renewal to the next; None for an eighth of the TTL.
+        unanswered_s: Seconds from the send of an unanswered renewal to the next; None for an eighth of the TTL.
+        touch_after_s: Seconds from the send of a confirmed renewal to each touch before the next renewal.
     """
 
     def __init__(
@@ -54,32 +55,32 @@ class Lease:
         self._counted = self._sent_at = self._confirmed_at = opened_at
         self._touched_at = self._carried_at = -math.inf
         self._touch_after_s = touch_after_s
-        self._waiting: list[tuple[float, bool]] = []  # sends, and whether of renewals
+        self._waiting: list[tuple[float, bool]] = []  # send times, and whether of a renewal
         self._has_failed = self._renewed_by_others = False
         self._ended_at = math.inf
 
     @property
     def expires_at(self) -> float:
-        """Local clock time at which it is over unless a renewal is confirmed before; at which it ended, if it did."""
+        """Local clock time at which it ends without further confirmations, or at which it ended."""
         return min(self._ended_at, self._counted + self._ttl_s)
 
     def remaining_s(self, now: float) -> float:
-        """Seconds left, 0 when it is over."""
+        """Return the seconds left; 0 after its end."""
         return max(0.0, min(self._ended_at, self._counted + self._ttl_s) - now)
 
     def is_over(self, now: float) -> bool:
-        """True once it has run out or was ended: for good."""
+        """Return whether it has expired or was ended. Permanent."""
         return now >= min(self._ended_at, self._counted + self._ttl_s)
 
     def silent_s(self, now: float) -> float:
-        """Seconds since the send of the last confirmed renewal."""
+        """Return the seconds since the send of the last confirmed renewal."""
         return now - self._confirmed_at
 
     def next_send(self, within_s: float = math.inf) -> float:
-        """When to send the next renewal; at or after the expiry means never.
+        """Return when to send the next renewal; a time at or after the expiry means never.
 
         Args:
-            within_s: go as often as a lease of so long would, if that is more often.
+            within_s: Send as often as for a lease of this duration, if that is more often.
         """
         pause_s = self._retry_s if self._has_failed else self._unanswered_s
         if self._sent_at <= self._confirmed_at:
@@ -87,39 +88,39 @@ class Lease:
         return self._sent_at + pause_s * min(1.0, within_s / self._ttl_s)
 
     def next_touch(self) -> float:
-        """When to send the next touch; infinity when only a renewal is worth something."""
+        """Return when to send the next touch; infinity if only a renewal helps."""
         if self._sent_at > self._confirmed_at:
             return math.inf
         times = (self._sent_at + after_s for after_s in self._touch_after_s)
         return min((at for at in times if at > self._touched_at), default=math.inf)
 
     def touching(self, now: float) -> None:
-        """A touch is being sent now; those that were due before it are left out."""
+        """Note that a touch is sent now; skip touches that were due before."""
         self._touched_at = now
 
     def touched(self, sent_at: float, now: float) -> None:
-        """The server answered now a touch sent then."""
+        """Note that the server answered a touch now that was sent at ``sent_at``."""
         if not self.is_over(now):
             self._carried_at = max(self._carried_at, sent_at)
             self._waiting.append((sent_at, False))
             self._count()
 
     def sent(self, now: float) -> None:
-        """A renewal is being sent now; extends nothing."""
+        """Note that a renewal is sent now. Extends nothing."""
         self._sent_at = max(self._sent_at, now)
         self._has_failed = self._renewed_by_others = False
 
     def sent_by_others(self, sent_at: float) -> None:
-        """What others sent then was a renewal, too, and they will send the next: ours waits a little longer for it."""
+        """Note a renewal by other traffic, which is expected to continue: delay our next renewal a little."""
         self.sent(sent_at)
         self._renewed_by_others = True
 
     def failed(self) -> None:
-        """A renewal failed."""
+        """Note that a renewal failed."""
         self._has_failed = True
 
     def confirmed(self, sent_at: float, now: float) -> bool:
-        """The server confirmed now a renewal sent then; False if the lease was over, which it then stays."""
+        """Note that the server confirmed a renewal now; False if the lease had already ended, which is permanent."""
         if self.is_over(now):
             return False
         self._confirmed_at = max(self._confirmed_at, sent_at)
@@ -128,7 +129,7 @@ class Lease:
         return True
 
     def end(self, now: float) -> None:
-        """It is over now, however much was left."""
+        """End it now."""
         self._ended_at = min(now, self.expires_at)
 
     def _count(self) -> None:
@@ -139,18 +140,18 @@ class Lease:
 
 
 class Renewer:
-    """Keeps one lease: its owner calls ``step`` in a thread. Safe to share between threads.
+    """Renews one lease; its owner calls ``step`` in a thread. Thread-safe.
 
     Args:
-        lease: used by nobody else.
-        clock: the local clock.
-        send: sends a renewal: the future of the local time of its send. Must not block.
-        answered: called for each renewal that has ended, with its error or None, and whether renewing works again
-            since; in the thread of the client library that ends it.
-        touch: sends a touch, as ``send`` does a renewal; None where the lease has no use for any.
+        lease: The lease, not shared with other users.
+        clock: The local clock.
+        send: Sends a renewal and returns a future of the local send time. Must not block.
+        answered: Called for each ended renewal with its error or None, and whether renewing has recovered, in a client
+            library's thread.
+        touch: Sends a touch, like ``send``; None if the lease does not use touches.
 
     Attributes:
-        is_failing: True since a renewal failed, or too many were under way, until one is confirmed.
+        is_failing: True after a renewal failed or too many were in flight, until one is confirmed.
     """
 
     def __init__(
@@ -173,51 +174,51 @@ class Renewer:
 
     @property
     def is_over(self) -> bool:
-        """True once the lease is over, whether or not anybody was told yet."""
+        """True once the lease has ended, even if no listener was notified yet."""
         return self.remaining_s() <= 0.0
 
     def remaining_s(self) -> float:
-        """Seconds left, 0 when it is over."""
+        """Return the seconds left; 0 after its end."""
         left_s = self._lease.remaining_s(self._clock.now())
         if left_s > 0.0:
             return left_s
-        with self._lock:  # a confirmation that came before the end may be on its way into the lease
+        with self._lock:  # a timely confirmation may not be recorded in the lease yet
             return self._lease.remaining_s(self._clock.now())
 
     def silent_s(self) -> float:
-        """Seconds since the send of the last confirmed renewal."""
+        """Return the seconds since the send of the last confirmed renewal."""
         with self._lock:
             return self._lease.silent_s(self._clock.now())
 
     @property
     def expires_at(self) -> float:
-        """Local clock time at which it is over unless it is renewed; at which it ended, if it did."""
+        """Local clock time at which it ends unless renewed, or at which it ended."""
         with self._lock:
             return self._lease.expires_at
 
     def end(self) -> None:
-        """It is over now. Twice is fine."""
+        """End the lease now. Idempotent."""
         with self._lock:
             self._lease.end(self._clock.now())
 
     def hurry(self) -> None:
-        """Have a renewal sent with the next step, whether or not one is due."""
+        """Send a renewal with the next step, even if none is due."""
         with self._lock:
             self._in_a_hurry = True
 
     def renewed_otherwise(self, sent_at: float) -> None:
-        """Something else that was sent then, and is confirmed now, was a renewal, too."""
+        """Note that another confirmed request, sent at this time, renewed the lease."""
         with self._lock:
             self._lease.sent_by_others(sent_at)
             if self._lease.confirmed(sent_at, self._clock.now()):
                 self.is_failing = False
 
     def step(self, within_s: float = math.inf) -> tuple[float, int] | None:
-        """Send a renewal if one is due; ``within_s`` as for ``Lease.next_send``.
+        """Send a renewal if one is due; see ``Lease.next_send`` for ``within_s``.
 
         Returns:
-            When to take the next step, at the latest; and how many renewals were under way if another was due. None
-            when the lease is over.
+            The latest time of the next step, and the number of renewals in flight if another was due. None if the lease
+                has ended.
         """
         with self._lock:
             now = self._clock.now()
@@ -238,7 +239,7 @@ class Renewer:
         if is_due:
             try:
                 future = self._send()
-            except Exception as error:  # renewing must go on, whatever went wrong once
+            except Exception as error:  # renewing must continue after any error
                 future = failed(error)
             call_at_once(future, self._ended)
         if touch is not None:

@@ -16,10 +16,10 @@ from latchwork.types import Change, Entry
 
 
 class Mirror(Feed, Mapping[str, Entry]):
-    """Every key at and below a prefix, by full key, as last reported; iterates sorted by key.
+    """The last reported state of every key at and below a prefix, by full key. Iterates sorted by key.
 
-    It may be behind the server: ``stale_s()`` says by how much at most. Safe to share between threads; a read takes no
-    I/O. Entries of different keys may be from different moments. In a child of a fork a read is a ``ForkedProcess``.
+    It may lag behind the server: ``stale_s()`` returns by how much at most. Thread-safe; reads perform no I/O. Entries
+    of different keys may reflect different points in time. In a forked child, a read raises ``ForkedProcess``.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Mirror(Feed, Mapping[str, Entry]):
     ) -> None:
         super().__init__(prefix, scope, clock, keep_values=keep_values)
         self._dispatcher = dispatcher
-        self._listeners: dict[Lane, Inbox] = {}  # never changed, but replaced: it is read without the mutex
+        self._listeners: dict[Lane, Inbox] = {}  # replaced, never changed: it is read without the mutex
         self._version = 0
         self._announced = False
 
@@ -55,17 +55,18 @@ class Mirror(Feed, Mapping[str, Entry]):
         return self is other
 
     def snapshot(self) -> dict[str, Entry]:
-        """A copy of the whole state, sorted by key."""
+        """Return a copy of the whole state, sorted by key."""
         self._home.check()
         with self._changed.mutex:
             known = sorted(self._tracker.known.items())
         return {self._scope.relative(key): self._scope.entry(entry) for key, entry in known}
 
     def stale_s(self) -> float:
-        """Seconds since the state was last known to be current; infinite before the first state, and in a child.
+        """Return the seconds since the state was last known to be current; infinite before the first state, and in a
+        child.
 
-        On ZooKeeper a proof of that is a transaction. It is made once a second for half a minute after somebody asks:
-        the first answer after a quiet time may be as old as the last change.
+        On ZooKeeper, proving this needs a transaction. It runs once per second for half a minute after each call of
+        this method. The first answer after a quiet time may therefore be as old as the last change.
         """
         if self._home.is_foreign:
             return math.inf
@@ -76,21 +77,21 @@ class Mirror(Feed, Mapping[str, Entry]):
 
     @driven
     async def ready(self, timeout_s: float | None = None) -> Mirror:
-        """Wait for the first state; the mirror itself.
+        """Wait for the first state, and return the mirror.
 
         Raises:
-            WaitTimeout: it did not come in time.
-            Closed: the mirror or its store was closed.
+            WaitTimeout: It did not arrive in time.
+            Closed: The mirror or its store was closed.
         """
         return await self._await(lambda: self._tracker.ready, lambda: self, timeout_s, "the first state")
 
     @driven
     async def wait_until(self, predicate: Callable[[Mirror], bool], timeout_s: float | None = None) -> None:
-        """Wait until the predicate, asked after each change in this thread, is true.
+        """Wait until the predicate is true. It is called in this thread after each change.
 
         Raises:
-            WaitTimeout: it did not come true in time.
-            Closed: the mirror or its store was closed.
+            WaitTimeout: It did not become true in time.
+            Closed: The mirror or its store was closed.
         """
         self._home.check()
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
@@ -103,15 +104,16 @@ class Mirror(Feed, Mapping[str, Entry]):
             await self._await(lambda seen=seen: self._version != seen, bool, left, "the awaited state")  # type: ignore[misc]
 
     def on_change(self, fn: Callable[[Batch], None]) -> Callable[[], None]:
-        """Call ``fn`` with each batch of changes, in order, on the store's callback pool; the first is the state now.
+        """Call ``fn`` with each batch of changes, in order, in the store's callback pool. The first batch is the
+        current state.
 
-        States may be merged: a batch has the latest state of each key that changed since the batch before. A listener
-        that is slow, or a key that is written often, misses states in between, and never the last one.
+        States may be merged: a batch has the latest state of each key that changed since the last batch. A slow
+        listener may miss intermediate states, but never the last one.
 
         Returns:
-            A function that ends it.
+            A function that removes the listener.
         Raises:
-            TypeError: it is no plain function.
+            TypeError: ``fn`` is not a plain function.
         """
         self._home.check()
         check_listener(fn)
@@ -132,7 +134,7 @@ class Mirror(Feed, Mapping[str, Entry]):
         return lambda: self._remove(lane)
 
     def close(self) -> None:
-        """Stop; the mapping keeps its last state. Twice is fine."""
+        """Stop updating; the mapping keeps its last state. Idempotent."""
         super().close()
         for lane in self._listeners if not self._home.is_foreign else ():
             self._remove(lane)

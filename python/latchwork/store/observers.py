@@ -1,8 +1,8 @@
-"""Observers of a system: each is called when something happens, and none can disturb the system.
+"""Calls observers and listeners, so that their errors cannot disturb the component that calls them.
 
-An observer is called in the thread where the thing happens, so it must not block. An exception that it raises is
-logged, once for each of its methods. ``listen`` and ``call_each`` are the same for plain functions. ``user_code`` says
-which exceptions these are.
+An observer is called in the thread where the event happens, so it must not block. An exception that it raises is
+logged, once for each of its methods. ``listen`` and ``call_each`` do the same for plain functions. See ``user_code``
+for the exceptions this covers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Listener = TypeVar("Listener", bound=Callable[..., None])
 
 
 def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a listener; returns a function that removes it, which may be called at any time.
+    """Register a listener, and return a function that removes it, which may be called at any time.
 
     Raises:
-        TypeError: see ``check_listener``.
+        TypeError: See ``check_listener``.
     """
     return register(to, check_listener(fn))
 
 
 def register(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a listener that was checked; returns what removes it, as ``listen``."""
+    """Register a validated listener, and return a function that removes it; see ``listen``."""
     number = object()
     to[number] = fn
 
@@ -45,9 +45,9 @@ def register(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
 
 
 def call_each(calls: Iterable[Callable[[], None]], log: logging.Logger, problem: str, *about: object) -> None:
-    """Call each listener, in this thread; one that raises is logged as this problem and stops no other.
+    """Call each listener in this thread. An error is logged with this message and does not stop the others.
 
-    An interrupt of the main thread, such as ``KeyboardInterrupt``, is raised once all were called.
+    An interrupt of the main thread, such as ``KeyboardInterrupt``, is raised after all were called.
     """
     interrupt: BaseException | None = None
     for call in calls:
@@ -62,12 +62,12 @@ def call_each(calls: Iterable[Callable[[], None]], log: logging.Logger, problem:
 
 
 class Observers(Generic[T]):
-    """Calls all observers of one system. Safe to share between threads.
+    """Calls all observers of one component. Thread-safe.
 
     Args:
-        observers: called in this order.
-        kind: the class of all of them; None checks nothing.
-        error: raised for an object of another class.
+        observers: Called in this order.
+        kind: Their class; None does not check it.
+        error: Raised for an object of another class.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Observers(Generic[T]):
 
     @property
     def is_empty(self) -> bool:
-        """True when there is nobody to call."""
+        """True if there are no observers."""
         return not self._observers
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call this method of each."""
+        """Call this method of each observer."""
         for each in self._observers:
             self._guarded(each, method, methodcaller(method, *args), each)
 
     @contextmanager
     def around(self, method: str, *args: Any) -> Iterator[None]:
-        """Call this method of each, enter the context managers that come back, and leave them after the body."""
+        """Call this method of each observer, and hold the context managers it returns for the duration of the body."""
         with ExitStack() as stack:
             for each in self._observers:
                 context = self._guarded(each, method, methodcaller(method, *args), each)
@@ -104,7 +104,7 @@ class Observers(Generic[T]):
 
         def leave(*error: Any) -> bool:
             self._guarded(observer, method, context.__exit__, *error)
-            return False  # an observer hides no error of the body
+            return False  # an observer must not suppress an error of the body
 
         stack.push(leave)
 

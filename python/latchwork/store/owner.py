@@ -1,4 +1,4 @@
-"""The end of a store that its user forgot to close."""
+"""Closes a store that its user dropped without closing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Closable(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """True once ``close`` has ended without an error."""
+        """True once ``close`` has completed without an error."""
 
     def close(self) -> None:
-        """End everything; may block."""
+        """Close everything; may block."""
 
 
 #: File and line of a call.
@@ -37,7 +37,7 @@ Origin = tuple[str, int]
 
 
 def origin() -> Origin:
-    """Return where code outside of latchwork called; the outermost call if there is no such code."""
+    """Return the file and line where code outside of latchwork called; the outermost call if there is no such code."""
     frame = sys._getframe(1)  # noqa: SLF001 - a traceback costs a hundred times as much
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("latchwork."):
         frame = frame.f_back
@@ -45,17 +45,17 @@ def origin() -> Origin:
 
 
 class OwnedPart(Protocol[T_contra]):
-    """A part of a core for which the owner of the core holds a value."""
+    """A part of a core that lets the core's owner hold a value for it."""
 
     def take_back(self, value: T_contra) -> None:
-        """Hold the value itself: the owner has been dropped. May block."""
+        """Hold the value from now on, because the owner was dropped. May block."""
 
 
 class StoreOwner:
     """Held by a store and all its namespaces: when the last of them is dropped, the core is closed.
 
-    Nothing that a core or its threads hold may hold this. It holds the callbacks of users, which may hold the store:
-    so a store whose callbacks refer to it is garbage that the collector finds.
+    A core and its threads must not hold a reference to the owner. The owner holds the users' callbacks, which may refer
+    to the store, so that the garbage collector can find such cycles.
     """
 
     __slots__ = ("__weakref__", "_core", "_is_dropped", "_is_replaced", "_kept", "_origin", "_pid")
@@ -63,24 +63,24 @@ class StoreOwner:
     def __init__(self, core: Closable, created: Origin) -> None:
         self._core = core
         self._origin = created
-        self._pid = os.getpid()  # a hook of a fork may drop this before the hook that Home relies on
+        self._pid = os.getpid()  # a fork hook may drop this before the hook that ForkGuard relies on
         self._is_replaced = False
         self._is_dropped = False
         self._kept: dict[OwnedPart[Any], Any] = {}
 
     def keep(self, part: OwnedPart[T], value: T) -> bool:
-        """Hold the value for a part of the core; False if the owner has been dropped meanwhile, and does not."""
+        """Hold a value for a part of the core; False, without holding it, if the owner has been dropped meanwhile."""
         self._kept[part] = value
         if self._is_dropped:  # a weak reference revives an object that is being finalized
             self._kept.pop(part, None)
         return not self._is_dropped
 
     def forget(self, part: OwnedPart[Any]) -> None:
-        """Hold its value no longer."""
+        """Stop holding the part's value."""
         self._kept.pop(part, None)
 
     def replace(self) -> None:
-        """Leave the closing to another store, which has taken this one over."""
+        """Disable closing, because another store has taken this one over."""
         self._is_replaced = True
 
     def __del__(self) -> None:
@@ -92,15 +92,15 @@ class StoreOwner:
         warnings.warn(msg, ResourceWarning, stacklevel=2, source=self)
 
 
-#: Refers to the owner of a core, for the core itself.
+#: A core's weak reference to its owner.
 Owner = weakref.ref[StoreOwner]
 
 
 def held_by(owner: Owner | None, part: OwnedPart[Any], value: T) -> Callable[[], T | None]:
-    """Have the owner of a core hold a value for a part of the core; the value holds itself if there is no owner.
+    """Let a core's owner hold a value for a part of the core. Without an owner, the returned function holds it.
 
     Returns:
-        A function that returns the value; None from the moment at which the owner is dropped until ``take_back``.
+        A function that returns the value; None between the drop of the owner and ``take_back``.
     """
     ownership = owner() if owner is not None else None
     if ownership is None or not ownership.keep(part, value):
@@ -109,7 +109,7 @@ def held_by(owner: Owner | None, part: OwnedPart[Any], value: T) -> Callable[[],
 
 
 def forget(owner: Owner | None, part: OwnedPart[Any]) -> None:
-    """Have the owner hold nothing for the part."""
+    """Make the owner stop holding the part's value."""
     ownership = owner() if owner is not None else None
     if ownership is not None:
         ownership.forget(part)

@@ -1,4 +1,4 @@
-"""Many calls in flight at once: the store's calls, returning futures."""
+"""Makes many store calls at once, returning futures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_MAX_IN_FLIGHT = 1000
 
 
 def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Concatenate[Pipeline, P], Future[T]]:
-    """The method of a pipeline that makes this call once there is room for it."""
+    """Return a pipeline method that makes this call once the in-flight limit allows it."""
     name = call.__name__
 
     @wraps(call)
@@ -39,7 +39,7 @@ def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Con
         except BaseException:
             self._leave(None)
             raise
-        self._in_flight.add(future)  # without the lock: one operation of a set is atomic, and costs half as much
+        self._in_flight.add(future)  # without the lock: a single set operation is atomic, and costs half as much
         future.add_done_callback(self._leave)
         return with_outlet(future, self._outlet)
 
@@ -48,18 +48,19 @@ def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Con
 
 
 class Pipeline:
-    """The store's calls, each returning its future at once; at most so many are in flight, then a call waits.
+    """The store's calls, each returning a future immediately. A call blocks while ``max_in_flight`` calls are in
+    flight.
 
-    Calls in flight have no order among each other: put what must follow another behind its future. As a context
-    manager it waits at the end until every call has ended; errors stay in their futures. Safe to share between threads.
+    Calls in flight are unordered: wait for the future of a call before making a call that must follow it. As a context
+    manager, it waits at the end until every call has ended; errors stay in their futures. Thread-safe.
 
-    Callbacks added to its futures run one after another, in the order in which the calls end, in a thread of the store
-    for callbacks: also that of a future which has ended, and on every backend. They may call the store; a slow one
-    delays the callbacks of this pipeline and nothing else. They must not wait for locks and other primitives, which
-    refuse it (``LatchworkError``), nor for other callbacks of this pipeline. After ``Store.close`` a callback may run
-    in the thread that adds it. That a callback has run is not promised when ``flush`` or ``result`` returns.
+    Callbacks added to its futures run one at a time, in the order in which the calls end, in a callback thread of the
+    store, even for futures that have already ended. They may call the store. A slow callback delays only the callbacks
+    of this pipeline. Callbacks must not wait for locks and other primitives, which raise ``LatchworkError`` there, nor
+    for other callbacks of this pipeline. After ``Store.close``, a callback may run in the thread that adds it. Not
+    promised: that a callback has run when ``flush`` or ``result`` returns.
 
-    A future is of a call that is on its way: ``cancel`` is False, always.
+    The futures cannot be cancelled: ``cancel`` always returns False.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Pipeline:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
         self._calls = calls
-        self._store = store  # which is open while the pipeline is used
+        self._store = store  # keeps the store open while the pipeline is used
         self._outlet = outlet
         self._most = max_in_flight
         self._home = ForkGuard("this pipeline", remedy="connect again in the child")
@@ -83,14 +84,14 @@ class Pipeline:
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is not None and self._home.is_foreign:
-            return  # a child that ends by an exception: that is what its caller has to see
+            return  # in a child: do not hide the exception
         self.flush()
 
     def flush(self) -> None:
         """Wait until every call made so far has ended.
 
         Raises:
-            ForkedProcess: they were made by the parent of this process, and end there.
+            ForkedProcess: The calls were made by this process's parent.
         """
         self._home.check()
         wait(list(self._in_flight))

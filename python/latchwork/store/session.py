@@ -1,8 +1,8 @@
-"""Sessions: a lease that is renewed by a thread of its own.
+"""Sessions: leases that a thread renews in the background.
 
-``lost`` is seen here before anybody else can see the keys vanish: the lease counts from the moment the last confirmed
-renewal was *sent*. A lost session never becomes active again. Listeners of its state are told of each change in
-order, on a thread for such calls.
+``lost`` is set before any other client can see the keys disappear, because the lease counts from the time at which the
+last confirmed renewal was *sent*. A lost session never becomes active again. State listeners are notified of each
+change in order, in a callback thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from latchwork.types import Committed, Fence, Op, SessionAlive, SimpleCheck
 
 _log = logging.getLogger(__name__)
 
-#: A renewal that failed is tried again after this part of the usual interval.
+#: Fraction of the usual interval after which a failed renewal is retried.
 _RETRY_PART = 0.25
 _CLOSE_TIMEOUT_S = 2.0
 SessionState = Literal["active", "suspect", "lost", "closed"]
@@ -39,14 +39,14 @@ StateListener = Callable[[SessionState], None]
 
 
 class Session:
-    """What binds keys to this process: they vanish when it closes, or within its TTL once the process dies.
+    """Binds keys to this process. The keys disappear when it is closed, or within its TTL after the process dies.
 
-    Safe to share between threads. Get one from ``store.session`` or ``store.open_session``. In a child of a fork it is
-    lost, and to close it there leaves the parent's as it is.
+    Thread-safe. Made by ``store.session`` or ``store.open_session``. In a forked child it counts as lost, and closing
+    it there does not affect the parent's session.
 
     Attributes:
-        id: unique for ever; what ``Entry.owner`` names.
-        ttl_s: seconds, as granted by the server.
+        id: Globally unique ID, as in ``Entry.owner``.
+        ttl_s: TTL in seconds, as granted by the server.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Session:
         self._on_end = on_end
         self._lock = mutex()
         self._wake = threading.Event()
-        every_s = backend.renew_every_s  # the first at once, when opening it took longer
+        every_s = backend.renew_every_s  # the first is sent immediately if opening took longer
         lease = Lease(
             backend.opened_at,
             backend.ttl_s,
@@ -85,11 +85,11 @@ class Session:
         self._states = SessionStates(self.id)
         self._owner = owner
         self._held = held_by(owner, self, _Callbacks())  # they may hold the store
-        self._late = _Callbacks()  # those that were registered while the owner was being dropped
+        self._late = _Callbacks()  # registered while the owner was being dropped
         self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
 
     def begin(self) -> None:
-        """Renew it from now on; called once, by who has noted it and so will end it."""
+        """Start renewing. Called once, after the caller has recorded the session in order to close it."""
         self._thread.start()
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
 
@@ -98,7 +98,9 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """``active``; ``suspect`` while renewals fail; ``lost`` for good, and in a forked child; ``closed`` by us."""
+        """``active``, ``suspect`` while renewals fail, ``lost`` permanently or in a forked child, or ``closed`` by
+        us.
+        """
         if self._home.is_foreign:
             return "lost"
         with self._lock:
@@ -112,49 +114,50 @@ class Session:
 
     @property
     def has_ended(self) -> bool:
-        """True once it is lost or closed, and in a forked child: for good."""
+        """True once it is lost or closed, and in a forked child. Permanent."""
         return self._closed or self._home.is_foreign or self._is_over()
 
     def remaining_s(self) -> float:
-        """Seconds the session is still ours for certain, 0 when it has ended, and in a forked child."""
+        """Return the seconds for which the session is certainly ours; 0 after its end, and in a forked child."""
         if self._home.is_foreign or self._closed or self._lost.is_set():
             return 0.0
         return self._renewer.remaining_s()
 
     @property
     def ends_at(self) -> float:
-        """Local clock time at which it ends unless it is renewed; at which it ended, if it did."""
+        """Local clock time at which it ends unless renewed, or at which it ended."""
         return -math.inf if self._home.is_foreign else self._renewer.expires_at
 
     @property
     def lost(self) -> Signal:
-        """Set once when the session is lost, never by ``close()``; set in a forked child."""
+        """A signal set once the session is lost, but not by ``close()``. Set in a forked child."""
         return lost_by_fork() if self._home.is_foreign else self._lost
 
     @property
     def fence(self) -> Fence:
-        """The check that this session has not ended on the server; for the transactions that depend on it.
+        """A check that this session has not ended on the server, for transactions that depend on it.
 
         Raises:
-            ForkedProcess: it was opened before a fork, by the parent.
+            ForkedProcess: The session was opened by this process's parent.
         """
         if self._home.is_foreign:
             raise self._home.error()
         return Fence(self.token, (SessionAlive(self.id),))
 
     def on_lost(self, fn: Callable[[], None], *, or_closed: bool = False) -> Callable[[], None]:
-        """Call ``fn`` once when the session is lost (at once if it is already), in a thread for such calls.
+        """Call ``fn`` once when the session is lost (immediately if it already is), in a callback thread.
 
-        Listeners of one session are called in the order of their registration; one that raises stops no other.
+        Listeners of one session are called in the order of their registration. An error in one does not stop the
+        others.
 
         Args:
-            fn: takes nothing; what it returns is ignored.
-            or_closed: call it when the session is closed here, too.
+            fn: Takes no arguments; its result is ignored.
+            or_closed: Also call it when this client closes the session.
         Returns:
             A function that removes the listener; it may be called at any time.
         Raises:
-            TypeError: it is no plain function.
-            ForkedProcess: the session was opened before a fork, by the parent.
+            TypeError: ``fn`` is not a plain function.
+            ForkedProcess: The session was opened by this process's parent.
         """
         if self._home.is_foreign:
             raise self._home.error()
@@ -166,10 +169,10 @@ class Session:
         return lambda: None
 
     def on_state(self, fn: StateListener) -> Callable[[], None]:
-        """Call ``fn(state)`` at each change of the state from now on, in order, in a thread for such calls.
+        """Call ``fn(state)`` after each later change of the state, in order, in a callback thread.
 
-        ``suspect`` while renewals fail, ``active`` when they succeed again, ``lost`` or ``closed`` at the end. A state
-        that lasts shorter than a renewal takes may be left out. Nothing may rely on it for safety: a fence does that.
+        The state is ``suspect`` while renewals fail, ``active`` when they succeed again, and ``lost`` or ``closed`` at
+        the end. A state that is shorter than a renewal may be skipped. Do not rely on it for safety: use a fence.
 
         Returns:
             A function that removes the listener; it may be called at any time.
@@ -177,15 +180,15 @@ class Session:
         return self._states.listen(fn)
 
     def on_end(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn`` once when the session is lost or closed (at once if it was), in the thread that ends it.
+        """Call ``fn`` once when the session is lost or closed (immediately if it was), in the thread that ends it.
 
-        For what has to wake: it must not block, call the store, or raise.
+        For waking waiters: ``fn`` must not block, call the store, or raise.
 
         Returns:
             A function that removes the listener; it may be called at any time.
         Raises:
-            TypeError: it is no plain function.
-            ForkedProcess: the session was opened before a fork, by the parent.
+            TypeError: ``fn`` is not a plain function.
+            ForkedProcess: The session was opened by this process's parent.
         """
         if self._home.is_foreign:
             raise self._home.error()
@@ -197,12 +200,12 @@ class Session:
         return lambda: None
 
     def ensure_usable(self) -> None:
-        """Refuse to use a session that has ended.
+        """Raise an error if the session has ended.
 
         Raises:
-            SessionLost: it was lost, or its deadline has passed just now.
-            Closed: it was closed here.
-            ForkedProcess: it was opened before a fork, by the parent.
+            SessionLost: It was lost, or its deadline has just passed.
+            Closed: This client closed it.
+            ForkedProcess: It was opened by this process's parent.
         """
         if self._home.is_foreign:
             raise self._home.error()
@@ -213,7 +216,9 @@ class Session:
             raise SessionLost(msg)
 
     def carry(self, backend: Backend, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """As ``Backend.commit``; where its own backend can, in a transaction that renews this session, too."""
+        """Commit, like ``Backend.commit``. If the session's backend supports it, the transaction also renews the
+        session.
+        """
         handle = self._backend
         if not isinstance(handle, Carries):
             return backend.commit(checks, ops)
@@ -226,9 +231,9 @@ class Session:
         return then(handle.commit(checks, ops), carried)
 
     def close(self) -> None:
-        """End the session now: its keys vanish at once if the server is reachable. Idempotent.
+        """End the session now: its keys disappear immediately if the server is reachable. Idempotent.
 
-        If an interrupt ends it, call it again: it continues.
+        If an interrupt ends the call, call it again to continue.
         """
         if self._home.is_foreign:
             return
@@ -257,15 +262,15 @@ class Session:
             self._thread.join(timeout=_CLOSE_TIMEOUT_S)
 
     def notice_gone(self) -> None:
-        """The backend learned that the server ended the session; any thread may say so."""
+        """Note that the server ended the session. May be called in any thread."""
         self._renewer.end()
         self._wake.set()
 
     def _tell_end(self, enders: list[Callable[[], None]]) -> None:
-        call_each(enders, _log, "session %s: what was to wake at its end raised; please report this", self.id)
+        call_each(enders, _log, "session %s: a wake-up listener raised; please report this", self.id)
 
     def take_back(self, value: _Callbacks) -> None:
-        """Hold the callbacks, which the dropped owner held until now; call those that are due already."""
+        """Hold the callbacks, after the owner that held them was dropped; call those already due."""
         with self._lock:
             self._held = lambda: value
             if not (self._closed or self._lost.is_set()):
@@ -315,13 +320,13 @@ class Session:
             self._lost.set()
             listeners, enders = self._take_callbacks()
         self._tell_end(enders)
-        _log.warning("session %s is lost; what it protected must stop", self.id)
+        _log.warning("session %s is lost; work that it protected must stop", self.id)
         self._states.note("lost")
         self._call(listeners)
         self._end()
 
     def _end(self) -> None:
-        """End it on the server, so that no write of it lands later; errors mean that the server is out of reach."""
+        """End it on the server, so that no later write of it commits. Errors mean that the server is unreachable."""
         try:
             self._backend.close().result(timeout=_CLOSE_TIMEOUT_S)
         except (LatchworkError, TimeoutError) as error:
@@ -339,7 +344,7 @@ class Session:
 
 
 class _Callbacks:
-    """Called when a session is lost, and when it ends in any way."""
+    """Listeners for the loss of a session, and for any end of it."""
 
     def __init__(self) -> None:
         self.listeners: dict[object, Callable[[], None]] = {}
@@ -347,7 +352,7 @@ class _Callbacks:
 
 
 class _WhenClosed:
-    """A listener that is called when the session is closed, too."""
+    """A listener that is also called when the session is closed."""
 
     def __init__(self, fn: Callable[[], None]) -> None:
         self._fn = fn
@@ -361,10 +366,10 @@ def _when_closed(listeners: Sequence[Callable[[], None]]) -> list[Callable[[], N
 
 
 class SessionStates:
-    """What the listeners of one session were told. Safe to share between threads.
+    """Notifies the state listeners of one session. Thread-safe.
 
     Args:
-        session_id: for log lines.
+        session_id: Its ID, for log messages.
     """
 
     def __init__(self, session_id: str) -> None:
@@ -376,12 +381,12 @@ class SessionStates:
         self._calling = False
 
     def listen(self, fn: StateListener) -> Callable[[], None]:
-        """Register a listener; returns a function that removes it, which may be called at any time."""
+        """Register a listener, and return a function that removes it, which may be called at any time."""
         with self._mutex:
             return listen(self._listeners, fn)
 
     def note(self, state: SessionState) -> None:
-        """Have the listeners told if it is another one than last. Does not block."""
+        """Notify the listeners if the state has changed. Does not block."""
         with self._mutex:
             if self._last in {state, "closed"} or (self._last == "lost" and state != "closed"):
                 return
@@ -395,8 +400,8 @@ class SessionStates:
         name = f"latchwork-session-states-{self._session_id[:8]}"
         try:
             threading.Thread(target=self._tell, name=name, daemon=True).start()
-        except RuntimeError as error:  # the system gives no more threads, or the interpreter ends
-            _log.warning("session %s: state listeners are told at the next change: %s", self._session_id, error)
+        except RuntimeError as error:  # no more threads are available, or the interpreter is exiting
+            _log.warning("session %s: state listeners are notified at the next change: %s", self._session_id, error)
             with self._mutex:
                 self._calling = False
 

@@ -1,10 +1,10 @@
-"""Steps: whatever a protocol waits for, so that a protocol is written once for threads and for event loops.
+"""Steps: the wait operations of protocols, so that a protocol is written once for threads and for event loops.
 
-A protocol is an ``async def`` function that awaits steps and other protocols, and nothing else. A driver runs it:
-``run`` waits for each step in the calling thread; an event loop begins each step and goes on when its future ends.
-Whatever interrupts a wait is raised in the protocol at its ``await``; the ``finally`` blocks there may wait in turn.
+A protocol is an ``async def`` function that awaits only steps and other protocols. A driver runs it: ``run`` waits for
+each step in the calling thread. An event loop begins each step and continues when its future ends. An interrupt of a
+wait is raised in the protocol at its ``await``, and ``finally`` blocks there may wait in turn.
 
-A protocol holds no mutex at an ``await``: an event loop would block on it. Nothing here touches the network.
+A protocol holds no mutex at an ``await``, because that would block an event loop. Performs no I/O.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from latchwork.interrupts import call_outside, here
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Has a quick call made once something is so, and returns what takes it back.
+#: Registers a quick call to make when a condition holds, and returns a function that removes it.
 Listen = Callable[[Callable[[], object]], Callable[[], object]]
-#: Calls of a store that write.
+#: Names of the store's writing calls.
 WRITES = frozenset({"put", "create", "create_ordered", "delete", "delete_tree", "commit", "transact"})
 #: A protocol that was called and not driven yet.
 Steps = Coroutine[Any, Any, T]
 
 
 class Step(ABC, Generic[T]):
-    """One thing to wait for. Awaited once, in a protocol.
+    """A wait operation, awaited once in a protocol.
 
     Attributes:
-        timeout_s: seconds after which an event loop takes ``late`` for the result; None for never. ``block`` keeps the
-            time by itself.
+        timeout_s: Seconds after which an event loop uses ``late`` as the result; None for never. ``block`` keeps time
+            by itself.
     """
 
     __slots__ = ("timeout_s",)
 
-    #: True for a step that a cancellation does not end: the driver waits for its result, or has it awaited.
+    #: True for a step that a cancellation does not end: its result is still awaited, perhaps by another driver.
     is_tracked = False
 
     def __init__(self, timeout_s: float | None = None) -> None:
@@ -61,36 +61,36 @@ class Step(ABC, Generic[T]):
 
     @abstractmethod
     def begin(self) -> Future[T]:
-        """Wait without blocking this thread: a future that ends in any thread. Cancelling it ends the wait."""
+        """Start to wait, without blocking. Returns a future that may end in any thread. Cancelling it ends the wait."""
 
     def more_s(self) -> float:
-        """Seconds to wait on when the time is over; 0 for the end of it."""
+        """Return the seconds to extend the wait after the timeout; 0 to end it."""
         return 0.0
 
     def interrupt(self, future: Future[T]) -> bool:
-        """End the wait that was begun with this future; False if its end has to be awaited."""
+        """End the wait of this future; False if its end must be awaited."""
         future.cancel()
         return True
 
     def dropped(self, future: Future[T]) -> None:
-        """The wait has ended, but a cancellation came before anybody was told: give back what its result is."""
+        """Release the result of a wait that ended after a cancellation, before the protocol received it."""
 
     def unknown(self) -> str | None:
-        """What nobody knows if the wait is cancelled, and how to find out; None if that is nothing."""
+        """Describe what is unknown if the wait is cancelled, and how to find out; None if nothing is."""
         return None
 
     def late(self) -> T:
-        """The result, or the error, of a wait whose time is over. Not called for a step without a time."""
+        """Return the result of a wait that timed out, or raise its error. Not called without a timeout."""
         raise AssertionError
 
 
 def run(steps: Steps[T]) -> T:
-    """Drive a protocol in this thread, and return what it returns.
+    """Drive a protocol in this thread, and return its result.
 
-    Whatever interrupts this thread between two steps is raised in the protocol too, which gives back what it has taken.
+    An interrupt of this thread between two steps is also raised in the protocol, which then releases its resources.
 
-    Once a step has ended with ``OutcomeUnknown``, the protocol fails with no error that says "not applied"; see
-    ``after_unknown``. Event loops keep the same rule.
+    After a step has ended with ``OutcomeUnknown``, the protocol raises no error that says "not applied"; see
+    ``after_unknown``. Event loops follow the same rule.
     """
     if in_loop():
         warn_in_loop(_name_of(steps))
@@ -130,17 +130,17 @@ def _go_on(steps: Steps[T], error: BaseException | None) -> T:
 
 
 def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Return a protocol as an ordinary function, driven in the thread that calls it; see ``steps_of``.
+    """Turn a protocol into an ordinary function, driven in the calling thread; see ``steps_of``.
 
-    A signal handler that calls it in the middle of another call is refused; see ``interrupts.entrance``.
+    A signal handler that calls it during another call is refused; see ``interrupts.entrance``.
     """
     return _driven(protocol, ends=False)
 
 
 def ending(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Like ``driven``, for a protocol that ends something: an event loop's cancellation is not raised in it.
+    """Like ``driven``, for a protocol that ends something: an event loop does not raise cancellations in it.
 
-    The loop waits for it, but not for long; then it goes on in the background.
+    The loop waits for it for a limited time, then it continues in the background.
     """
     return _driven(protocol, ends=True)
 
@@ -150,7 +150,7 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
     def begun(*args: P.args, **options: P.kwargs) -> Steps[T]:
         try:
             return protocol(*args, **options)
-        except TypeError as error:  # of the arguments: nothing of it has run
+        except TypeError as error:  # about the arguments: nothing has run yet
             raise _better_named(protocol, options, error) from None
 
     @wraps(protocol)
@@ -169,12 +169,12 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
 
 
 def is_driven(function: object) -> bool:
-    """Return whether ``driven`` made a function, or the function of a method."""
+    """Return whether a function or method was made by ``driven``."""
     return hasattr(function, "begun")
 
 
 def _better_named(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
-    """The error about arguments; for a name that other libraries use, with the one that is meant here."""
+    """Return an argument error that suggests the ``_s`` name for a timeout named as in other libraries."""
     known = signature(protocol).parameters
     for name in options:
         if name not in known and f"{name}_s" in known:
@@ -183,7 +183,7 @@ def _better_named(protocol: Callable[..., object], options: Iterable[str], error
 
 
 def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
-    """The protocol behind a function that ``driven`` made: for another driver."""
+    """Return the protocol of a function made by ``driven``, for another driver."""
     protocol: Callable[..., Steps[T]] = function.__wrapped__  # type: ignore[attr-defined]
     owner = getattr(function, "__self__", None)  # of a method
     return protocol if owner is None else partial(protocol, owner)
@@ -191,7 +191,7 @@ def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
 
 @contextmanager
 def undone_if_interrupted(undo: Callable[[], object]) -> Iterator[None]:
-    """Call ``undo``, which must be quick, if an interrupt or a cancellation ends the block; not for an error."""
+    """Call ``undo`` if an interrupt or cancellation ends the block, but not for an error. ``undo`` must be quick."""
     try:
         yield
     except Exception:
@@ -202,24 +202,24 @@ def undone_if_interrupted(undo: Callable[[], object]) -> Iterator[None]:
 
 
 class Asked(Protocol):
-    """What can be asked: a store."""
+    """The target of ``Ask``: a store."""
 
     @property
     def connection(self) -> object:
-        """What it shares with its namespaces: an event loop has only so many calls in flight on one."""
+        """The connection that it shares with its namespaces. An event loop limits the calls in flight on each."""
 
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Make a call without waiting for its answer."""
 
     def answer_s(self, since: float | None = None) -> float:
-        """Seconds to wait for an answer, of one asked for at that local time."""
+        """Return the seconds to wait for the answer to a call made at that local time."""
 
     def late(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
-        """The error of a call that was not answered in time."""
+        """Return the error of a call that was not answered in time."""
 
 
 class Ask(Step[T]):
-    """A call that is answered by the server: ``await ask(store.get, key)``. The store keeps its time."""
+    """A call to the server: ``await ask(store.get, key)``. The store limits its time."""
 
     __slots__ = ("_args", "_at", "_call", "_options")
 
@@ -243,27 +243,27 @@ class Ask(Step[T]):
         return cast("Asked", self._call.__self__)  # type: ignore[attr-defined]
 
     def begin(self) -> Future[T]:
-        """Make the call as one of many in flight."""
+        """Make the call without blocking."""
         self.timeout_s = self.asked.answer_s()
         self._at = SYSTEM_CLOCK.now()
         future: Future[T] = self.asked.begin(self._call.__name__, *self._args, **self._options)
         return future
 
     def more_s(self) -> float:
-        """Of a call under an ownership that was renewed meanwhile."""
+        """Return the extra seconds if the call's ownership was renewed meanwhile."""
         return self.asked.answer_s(self._at)
 
     def unknown(self) -> str | None:
-        """Of a call that writes."""
+        """Describe a cancelled call if it writes."""
         return unknown(self._call.__name__, self._args)
 
     def late(self) -> T:
-        """No answer in time."""
+        """Raise the error of a call without an answer."""
         raise self.asked.late(self._call.__name__, self._args)
 
 
 class Begun(Step[T]):
-    """A call that was begun before, as one of many in flight: ``await Begun(future)``. The store keeps its time."""
+    """A call already in flight: ``await Begun(future)``. The store limits its time."""
 
     __slots__ = ("_future",)
 
@@ -281,7 +281,7 @@ class Begun(Step[T]):
 
 
 def unknown(name: str, args: tuple[Any, ...]) -> str | None:
-    """What nobody knows of a call of a store that was cancelled, for people; None if that is nothing."""
+    """Describe, for users, what is unknown about a cancelled store call; None for a read."""
     if name not in WRITES:
         return None
     what = f"{name} {args[0]!r}" if args and isinstance(args[0], str) else name
@@ -294,11 +294,12 @@ ask = Ask
 class Tracked(Ask[T]):
     """A write that is awaited even if the call is cancelled: ``await Tracked(answered, store.create, key, ...)``.
 
-    Otherwise nobody would know whether it was applied, and whether there is something to remove. In a thread an
-    interrupt ends it like any other call: then it stays unknown.
+    Otherwise it would be unknown whether it was applied, and whether there is something to remove. In a thread, an
+    interrupt ends it like any other call, and its outcome stays unknown.
 
     Args:
-        answered: called with the future that has ended, after a cancellation only, before the protocol is told of it.
+        answered: Called with the ended future after a cancellation only, before the cancellation is raised in the
+            protocol.
     """
 
     __slots__ = ("_answered",)
@@ -317,35 +318,37 @@ class Tracked(Ask[T]):
 
 
 async def called(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call a function of the user's. One that an event loop has to wait for returns a step."""
+    """Call a user's function. If it returns a step, because an event loop must wait, await it."""
     result = call_outside(fn, *args, **options)
     return cast("T", await result) if isinstance(result, Step) else result
 
 
 async def called_as_steps(function: Callable[[], T]) -> T:
-    """Call a function of ours that may be a protocol: then its steps are ours."""
+    """Call a library function. If it is driven, await its protocol."""
     return await steps_of(function)() if is_driven(function) else function()
 
 
 class Signal(threading.Event):
-    """An event that an event loop can wait for too. Thread-safe."""
+    """An event that an event loop can also wait for. Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: dict[object, Callable[[], object]] = {}
 
     def set(self) -> None:
-        """Set it; wake threads, and make the calls that wait for it."""
+        """Set it, wake threads, and make the registered calls."""
         super().set()
         while self._calls:
             try:
                 _, call = self._calls.popitem()
-            except KeyError:  # another thread sets it too
+            except KeyError:  # another thread also sets it
                 return
             call()
 
     def call_when_set(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Make a quick call once it is set, in the thread that sets it; now if it is. Returns what takes it back."""
+        """Make a quick call when it is set, in the setting thread; now if it is set. Return a function that removes the
+        call.
+        """
         number = object()
         self._calls[number] = call
         if self.is_set() and self._calls.pop(number, None) is not None:
@@ -354,13 +357,13 @@ class Signal(threading.Event):
 
 
 class Until(Step[bool]):
-    """Until something is so or the time is over; True if it is so.
+    """Waits for a condition or a timeout; True if the condition holds.
 
     Args:
-        timeout_s: seconds; None for ever.
-        block: waits in the calling thread for so long.
-        listen: has a call made once it is so; returns what takes that back.
-        is_so: whether it is so now.
+        timeout_s: Timeout in seconds; None waits forever.
+        block: Waits in the calling thread up to the timeout.
+        listen: Registers a call to make when the condition holds; returns a function that removes it.
+        is_so: Returns whether the condition holds now.
     """
 
     __slots__ = ("_is_so", "_listen", "_wait")
@@ -382,12 +385,12 @@ class Until(Step[bool]):
         return when(self._listen)
 
     def late(self) -> bool:
-        """Whether it is so."""
+        """Return whether the condition holds."""
         return self._is_so()
 
 
 class Pause(Until):
-    """Until a signal is set or the time is over; True if it is set."""
+    """Waits for a signal or a timeout; True if the signal is set."""
 
     __slots__ = ()
 
@@ -396,7 +399,7 @@ class Pause(Until):
 
 
 def when(listen: Listen) -> Future[bool]:
-    """A future that ends with True when the call is made that is given to ``listen``; its end takes the call back."""
+    """Return a future that ends with True when the call given to ``listen`` is made. Its end removes the call."""
     future: Outcome[bool] = Outcome()
     take_back = listen(lambda: resolve(future, True))
     future.call_at_once(lambda _ended: take_back())

@@ -1,4 +1,4 @@
-"""What one try of a transaction reads and writes; ``Store.transact`` is the loop around it."""
+"""The reads and writes of one transaction attempt. ``Store.transact`` is the loop around it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ChecksAndOps = tuple[list[Check], list[Op]]
 
 
 class Tx:
-    """What a transaction function reads and writes through. One thread only, valid during the call only.
+    """The object through which a transaction function reads and writes. For one thread, valid during the call only.
 
-    Reads are remembered: the same key or list gives the same again, and the commit checks each key read. Own writes are
-    seen by later reads; such entries have the version None and the token 0.
+    Reads are remembered: reading the same key or list again returns the same result, and the commit checks each key
+    read. Later reads see the transaction's writes; such entries have the version None and the token 0.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Tx:
 
     @driven
     async def get(self, key: str) -> Entry | None:
-        """The entry, or None; linearizable, and checked at the commit."""
+        """Return the entry, or None. Linearizable, and checked at the commit."""
         op = self._written.get(validate_readable(key))
         if op is None:
             return await self._fetch(key)
@@ -47,12 +47,12 @@ class Tx:
 
     @driven
     async def list(self, prefix: str, *, recursive: bool = False) -> Entries:
-        """Keys below the prefix, own writes included, sorted by key.
+        """Return the keys below the prefix, including own writes, sorted by key.
 
-        Safe among transactions that name the same guard; not against others, nor against expiring keys.
+        Consistent among transactions with the same guard, but not with other writes or expiring keys.
 
         Raises:
-            ValueError: the transaction has no guard, so nothing would notice a key that is added meanwhile.
+            ValueError: The transaction has no guard, so an added key would go unnoticed.
         """
         if self._guard is None:
             msg = f"tx.list({prefix!r}) needs transact(..., guard=key): without it an added key would go unnoticed"
@@ -86,7 +86,7 @@ class Tx:
         """Create at the commit.
 
         Raises:
-            KeyExists: it is there already.
+            KeyExists: The key exists.
         """
         if await steps_of(self.get)(key) is not None:
             raise KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")
@@ -96,16 +96,16 @@ class Tx:
             self._written[key] = Create(key, value, session)
 
     def delete(self, key: str) -> None:
-        """Delete at the commit; does nothing to an absent key."""
+        """Delete at the commit; does nothing for an absent key."""
         if isinstance(self._written.get(validate_key(key)), Create):
-            del self._written[key]  # it was absent, and its absence stays checked
+            del self._written[key]  # its absence is still checked
         else:
             self._written[key] = Delete(key)
 
     def plan(self) -> ChecksAndOps:
-        """The checks and operations of the commit; no operations when nothing was written.
+        """Return the checks and operations of the commit; no operations if nothing was written.
 
-        No checks either when all that was read is one key: that is of one moment by itself.
+        A read of a single key needs no checks either, because it is consistent by itself.
         """
         if not self._written and len(self._read) < 2 and not self._listed:
             return [], []
@@ -123,7 +123,7 @@ class Tx:
         return checks, ops
 
     async def _refuse_unbinding(self, key: str) -> None:
-        """Delete and put is one put, and a put without a session keeps the owner: say so instead of doing it."""
+        """Reject a delete and put of a session-bound key: combined, they are a put, which would keep the owner."""
         before = await self._fetch(key)
         if before is not None and before.owner is not None:
             msg = f"key {key!r} is bound to session {before.owner}: delete it in one transaction, write it in the next"

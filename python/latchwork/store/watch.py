@@ -1,7 +1,7 @@
-"""A watch: batches of changes, the first being the current state.
+"""A watch: batches of changes, starting with the current state.
 
-Changes that wait to be read are merged per key, so a slow reader costs one change per key and no more. ``Tracker``
-folds what a backend reports into one state per key.
+Unread changes are merged per key, so a slow reader costs at most one change per key. ``Tracker`` folds a backend's
+events into one state per key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Matters = Callable[[Sequence[Change]], bool]
 
 
 class Inbox:
-    """Merged changes on their way to one reader. Not safe by itself: its owner holds a mutex."""
+    """Merged changes for one reader. Not thread-safe: its owner holds a mutex."""
 
     def __init__(self) -> None:
         self._pending: dict[str, Change] = {}
@@ -42,13 +42,13 @@ class Inbox:
         self.filled = False
 
     def is_filled(self) -> bool:
-        """Whether a batch waits."""
+        """Return whether a batch is ready."""
         return self.filled
 
     def add(self, changes: list[Change], *, ready: bool, matters: Matters | None = None) -> bool:
-        """Take changes in, and return whether a batch waits. The first waits for the first snapshot, and may be empty.
+        """Add changes, and return whether a batch is ready. The first batch needs the first snapshot, and may be empty.
 
-        With ``matters`` a later batch waits once there was a change in it that matters.
+        With ``matters``, a later batch is ready once it contains a change that matters.
         """
         for change in changes:
             self._pending.pop(change.key, None)
@@ -58,7 +58,7 @@ class Inbox:
         return self.filled
 
     def take(self) -> Batch:
-        """Everything that waits, sorted by key in the first batch, in order of change later."""
+        """Return all pending changes: the first batch sorted by key, later ones in order of change."""
         batch = tuple(self._pending.values())
         if self._first:
             batch = tuple(sorted(batch, key=lambda change: change.key))
@@ -69,10 +69,10 @@ class Inbox:
 
 
 class Feed:
-    """A backend watch with the state folded from it; what ``Watch`` and ``Mirror`` have in common.
+    """A backend watch and the state folded from it: the base of ``Watch`` and ``Mirror``.
 
-    Safe to share between threads. ``close()`` may be called from anywhere, also from a callback; in a child of a fork
-    it leaves what is the parent's as it is.
+    Thread-safe. ``close()`` may be called from anywhere, including callbacks. In a forked child it does not affect the
+    parent's watch.
     """
 
     def __init__(self, prefix: str, scope: Scope, clock: Clock, *, keep_values: bool) -> None:
@@ -103,7 +103,7 @@ class Feed:
             watch.close()
 
     def __call__(self, event: WatchEvent) -> None:
-        """Take an event of the backend; never blocks, never raises."""
+        """Process a backend event. Never blocks, never raises."""
         with self._changed.mutex:
             if self._closed:
                 return
@@ -119,7 +119,7 @@ class Feed:
             _log.error("the watch of %r has ended: %s", self.prefix, event.error)
 
     def close(self) -> None:
-        """Stop; whoever waits gets ``Closed``. Twice is fine."""
+        """Stop; waiters get ``Closed``. Idempotent."""
         if self._home.is_foreign:
             return
         if self._is_shut:
@@ -130,17 +130,17 @@ class Feed:
         if self._backend is not None:
             self._backend.close()
         self._on_close(self)
-        self._is_shut = True  # last: after an interrupt before this the next close does all of it again
+        self._is_shut = True  # last: after an interrupt, the next close repeats everything
 
     def _deliver(self, changes: list[Change]) -> bool:
-        """Hand the changes to readers, with the mutex held; return whether to wake who waits."""
+        """Pass the changes to readers, with the mutex held; return whether to wake waiters."""
         raise NotImplementedError
 
     def _after(self, changes: list[Change]) -> None:
         """Signal listeners; called without the mutex."""
 
     async def _await(self, is_true: Callable[[], bool], take: Callable[[], T], timeout_s: float | None, what: str) -> T:
-        """Wait until the condition is true, then take what was waited for; both are called with the mutex held."""
+        """Wait until the condition is true, then call ``take``; both are called with the mutex held."""
         if timeout_s is not None and math.isnan(timeout_s):
             raise ValueError(f"timeout_s must be None or a number of seconds, not {timeout_s!r}")
         if self._home.is_foreign:
@@ -160,16 +160,17 @@ class Feed:
 
 
 class Watch(Feed):
-    """Iterator of batches of changes below one prefix, the prefix itself included.
+    """An iterator of batches of changes below one prefix, including the prefix itself.
 
-    The first batch is the current state, sorted by key, possibly empty. After that, every change that commits is
-    reported, at most one per key in a batch: states in between may be merged. Batches are not atomic across keys. The
-    watch resumes by itself after any trouble. Iteration ends after ``close()``; a permission found lost raises.
+    The first batch is the current state, sorted by key, possibly empty. After that, every committed change is reported,
+    at most one per key in a batch: intermediate states may be merged. Batches are not atomic across keys. The watch
+    resumes by itself after any failure. Iteration ends after ``close()``; it raises if the account has lost its
+    permission.
 
     Attributes:
-        matters: called with new changes: whether to wake the reader for them. If not, they come with the next that do.
-            It is called in a thread of the client library: it is quick, takes no locks, and raises nothing. None wakes
-            the reader each time.
+        matters: Called with new changes; returns whether to wake the reader. Otherwise they are delivered with the next
+            batch that matters. Called in a client library's thread: it must be quick, take no locks, and not raise.
+            None wakes the reader each time.
     """
 
     matters: Matters | None
@@ -193,32 +194,33 @@ class Watch(Feed):
 
     @property
     def beside(self) -> tuple[str, ...] | None:
-        """The names of a deleted leaf's siblings, all of one state without it, unsorted; None if they were not read."""
+        """The names of a deleted leaf's siblings, from one state without it, unsorted; None if they were not read."""
         self._home.check()
         return self._beside
 
     @driven
     async def next(self, timeout_s: float | None = None) -> Batch:
-        """The next batch; waits for it.
+        """Wait for the next batch and return it.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever.
+            timeout_s: Seconds to wait. None waits forever.
         Raises:
-            WaitTimeout: nothing changed in that time.
-            Closed: the watch or its store was closed.
-            ForkedProcess: it was opened by the parent of this process.
-            PermissionDenied: the account may not read here any more.
+            WaitTimeout: Nothing changed in that time.
+            Closed: The watch or its store was closed.
+            ForkedProcess: This process's parent opened it.
+            PermissionDenied: The account may no longer read here.
         """
         return await self._await(self._inbox.is_filled, self._inbox.take, timeout_s, "a change")
 
     def subscribe(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None = None) -> None:
-        """Instead of iterating: call ``fn`` with each batch, in order, on the store's callback pool.
+        """Call ``fn`` with each batch, in order, in the store's callback pool. Replaces iteration.
 
-        A batch whose call raises is logged and not repeated. ``on_error`` is called once if the watch ends for good.
+        A batch for which ``fn`` raises is logged and not repeated. ``on_error`` is called once if the watch ends
+        permanently.
 
         Raises:
-            ValueError: the watch has a subscriber already.
-            TypeError: one of the two is no plain function.
+            ValueError: The watch already has a subscriber.
+            TypeError: An argument is not a plain function.
         """
         self._home.check()
         check_listener(fn)
@@ -231,7 +233,7 @@ class Watch(Feed):
         self._lane.signal()
 
     def close(self) -> None:
-        """Stop; whoever waits gets ``Closed``. Twice is fine."""
+        """Stop; waiters get ``Closed``. Idempotent."""
         super().close()
         if self._lane is not None and not self._home.is_foreign:
             self._lane.close()
@@ -253,20 +255,20 @@ class Watch(Feed):
                 fn(batch)
             finally:
                 if self._lane is not None:
-                    self._lane.signal()  # more may have come, or the end
+                    self._lane.signal()  # there may be more changes, or the end
         elif error is not None and on_error is not None:
             on_error(error)
 
 
 @dataclass(slots=True)
 class Tracker:
-    """The last reported state of every key under one watch. One thread at a time.
+    """The last reported state of every key under one watch. For one thread at a time.
 
     Attributes:
-        known: the live keys.
-        keep_values: False keeps only what is needed to compare.
-        ready: True once the first snapshot came.
-        as_of: local clock time at which the state was last known to be current.
+        known: The existing keys.
+        keep_values: False stores only the data needed for comparisons.
+        ready: True after the first snapshot.
+        as_of: Local clock time at which the state was last known to be current.
     """
 
     keep_values: bool
@@ -275,7 +277,7 @@ class Tracker:
     as_of: float = float("-inf")
 
     def fold(self, event: WatchEvent) -> list[Change]:
-        """Take the event in; what it changed, at most one change per key."""
+        """Apply an event; return the changes, at most one per key."""
         if isinstance(event, Broken):
             return []
         if event.as_of is not None:

@@ -1,4 +1,4 @@
-"""Who drives protocols besides the thread that calls them: the background, and event loops; and how they wake.
+"""Drivers of protocols other than the calling thread: background threads and event loops, and how they are woken.
 
-Only ``loop``, ``room``, ``helper`` and ``own_loop`` import asyncio.
+Only ``loop``, ``helper`` and ``own_loop`` import asyncio.
 """

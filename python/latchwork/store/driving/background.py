@@ -1,4 +1,4 @@
-"""Protocols that go on in the background: in a thread of their own, or with many others in one."""
+"""Background protocols, each in a separate thread or many in one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from latchwork.store.steps import Signal, Steps, Until, run
 
 
 class Background(Until):
-    """A protocol that is called and driven in the background; awaited, it is waited for.
+    """A protocol that is called and driven in the background. Awaiting it waits for its end.
 
-    It has a thread of its own, unless a task of an event loop made the object: then its driver sees to that.
+    It runs in a separate thread, unless a task of an event loop made the object: then the task's driver runs it.
 
     Args:
-        protocol: is called with no arguments, in the background.
-        name: of the thread.
-        made_by: the task that made the object; None asks now.
+        protocol: Called without arguments, in the background.
+        name: Name of the thread.
+        made_by: The task that made the object; None detects it.
     """
 
     __slots__ = ("_driver", "_ended")
@@ -36,7 +36,7 @@ class Background(Until):
 
     @property
     def is_mine(self) -> bool:
-        """True inside of it: it must not wait for itself."""
+        """True inside of it, where waiting for it would deadlock."""
         return self._driver in {current(), threading.current_thread()}
 
     @property
@@ -45,7 +45,7 @@ class Background(Until):
         return self._driver.is_alive() if isinstance(self._driver, threading.Thread) else not self._ended.is_set()
 
     def block(self) -> bool:
-        """Wait in this thread until it has really ended."""
+        """Wait in this thread until it has ended, including its thread."""
         if isinstance(self._driver, threading.Thread):
             self._driver.join()
             return True

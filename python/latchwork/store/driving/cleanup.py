@@ -1,4 +1,4 @@
-"""Cleanup in the background: one thread of a store removes what interrupted and cancelled calls left behind."""
+"""Background cleanup: one thread per store removes leftovers of interrupted and cancelled calls."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CleanupJob = Callable[[], Steps["float | None"]]
 
 
 class Cleanup:
-    """Runs cleanup jobs one after the other, in a thread that exists while there are jobs. Thread-safe.
+    """Runs cleanup jobs one at a time, in a thread that exists while there are jobs. Thread-safe.
 
-    A thread per job would not do: a storm of cancelled calls leaves hundreds of jobs.
+    A burst of cancelled calls leaves hundreds of jobs, too many for a thread per job.
 
     Args:
-        clock: the clock that pauses between attempts use.
-        name: the name of the thread.
+        clock: The clock for pauses between attempts.
+        name: The name of the thread.
     """
 
     def __init__(self, clock: Clock, name: str) -> None:
@@ -51,7 +51,7 @@ class Cleanup:
                 return
             self._push(job, after_s)
             if self._thread is None:
-                with acting(None):  # a thread of its own, also for tasks: one in all
+                with acting(None):  # one separate thread, also for tasks
                     self._thread = Background(self._run, self._name)
 
     def close(self) -> None:

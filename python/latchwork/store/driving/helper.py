@@ -1,7 +1,7 @@
-"""One thread of a process drives what goes on in the background for all its event loops.
+"""One thread per process drives the background work of all its event loops.
 
-It is there while there is something to drive. So a loop that is busy, is being closed or has ended stops nothing that
-a session, a latch or a keeper has to do in time.
+It exists while there is something to drive. A loop that is busy, closing or closed therefore does not delay the
+deadlines of sessions, latches and keepers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds for which the thread waits for more to do before it ends.
+#: Seconds for which the idle thread waits for more work before it ends.
 _LINGER_S = 0.5
 
 
 class _Helper:
-    """The thread and its loop, begun when there is something to drive. Safe to share."""
+    """The thread and its loop, started when there is something to drive. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = mutex()
@@ -36,7 +36,7 @@ class _Helper:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def run(self, protocol: Callable[[], Coroutine[Any, Any, object]], name: str) -> None:
-        """Have this run in the thread."""
+        """Run this in the thread."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -72,7 +72,7 @@ class _Helper:
             loop.run_forever()
         finally:
             with self._lock:
-                if self._loop is loop:  # it was ended by an error: the next protocol has another thread
+                if self._loop is loop:  # an error ended it: the next protocol starts another thread
                     self._loop, self._count = None, 0
             loop.close()
 
@@ -90,7 +90,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
-    """Drive a protocol in the background; returns in whose name."""
+    """Drive a protocol in the background, and return its caller."""
     caller = Caller(spawn)
 
     async def go() -> None:
@@ -103,12 +103,12 @@ def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
 async def drive(begin: Callable[[], Steps[T]], *, ends: bool = False) -> T:
     """Drive a protocol in the task that awaits this.
 
-    A cancellation leaves nothing behind: it is raised in the protocol, and what that gives back is waited for, for a
-    second at most; the rest goes on in the background.
+    A cancellation leaves nothing behind: it is raised in the protocol. Its cleanup is awaited for at most a second; the
+    rest continues in the background.
 
     Args:
-        begin: calls the protocol.
-        ends: it ends something: it is not told of a cancellation, and goes on to its end.
+        begin: Calls the protocol.
+        ends: The protocol ends something: a cancellation is not raised in it, and it runs to completion.
     """
     on = Drive(begin(), caller_here(spawn), ends=ends)
     try:
@@ -119,10 +119,10 @@ async def drive(begin: Callable[[], Steps[T]], *, ends: bool = False) -> T:
             raise on.cancelled(error) from None
         if not ends or on.cancellation is None:
             raise
-        _log.exception("what was cancelled has ended with an error")
+        _log.exception("a cancelled call has ended with an error")
         raise on.cancellation from None
     except BaseException as error:
-        if not on.is_over:  # the task is given up, and may not wait
+        if not on.is_over:  # the task was abandoned, and may not wait
             on.abandon(error)
             _helper.run(on.go_on, "an abandoned call")
         raise on.noted(error) from None

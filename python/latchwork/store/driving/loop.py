@@ -1,10 +1,10 @@
-"""Drives protocols in an event loop: asyncio's, uvloop's, and whatever runs on one of these.
+"""Drives protocols in an event loop: asyncio's, uvloop's, and any loop that runs on one of them.
 
-A task awaits ``drive(protocol, ...)``: it goes on in that task until a step has to wait, and then the loop has its
-thread back. What ends a wait in another thread wakes the loop once for all that end at the same time.
+A task awaits ``drive(protocol, ...)``: the protocol runs in that task until a step has to wait, which yields to the
+loop. Waits that end in another thread at the same time wake the loop only once.
 
-Cancellation is raised in the protocol at its await, like an interrupt in a thread. What the protocol gives back then
-is waited for, but not for long, and not through a second cancellation: the rest goes on in the background.
+A cancellation is raised in the protocol at its await, like an interrupt in a thread. The protocol's cleanup is then
+awaited for a limited time, and not through a second cancellation. The rest continues in the background.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds that a cancelled call waits for what it gives back; then that goes on in the background.
+#: Seconds that a cancelled call waits for its cleanup, which then continues in the background.
 CLEAN_UP_S = 1.0
-#: Wake-ups in one turn of the loop: each takes some microseconds.
+#: Maximum number of posted calls per loop iteration: each takes some microseconds.
 _BATCH = 200
-#: Seconds after which a protocol whose steps all end at once lets others have the loop.
+#: Seconds after which a protocol whose steps all end immediately yields to the loop.
 _TURN_S = 0.002
 
-#: Calls of one loop that are in flight on one connection.
+#: Maximum number of one loop's calls in flight on one connection.
 MAX_IN_FLIGHT = 1000
 
-#: Seconds between two looks for calls whose time is over.
+#: Seconds between checks for calls that timed out.
 _LOOK_S = 1.0
 
 _here = threading.local()
@@ -48,7 +48,7 @@ _callers: WeakKeyDictionary[asyncio.Task[Any], Caller] = WeakKeyDictionary()
 
 
 class LoopMailbox:
-    """Calls for one loop, from any thread: many with one wake-up. Safe to share."""
+    """Calls for one loop, posted from any thread, with one wake-up for many. Thread-safe."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -59,9 +59,9 @@ class LoopMailbox:
         self._rooms: WeakKeyDictionary[object, InFlightLimit] = WeakKeyDictionary()
 
     def room(self, connection: object) -> InFlightLimit:
-        """Lets so many calls of this loop be in flight on a connection, in the order in which they came.
+        """Return the in-flight limit of this loop for a connection, served in order.
 
-        More at once would wait for each other on their way, and the last of them for longer than a call may take.
+        Without it, calls would queue on the connection, and the last could exceed its call timeout.
         """
         room = self._rooms.get(connection)
         if room is None:
@@ -70,7 +70,7 @@ class LoopMailbox:
 
     @classmethod
     def here(cls) -> LoopMailbox:
-        """Those of the loop that runs in this thread."""
+        """Return the mailbox of the loop that runs in this thread."""
         loop = running_loop()
         known: LoopMailbox | None = getattr(_here, "arrivals", None)
         if known is None or known.loop is not loop:
@@ -78,9 +78,9 @@ class LoopMailbox:
         return known
 
     def post(self, call: Callable[[Any], object], value: Any) -> bool:
-        """Have ``call(value)`` made in the loop's thread, after what was posted before; False if the loop has ended."""
+        """Make ``call(value)`` in the loop's thread, after earlier posts; False if the loop has ended."""
         self._calls.append((call, value))
-        if not self._is_due:  # who sees it set has added the call before it is cleared, and so before they are made
+        if not self._is_due:  # a thread that sees it set has added its call before the calls are made
             self._is_due = True
             try:
                 self.loop.call_soon_threadsafe(self._make)
@@ -89,9 +89,10 @@ class LoopMailbox:
         return True
 
     def waiter(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
-        """Ends when a future has ended, or after so many seconds, or up to one more; ``forget`` it then.
+        """Return a waiter that ends with a future, or after the given seconds, up to one second late. ``forget`` it
+        then.
 
-        All of them share one timer: what is waited for keeps its own time, and this is for when it does not.
+        All waiters share one timer: the awaited operation keeps its timeout, and this is a fallback.
         """
         waiter: asyncio.Future[None] = self.loop.create_future()
         self._waiters[waiter] = self.loop.time() + within_s
@@ -102,7 +103,7 @@ class LoopMailbox:
         return waiter
 
     def forget(self, waiter: asyncio.Future[None]) -> None:
-        """Nobody waits there any more."""
+        """Remove a waiter."""
         del self._waiters[waiter]
 
     def _ended(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
@@ -127,10 +128,10 @@ class LoopMailbox:
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """The loop that runs in this thread.
+    """Return the loop that runs in this thread.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: There is none.
     """
     try:
         return asyncio.get_running_loop()
@@ -142,7 +143,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def caller_here(spawn: Callable[..., Caller]) -> Caller:
-    """The caller that the current task is, made at its first use; ``spawn`` is for what it has in the background."""
+    """Return the current task's caller, made on first use. ``spawn`` starts its background work."""
     task = asyncio.current_task(running_loop())
     if task is None:
         return Caller(spawn)
@@ -153,12 +154,12 @@ def caller_here(spawn: Callable[..., Caller]) -> Caller:
 
 
 def be_caller(task: asyncio.Task[Any], caller: Caller) -> None:
-    """Make another task the same caller: it runs what that one waits for."""
+    """Make another task act for the same caller, which waits for it."""
     _callers[task] = caller
 
 
 class Drive(Generic[T]):
-    """One protocol on its way: begun in one loop, and perhaps ended in another."""
+    """One protocol in progress: begun in one loop, and perhaps ended in another."""
 
     __slots__ = (
         "_answer",
@@ -177,7 +178,7 @@ class Drive(Generic[T]):
     def __init__(self, steps: Steps[T], caller: Caller, *, ends: bool = False) -> None:
         self._steps = steps
         self._caller = caller
-        self._ends = ends  # it is never told of a cancellation
+        self._ends = ends  # a cancellation is never raised in it
         self._answer: Any = None
         self._error: BaseException | None = None
         self._unknown: OutcomeUnknown | None = None
@@ -185,7 +186,7 @@ class Drive(Generic[T]):
         self._future: Future[Any] | None = None
         self._cleaning_until: float | None = None
         self._cancelled: BaseException | None = None
-        self._note: str | None = None  # what the cancelled step leaves unknown
+        self._note: str | None = None  # about the unknown outcome of the cancelled step
 
     async def go(self) -> T:
         """Drive it to its end in the running loop."""
@@ -216,7 +217,7 @@ class Drive(Generic[T]):
                         room.leave()
                 self._take(future, step)
         except Leave:
-            raise  # who drives it on raises the error in the protocol, if that was not done yet
+            raise  # the next driver raises the error in the protocol, if not yet done
         except BaseException as error:
             unknown, self._error, self._unknown = self._unknown, None, None  # their tracebacks hold this frame
             try:
@@ -225,38 +226,40 @@ class Drive(Generic[T]):
                 unknown = None
 
     async def go_on(self) -> None:
-        """Drive it to its end in another loop than the one it was begun in."""
+        """Drive it to its end in another loop."""
         self._cleaning_until = None
         try:
             await self.go()
         except asyncio.CancelledError:
-            pass  # the one that ended it
+            pass  # the cancellation that ended it
         except Exception:
-            _log.exception("what a cancelled call gives back failed in the background")
+            _log.exception("the cleanup of a cancelled call failed in the background")
 
     def abandon(self, error: BaseException) -> None:
-        """Have the protocol ended by this error as soon as somebody drives it on; one that ends something goes on."""
+        """Raise this error in the protocol when it is next driven. A protocol that ends something is left to
+        complete.
+        """
         if self._ends:
             return
         self._error = error
         if self._step is not None and self._step.is_tracked and self._future is not None:
-            return  # whoever drives it on waits for that
+            return  # the next driver waits for it
         if self._future is not None and self._step is not None and not self._future.cancel():
             self._step.dropped(self._future)
         self._future = self._step = None
 
     def cancelled(self, left: BaseException) -> BaseException:
-        """The cancellation to raise when the protocol was left to the background."""
+        """Return the cancellation to raise when the protocol was left to the background."""
         again = left.__cause__
         return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()
 
     def noted(self, error: BaseException) -> BaseException:
-        """The error, with a note about what it leaves unknown."""
+        """Add the note about the unknown outcome of the cancelled step, and return the error."""
         return noted(error, self._note)
 
     @property
     def cancellation(self) -> BaseException | None:
-        """The cancellation that came, of which the protocol was told unless it ends something."""
+        """The cancellation that arrived. It was raised in the protocol, unless that ends something."""
         return self._cancelled
 
     @property
@@ -265,7 +268,7 @@ class Drive(Generic[T]):
         return getcoroutinestate(self._steps) == CORO_CLOSED
 
     def _send(self) -> tuple[bool, Any]:
-        """Go on to the next step; or the end of it, and what it returned."""
+        """Run up to the next step; return whether it has ended, and its result."""
         answer, error = self._answer, self._error
         self._answer = self._error = None
         with acting(self._caller):
@@ -303,7 +306,7 @@ class Drive(Generic[T]):
                 self._unknown = raised
 
     async def _until(self, arrivals: LoopMailbox, future: Future[Any], step: Step[Any]) -> None:
-        """Wait until the future has ended or the step's time is over."""
+        """Wait until the future has ended or the step has timed out."""
         timeout_s = step.timeout_s
         while True:
             waiter: asyncio.Future[None] = arrivals.loop.create_future()
@@ -321,13 +324,12 @@ class Drive(Generic[T]):
                 return
 
     async def _interruptible(self, waiter: Any) -> bool:
-        """Wait; False if a cancellation came, which the protocol is told unless it ends something.
+        """Wait; False on a cancellation, which is then raised in the protocol unless that ends something.
 
-        After that wait only for so long.
-
+        After a cancellation, waits are limited to ``CLEAN_UP_S``.
 
         Raises:
-            _Leave: go on in the background.
+            Leave: Continue in the background.
         """
         until = self._cleaning_until
         try:
@@ -345,7 +347,7 @@ class Drive(Generic[T]):
                 return False
             self._error = error
             if future is None:
-                self._step = None  # it is not begun
+                self._step = None  # it has not begun
             elif step is not None and not future.done():
                 if step.is_tracked:
                     await self._until(LoopMailbox.here(), future, step)
@@ -358,7 +360,7 @@ class Drive(Generic[T]):
 
 
 async def _end(future: Future[Any], step: Step[Any]) -> None:
-    """Wait for the end of what was interrupted, however often we are cancelled."""
+    """Wait for the end of an interrupted step, regardless of further cancellations."""
     arrivals = LoopMailbox.here()
     while not future.done():
         waiter = arrivals.loop.create_future()
@@ -370,14 +372,14 @@ async def _end(future: Future[Any], step: Step[Any]) -> None:
 
 
 def noted(error: BaseException, note: str | None) -> BaseException:
-    """Add the note, if there is one, and return the error."""
+    """Add the note, if any, and return the error."""
     if note is not None:
         error.add_note(note)
     return error
 
 
 class Leave(Exception):
-    """The protocol is left to the background."""
+    """Signals that the protocol is left to the background."""
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
@@ -386,10 +388,10 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class InFlightLimit:
-    """A number of places, for tasks of one loop. Who finds one free has it without a switch of tasks.
+    """A fixed number of slots for tasks of one loop. A free slot is taken without a task switch.
 
-    A place that is given up goes to the one who has waited longest; nobody overtakes. Call ``take``, and if there was
-    no place await ``turn``; then ``leave``, once for each place had.
+    A released slot goes to the longest waiter, first in, first out. Call ``take``, and if no slot is free, await
+    ``turn``. Then call ``leave`` once per slot held.
     """
 
     __slots__ = ("_free", "_loop", "_waiting")
@@ -400,27 +402,27 @@ class InFlightLimit:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def take(self) -> bool:
-        """Take a place; False if none is free."""
+        """Take a slot; False if none is free."""
         if not self._free:
             return False
         self._free -= 1
         return True
 
     async def turn(self) -> None:
-        """Wait for a place. A cancellation leaves none taken."""
+        """Wait for a slot. If cancelled, take none."""
         waiter = self._loop.create_future()
         self._waiting.append(waiter)
         try:
             await waiter
         except BaseException:
-            if not waiter.done():  # the task is thrown away, not cancelled
+            if not waiter.done():  # the task was abandoned, not cancelled
                 self._waiting.remove(waiter)
-            elif not waiter.cancelled():  # the place came, and then the cancellation
+            elif not waiter.cancelled():  # the slot was granted before the cancellation
                 self.leave()
             raise
 
     def leave(self) -> None:
-        """Give a place to who waits longest, or back."""
+        """Pass a slot to the longest waiter, or free it."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done() and not self._loop.is_closed():

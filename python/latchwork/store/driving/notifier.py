@@ -1,4 +1,4 @@
-"""A mutex and its notifier, by which a protocol waits for a change of what the mutex guards."""
+"""A mutex and its notifier, for protocols that wait for a change of the guarded state."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from latchwork.store.steps import Step, when
 
 
 class Notifier:
-    """A mutex, and waiters that are woken when what it guards has changed. Thread-safe.
+    """A mutex, and waiters that are woken when the guarded state changes. Thread-safe.
 
-    ``with notifier.mutex:`` holds the mutex; ``notifier.ring()`` is called inside. To wait for a condition: read
-    ``notifier.rings`` and look at the condition inside, then await ``notifier.rung(rings, ...)`` outside, and look
+    ``with notifier.mutex:`` holds the mutex; ``notifier.ring()`` is called inside. To wait for a condition, read
+    ``notifier.rings`` and check the condition inside. Then await ``notifier.rung(rings, ...)`` outside, and check
     again.
 
     Attributes:
-        rings: how often it was rung.
-        condition: notified by each ring, while there are ``sleepers``.
+        rings: Number of rings so far.
+        condition: Notified by each ring while there are ``sleepers``.
 
     Args:
-        of: a mutex that there is: several notifiers of one mutex wake each those whom it concerns.
+        of: An existing mutex; several notifiers of one mutex each wake only their waiters.
     """
 
     def __init__(self, of: threading.Lock | None = None) -> None:
@@ -35,7 +35,7 @@ class Notifier:
         self.rings = 0
 
     def ring(self) -> None:
-        """Wake all waiters. The caller holds the mutex: calls that wait are made here, and only wake event loops."""
+        """Wake all waiters. The mutex must be held. Registered calls are made here, and only wake event loops."""
         self.rings += 1
         if self.sleepers:
             self.condition.notify_all()
@@ -43,11 +43,13 @@ class Notifier:
             self._calls.popitem()[1]()
 
     def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
-        """Return the step of waiting until it has been rung more than so often; False when the time has passed."""
+        """Return a step that waits until it was rung more than this many times; False on timeout."""
         return _Rung(self, rings, clock, timeout_s)
 
     def call_when_rung(self, rings: int, call: Callable[[], object]) -> Callable[[], object]:
-        """Have a quick call made then, or now if that has happened. Returns what takes it back."""
+        """Register a quick call for the next ring, or make it now if that has happened. Return a function that removes
+        it.
+        """
         number = object()
         with self.mutex:
             waits = self.rings == rings
@@ -59,7 +61,7 @@ class Notifier:
 
 
 class _Rung(Step[bool]):
-    """Until a notifier was rung more than so often, or the time has passed; True if it was."""
+    """Waits until a notifier was rung more than this many times, or a timeout; True if it was rung."""
 
     __slots__ = ("_clock", "_notifier", "_rings")
 
@@ -91,5 +93,5 @@ class _Rung(Step[bool]):
         return when(partial(self._notifier.call_when_rung, self._rings))
 
     def late(self) -> bool:
-        """Whether it was rung."""
+        """Return whether it was rung."""
         return self._notifier.rings != self._rings

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for ``async def`` functions of the user's that threads of ours wait for."""
+"""An event loop in a dedicated thread, for users' ``async def`` functions that library threads wait for."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Has a call made when the function is to stop; returns what takes that back.
+#: Registers a call to make when the function must stop; returns a function that removes it.
 OnStop = Callable[[Callable[[], None]], Callable[[], object]]
 
 
 class OwnLoop:
-    """A thread and its event loop, begun when the first function is run and ended by ``close``. Safe to share.
+    """A thread and its event loop, started by the first function and ended by ``close``. Thread-safe.
 
-    All functions run in the one loop, so that they may share what belongs to a loop: connections, pools, locks.
+    All functions run in one loop, so that they can share objects bound to it, such as connections, pools and locks.
 
     Args:
-        name: of the thread.
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,17 +41,17 @@ class OwnLoop:
         self._is_closed = False
 
     def run(self, fn: Callable[[], Coroutine[Any, Any, T]], on_stop: OnStop, who: object = None) -> T | None:
-        """Run ``await fn()`` as a task of the loop, with this thread's context variables, and wait for its end here.
+        """Run ``await fn()`` as a task of the loop, with this thread's context variables, and wait for its end.
 
-        Once it is to stop the task is cancelled; None when that ended it. Not promised: that it ends.
+        When asked to stop, cancel the task; return None if that ended it. Not promised: that it ends.
 
         Args:
-            fn: called in the loop.
-            on_stop: tells when it is to stop; at once if it is already.
-            who: by which ``is_inside`` knows it.
+            fn: Called in the loop.
+            on_stop: Registers a call to make when it must stop; immediately if it already must.
+            who: Identifies the caller for ``is_inside``.
         Raises:
-            Closed: the loop was closed.
-            BaseException: what the function raises.
+            Closed: The loop was closed.
+            BaseException: The function's error.
         """
         call = _Call(fn, who)
         with self._lock:
@@ -67,7 +67,7 @@ class OwnLoop:
             take_back()
 
     def is_inside(self, who: object) -> bool:
-        """True in a task that runs for ``who``."""
+        """Return whether this is a task that runs for ``who``."""
         if threading.current_thread() is not self._thread:
             return False
         task = asyncio.current_task(self._loop)
@@ -75,7 +75,7 @@ class OwnLoop:
             return task is not None and any(call.who is who and call.task is task for call in self._calls)
 
     def close(self, timeout_s: float) -> bool:
-        """Run nothing more, and end the loop once nothing runs; False if that took longer. Twice is fine."""
+        """Accept no more functions, and end the loop when idle; False on timeout. Idempotent."""
         with self._lock:
             self._is_closed = True
             self._end_if_idle()
@@ -113,17 +113,19 @@ class OwnLoop:
             loop.close()
 
     def _went_on(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run the loop; False if a task of the user's, which nobody waits for, ended it by ``SystemExit``."""
+        """Run the loop; False if a user's background task ended it by raising ``SystemExit`` or
+        ``KeyboardInterrupt``.
+        """
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            _log.exception("%s: a task raised what ends event loops; the loop goes on", self._name)
+            _log.exception("%s: a task raised an exit that ends event loops; the loop continues", self._name)
             return False
         return True
 
 
 class _Call:
-    """One function on its way. Everything but ``stop_soon`` happens in the loop's thread."""
+    """A call in progress. All its methods but ``stop_soon`` run in the loop's thread."""
 
     def __init__(self, fn: Callable[[], Coroutine[Any, Any, Any]], who: object) -> None:
         self._fn = fn
@@ -144,11 +146,11 @@ class _Call:
     async def _go(self) -> Any:
         try:
             return await self._fn()
-        except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop, and what else runs there
+        except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop and its other tasks
             self._exit = error
 
     def stop_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and so has the task
+        with suppress(RuntimeError):  # the loop and the task have ended
             loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
@@ -160,7 +162,7 @@ class _Call:
         ended(self)
         error: BaseException | None
         if task.cancelled():
-            error = None if self._is_stopped else asyncio.CancelledError()  # it was told to stop, and has
+            error = None if self._is_stopped else asyncio.CancelledError()  # stopped as requested
         else:
             error = self._exit or task.exception()
         if error is None:
@@ -170,7 +172,7 @@ class _Call:
 
 
 def _tidy(loop: asyncio.AbstractEventLoop) -> None:
-    """What ``asyncio.run`` does at its end: nothing that functions left behind goes on."""
+    """Cancel leftover tasks and shut down the loop, as ``asyncio.run`` does at its end."""
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()

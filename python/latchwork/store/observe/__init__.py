@@ -1,4 +1,5 @@
-"""Who is told of a store's calls and sessions, and of a session's states; `metrics.py` is a door: `StoreMetrics`.
+"""Observers of a store's calls and sessions, and of a session's states. `metrics.py` is imported lazily:
+`StoreMetrics`.
 
-`latchwork.store` exports the observer; the rest stays inside.
+`latchwork.store` exports the observer; the rest is internal.
 """

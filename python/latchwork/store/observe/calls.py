@@ -1,6 +1,6 @@
-"""Observers of a store: told of each call when it has ended, and of each session when it is opened.
+"""Observers of a store: notified of each call when it ends, and of each session when it is opened.
 
-``connect(url, observers=[...])``. Nothing here touches the network.
+Pass them as ``connect(url, observers=[...])``. Performs no I/O.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from latchwork.store.session import Session
 
 @dataclass(frozen=True, slots=True)
 class CallInfo:
-    """One call that has ended.
+    """A call that has ended.
 
     Attributes:
-        call: one of ``backends.base.CALLS``; a put, a create and a delete are commits.
-        seconds: how long it took.
-        error: what it came to instead of an answer; a ``Conflict`` is one too.
+        call: One of ``backends.base.CALLS``; a put, a create and a delete are commits.
+        seconds: Its duration.
+        error: Its error, if any, including ``Conflict``.
     """
 
     call: str
@@ -33,20 +33,20 @@ class CallInfo:
 
 
 class StoreObserver:
-    """Override what you want to know. Methods are called from several threads at a time, and must not block."""
+    """Base class of observers. Methods are called in several threads concurrently, and must not block."""
 
     def called(self, info: CallInfo) -> None:
-        """A call has ended."""
+        """Called when a call has ended."""
 
     def opened(self, session: Session) -> None:
-        """A session was opened; its ``on_state`` tells what becomes of it."""
+        """Called when a session was opened. Use its ``on_state`` to follow its state."""
 
 
 NOBODY = Observers[StoreObserver]()
 
 
 class ObservedBackend:
-    """A backend around another one, which tells observers of its calls."""
+    """Wraps a backend to notify observers of its calls."""
 
     def __init__(self, backend: Backend, observers: Observers[StoreObserver]) -> None:
         self._backend = backend
@@ -58,16 +58,16 @@ class ObservedBackend:
 
     @property
     def waiting(self) -> Backend:
-        """The same for those who wait at once."""
+        """The same for callers that wait immediately."""
         return observed(self._backend.waiting, self._observers)
 
     @property
     def apart(self) -> Backend:
-        """The same for those who must not block."""
+        """The same for callers that must not block."""
         return observed(self._backend.apart, self._observers)
 
     def within(self, limit_s: float) -> Backend:
-        """The same with a shorter timeout."""
+        """Return the same with a shorter timeout."""
         return observed(self._backend.within(limit_s), self._observers)
 
     def _told(self, name: str, call: Callable[..., Future[Any]], *args: Any, **options: Any) -> Future[Any]:
@@ -86,5 +86,5 @@ class ObservedBackend:
 
 
 def observed(backend: Backend, observers: Observers[StoreObserver]) -> Backend:
-    """The backend, which tells these observers of its calls."""
+    """Return the backend, wrapped to notify these observers of its calls."""
     return cast("Backend", ObservedBackend(backend, observers))

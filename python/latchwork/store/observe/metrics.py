@@ -1,6 +1,6 @@
-"""The calls and the sessions of a store for Prometheus: names begin with ``latchwork_``, all have the label ``store``.
+"""Prometheus metrics of a store's calls and sessions. Names begin with ``latchwork_``; all have the label ``store``.
 
-``connect(url, observers=[StoreMetrics()])``. Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``.
+Pass ``connect(url, observers=[StoreMetrics()])``. Needs ``prometheus-client``: ``pip install "latchwork[metrics]"``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Families(Collector):
         registry.register(self)
 
     def prepare(self, store: str) -> None:
-        """Have every metric of a store from now on, before its first event."""
+        """Create every metric of a store, before its first event."""
         for call in CALLS:
             self.seconds.labels(store, call)
             for outcome in _OUTCOMES:
@@ -61,18 +61,18 @@ class _Families(Collector):
             self._sessions.setdefault(store, WeakSet())
 
     def add(self, store: str, session: Session) -> None:
-        """A session was opened."""
+        """Record an opened session."""
         self.opened.labels(store).inc()
         session.on_state(lambda state: self.changes.labels(store, state).inc())
         with self._mutex:
             self._sessions[store].add(session)
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand."""
+        """Return nothing: metrics are not declared in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The sessions of the moment."""
+        """Yield the current sessions."""
         states = GaugeMetricFamily("latchwork_sessions", "Sessions in this state.", labels=["store", "state"])
         left = GaugeMetricFamily(
             "latchwork_session_remaining_seconds",
@@ -101,8 +101,8 @@ class StoreMetrics(StoreObserver):
     """The metrics of one store.
 
     Args:
-        store: what the label ``store`` says.
-        registry: where the metrics are registered; the client library's own unless given.
+        store: Value of the label ``store``.
+        registry: Registry of the metrics; defaults to the client library's registry.
     """
 
     def __init__(self, store: str = "default", *, registry: CollectorRegistry | None = None) -> None:
@@ -115,12 +115,12 @@ class StoreMetrics(StoreObserver):
         self._families.prepare(store)
 
     def called(self, info: CallInfo) -> None:
-        """Count and time it."""
+        """Count and time the call."""
         self._families.calls.labels(self._store, info.call, _outcome(info.error)).inc()
         self._families.seconds.labels(self._store, info.call).observe(info.seconds)
 
     def opened(self, session: Session) -> None:
-        """Count it, and follow its state."""
+        """Count the session, and follow its state."""
         self._families.add(self._store, session)
 
 
