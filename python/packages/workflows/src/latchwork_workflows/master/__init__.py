@@ -1,6 +1,7 @@
-"""Masters: shards of instances as items of a job, each advanced by one thread under the fence of its lock.
+"""Masters: each owns a share of the shards of instances. A shard is an item of a job, advanced by one thread under the
+fence of its lock.
 
-``Master`` is the door; how a shard is read, written and dispatched is kept inside.
+``Master`` is the entry point. The modules that read, write and dispatch a shard are internal.
 """
 
 from latchwork_workflows.master.chores import Retention

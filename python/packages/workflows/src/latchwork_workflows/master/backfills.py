@@ -1,4 +1,4 @@
-"""Backfills: so many of their runs at a time."""
+"""Advances backfills, with a limited number of active runs each."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from latchwork_workflows.state.backfills import STOPPABLE, BackfillState, next_s
 
 _log = logging.getLogger(__name__)
 
-#: So many instances of a backfill are begun, or stopped, in one transaction.
+#: Maximum number of instances of a backfill that are started or stopped in one transaction.
 MOST_AT_ONCE = 100
 
 
 class Writer(Protocol):
-    """What writes instances."""
+    """Writes instances."""
 
     def stored(self, instance: int) -> Stored | None:
-        """An instance as it is now; None: it is not of this shard."""
+        """Return the current state of an instance. None: it does not belong to this shard."""
         ...
 
     def advance(self, instance: int, events: Iterable[Event]) -> None:
-        """Advance an instance, and what follows for others."""
+        """Advance an instance, and apply the effects on other instances."""
         ...
 
     def has_to_wait(self, stored: Stored) -> bool:
-        """Whether it waits for its turn, in a workflow of which one run goes at a time."""
+        """Return whether a run has to wait for the concurrency limit of its workflow."""
         ...
 
     def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
-        """An event more, for people."""
+        """Add an event to the timeline of an instance."""
         ...
 
     def alone(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
-        """Do something, and give an error that follows from it alone to ``failed``."""
+        """Run ``do``, and pass an error that it alone caused to ``failed``."""
         ...
 
 
 class Backfills:
-    """What follows in one transaction. For one thread."""
+    """Commands about backfills and their effects, in one transaction. Not thread-safe."""
 
     def __init__(self, connection: sa.Connection, shard: int, plans: Plans, now: float, writer: Writer) -> None:
         self._connection = connection
@@ -63,12 +63,12 @@ class Backfills:
         self._asked: set[int] = set()
 
     def command(self, row: CommandRow) -> int:
-        """Do what a command says of a backfill; its number. What follows is for ``lead``.
+        """Apply a command about a backfill and return the backfill's ID. ``lead`` starts or stops the runs.
 
         Raises:
-            Malformed: nobody of ours wrote it.
-            UnknownWorkflow: there is no such backfill here, or no such version.
-            WrongState: it is over, or stops.
+            Malformed: The command was not written by Latchwork.
+            UnknownWorkflow: This shard has no such backfill, or the version does not exist.
+            WrongState: The backfill has ended or is stopping.
         """
         if row.type == "backfill":
             number = self._create(row)
@@ -100,7 +100,7 @@ class Backfills:
         return backfills.create(self._connection, {**same, **fields}, wanted.moments, {**same, **each})
 
     def _cause(self, row: CommandRow) -> int:
-        """The backfill that leads to this one: it was made before, here."""
+        """Return the backfill that this one follows. It was created earlier, in this shard."""
         asked = row.args["cause"]
         if type(asked) is not int:
             raise Malformed(f"command {row.id} names no command that it follows")
@@ -120,13 +120,13 @@ class Backfills:
         backfills.set_state(self._connection, number, BackfillState.STOPPING, self._now)
 
     def lead(self, written: Mapping[int, Stored], before: Mapping[int, Stored]) -> bool:
-        """Lead on backfills that a command is about, or of which an instance has moved.
+        """Advance the backfills that had a command or whose instances changed their state.
 
         Args:
-            written: the instances of this transaction.
-            before: as they were.
+            written: Instances written in this transaction.
+            before: The same instances before it.
         Returns:
-            Whether a command was written for what was too much for one transaction.
+            Whether a command was written, because there is more to do than fits into one transaction.
         """
         going_on: set[int] = set()
         for number in sorted(self._asked | _touched(written, before)):
@@ -156,7 +156,7 @@ class Backfills:
 
 
 def _touched(written: Mapping[int, Stored], before: Mapping[int, Stored]) -> set[int]:
-    """The backfills of which an instance is in another state than before."""
+    """Return the backfills with an instance whose state has changed."""
     return {
         each.backfill
         for each in written.values()
@@ -165,11 +165,11 @@ def _touched(written: Mapping[int, Stored], before: Mapping[int, Stored]) -> set
 
 
 class _Round(NamedTuple):
-    """What is to be done now.
+    """The next step of a backfill.
 
     Attributes:
-        instances: of the backfill.
-        event: what happens to each.
+        instances: IDs of instances of the backfill.
+        event: Event to apply to each.
     """
 
     instances: list[int]
@@ -177,10 +177,10 @@ class _Round(NamedTuple):
 
 
 class _Leading:
-    """One backfill in one transaction: rounds until there is nothing more to do, or it has been enough for once.
+    """Advances one backfill in one transaction, in rounds, until there is nothing to do or the limit is reached.
 
     Attributes:
-        goes_on: there is more to do, for which a command was written.
+        goes_on: There is more to do, and a command was written for it.
     """
 
     def __init__(self, connection: sa.Connection, shard: int, number: int, now: float) -> None:
@@ -193,7 +193,7 @@ class _Leading:
         self.goes_on = False
 
     def round(self) -> _Round | None:
-        """What is to be done next; None when that is all for now. The state of the backfill is written."""
+        """Write the state of the backfill and return the next step. None: there is nothing to do for now."""
         row = None if self._is_over else backfills.load(self._connection, self._number, shard=self._shard)
         if row is None:
             return None
@@ -211,7 +211,7 @@ class _Leading:
 
     def _bounded(self, ids: Iterable[int], event: Event) -> _Round:
         chosen = list(ids)
-        if len(chosen) > self._left:  # the rest in transactions of their own
+        if len(chosen) > self._left:  # later transactions handle the rest
             self._is_over = self.goes_on = True
             chosen = chosen[: self._left]
             ask(self._connection, CommandType.WAKE, shard_id=self._shard, args={"backfill": self._number})

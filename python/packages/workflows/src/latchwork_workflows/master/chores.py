@@ -1,7 +1,7 @@
-"""Chores: what is too old goes, on one master at a time, some hundred rows after the other.
+"""Cleanup: deletes old data on one master at a time, some hundred rows per transaction.
 
-Two at once do no harm: each transaction deletes what is too old by then, and what is not there is not deleted. So no
-fence is needed, and whatever is interrupted is done by the next pass.
+Concurrent passes are harmless: each transaction deletes what is too old by then, and deleting a missing row does
+nothing. So no fence is needed. The next pass completes an interrupted one.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long things are kept.
+    """How long data is kept.
 
     Attributes:
-        runs_days: runs that are over, with their logs.
-        keep_runs: the newest of each workflow, which stay however old they are.
-        commands_days: commands that are done, so long a repeated key is known; and tests of channels.
-        fires_days: fire times that were started.
-        audit_days: what people did, and what happened.
+        runs_days: Days to keep ended runs and their logs.
+        keep_runs: Number of newest runs of each workflow that are kept regardless of age.
+        commands_days: Days to keep completed commands and tests of channels. A repeated idempotency key is recognized
+            for as long.
+        fires_days: Days to keep fire times that were started.
+        audit_days: Days to keep the audit log and the timeline.
     Raises:
-        ValueError: less than nothing, or less than one run.
+        ValueError: A value is negative, or ``keep_runs`` is less than 1.
     """
 
     runs_days: float = 180.0
@@ -54,16 +55,16 @@ class Retention:
 
 @dataclass(slots=True)
 class Gone:
-    """What a pass has deleted.
+    """Number of items that a pass has deleted.
 
     Attributes:
-        runs: with their tasks and attempts.
-        logs: runs whose logs were deleted.
-        commands: that were done.
-        fires: fire times.
-        events: of timeline and audit.
-        outputs: that were kept for others.
-        pages: of SQLite, given back to the file system.
+        runs: Runs with their tasks and attempts.
+        logs: Runs whose logs were deleted.
+        commands: Completed commands.
+        fires: Fire times.
+        events: Events of timeline and audit log.
+        outputs: Cached outputs.
+        pages: SQLite pages returned to the file system.
     """
 
     runs: int = 0
@@ -80,18 +81,19 @@ class Gone:
 
 
 class Stopped(Exception):
-    """The pass was told to end."""
+    """The pass was asked to stop."""
 
 
 class Chores:
-    """A pass of chores: ``Chores(database, logs).run()``. For one thread.
+    """One cleanup pass: ``Chores(database, logs).run()``. Not thread-safe.
 
     Args:
-        database: of the workflows.
-        logs: the log store of the workers; None, or another one: runs stay, since their logs would.
-        keep: how long.
-        pause: called between transactions, for others to have their turn; True ends the pass.
-        now: seconds since the epoch.
+        database: Database of the workflows.
+        logs: Log store of the workers. If None or of another installation, runs are kept because their logs would
+            remain.
+        keep: Retention times.
+        pause: Called between transactions, so that other writers can proceed. Returning True ends the pass.
+        now: Returns seconds since the epoch.
     """
 
     def __init__(
@@ -112,10 +114,10 @@ class Chores:
         self._is_stopped = False
 
     def run(self) -> Gone:
-        """Delete what is too old; what was deleted.
+        """Delete what is too old and return what was deleted.
 
         Raises:
-            DatabaseUnavailable: it cannot be reached; the next pass goes on.
+            DatabaseUnavailable: The database is out of reach. The next pass continues.
         """
         self._gone, self._is_stopped = Gone(), False
         try:
@@ -145,7 +147,7 @@ class Chores:
         return True
 
     def _do(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """One transaction, and a pause before the next one."""
+        """Run one transaction, then pause."""
         if self._is_stopped:
             raise Stopped
         with self._database.write() as connection:
@@ -180,7 +182,7 @@ class Chores:
         return self._logs_left()
 
     def _logs_left(self) -> bool:
-        """Delete logs of runs that are gone; False: the log store does not delete now, the next pass tries again."""
+        """Delete the logs of deleted runs. Return False if the log store cannot delete now. The next pass retries."""
         with self._database.read() as connection:
             left = retention.logs_left(connection)
         done: list[int] = []
@@ -231,5 +233,5 @@ class Chores:
             self._gone.pages += count
 
 
-#: What a pass passes over; the next one goes on.
+#: Errors that end a pass. The next pass continues.
 PASSING = (LatchworkError, sa.exc.SQLAlchemyError, OSError)

@@ -1,4 +1,4 @@
-"""The arguments of commands, checked; and errors that are of a run and not of its master."""
+"""Validation of command arguments, and classification of errors that concern a run and not its master."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from latchwork_workflows.state import (
     Wake,
 )
 
-#: Commands that make an instance.
+#: Commands that create an instance.
 STARTS = frozenset({"start", "timer"})
 
 
-#: Commands about backfills; a wake is one if it names one.
+#: Commands about backfills. A wake that names a backfill is one too.
 BACKFILLS = frozenset({"backfill", "backfill_stop"})
 
 
 class Malformed(ValueError):
-    """A command that nobody of ours wrote."""
+    """A command that was not written by Latchwork."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An instance that is to be made.
+    """A new instance to create.
 
     Attributes:
-        code: of the workflow.
-        version: of the workflow.
-        event: how it begins.
-        schedule_time: seconds since the epoch.
-        params: values for ``${name}``.
-        priority: None: as the definition says.
+        code: Code of the workflow.
+        version: Version of the workflow.
+        event: How it starts.
+        schedule_time: Seconds since the epoch.
+        params: Values for ``${name}``.
+        priority: None: the priority of the definition.
     """
 
     code: int
@@ -63,19 +63,19 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Dates:
-    """A backfill that is to be made.
+    """A new backfill to create.
 
     Attributes:
-        code: of the workflow.
-        version: of the workflow.
-        moments: of its instances, in seconds since the epoch; each once.
-        parallel: so many at a time.
+        code: Code of the workflow.
+        version: Version of the workflow.
+        moments: Schedule times of its instances, in seconds since the epoch, without duplicates.
+        parallel: Maximum number of runs at a time.
         direction: ``asc`` or ``desc``.
-        stop_on_failure: no other starts while one has failed.
-        params: values for ``${name}``, of all.
-        priority: None: as the definition says.
-        dry: every task succeeds without running.
-        fresh: every task runs, whatever is known of its outputs.
+        stop_on_failure: Start no other run while one has failed.
+        params: Values for ``${name}``, for all instances.
+        priority: None: the priority of the definition.
+        dry: Every task succeeds without running.
+        fresh: Every task runs, even if a cached result exists.
     """
 
     code: int
@@ -91,10 +91,10 @@ class Dates:
 
 
 def dates_of(row: CommandRow) -> Dates:
-    """What a backfill asks for.
+    """Return the arguments of a backfill command.
 
     Raises:
-        Malformed: it does not say.
+        Malformed: The arguments are missing or invalid.
     """
     args = row.args
     start = start_of(row)
@@ -120,10 +120,10 @@ def dates_of(row: CommandRow) -> Dates:
 
 
 def start_of(row: CommandRow) -> Wanted:
-    """What a start asks for.
+    """Return the arguments of a start command.
 
     Raises:
-        Malformed: it does not say.
+        Malformed: The arguments are missing or invalid.
     """
     args = row.args
     code, version, priority = args.get("code"), args.get("version"), args.get("priority")
@@ -139,10 +139,10 @@ def start_of(row: CommandRow) -> Wanted:
 
 
 def event_of(row: CommandRow) -> Event:
-    """What a command asks an instance that is there to do.
+    """Return the event that a command requests for an existing instance.
 
     Raises:
-        Malformed: it does not say, or there is none of its name.
+        Malformed: The arguments are invalid, or the command is unknown.
     """
     if row.type == "recover":
         return Recover(_names(row, "start_from"))
@@ -185,21 +185,21 @@ def _scope(row: CommandRow) -> Scope:
         raise Malformed(f"command {row.id}: scope is {row.args['scope']!r:.40}") from None
 
 
-#: So many characters of an error are kept.
+#: Maximum number of characters of an error that are stored.
 MOST_WHY = 1000
-#: The database refused what a statement was to write.
+#: Errors by which the database refuses the values of a statement.
 _REFUSED = (sa.exc.DataError, sa.exc.IntegrityError, sa.exc.ProgrammingError, sa.exc.NotSupportedError)
 
 
 class NeedsCare(Exception):
-    """Part of a turn failed, perhaps because of one run: the turn is undone, and repeated run by run."""
+    """Part of a turn failed, perhaps because of one run. The turn is rolled back and repeated run by run."""
 
 
 def is_of_run(error: Exception) -> bool:
-    """Whether an error may follow from the run, command or row at hand.
+    """Return whether an error may be caused by the current run, command or row.
 
-    Everything does but what the database and the store raise about themselves, and the loss of the shard. A
-    ``MemoryError`` and a ``RecursionError`` do.
+    True for all errors, also ``MemoryError`` and ``RecursionError``, except those that database and store raise about
+    themselves, and the loss of the shard.
     """
     if isinstance(error, sa.exc.SQLAlchemyError):
         is_refused = isinstance(error, _REFUSED) or type(error) is sa.exc.StatementError
@@ -210,7 +210,7 @@ def is_of_run(error: Exception) -> bool:
 
 
 def why_of(error: Exception) -> str:
-    """The error for people, as text that any database takes."""
+    """Return the error as text for users that every database accepts."""
     if isinstance(error, KeyError):
         return f"nothing has the name {error.args[0]!r}, which a parameter refers to"
     is_ours = isinstance(error, (ValueError, LatchworkError)) and not isinstance(error, UnicodeError)

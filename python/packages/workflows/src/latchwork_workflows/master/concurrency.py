@@ -1,4 +1,4 @@
-"""Which runs may begin: workflows that limit how many run at a time, and the pools of projects."""
+"""Decides which runs may start: concurrency limits of workflows, and the pools of projects."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from latchwork_workflows.schemas.pools import project_pool
 from latchwork_workflows.state.concurrency import GOING, Other, Turn, places, verdict
 from latchwork_workflows.state.records import OVER, InstanceState
 
-#: Commands by which a run that is over goes on.
+#: Commands that continue an ended run.
 _AGAIN = frozenset({"recover", "rerun"})
 
 
 class Concurrency:
-    """Who may go, in one transaction. For one thread.
+    """Concurrency decisions of one transaction. Not thread-safe.
 
     Attributes:
-        pokes: shards that have something to do because of us.
+        pokes: Shards that got a command from this transaction.
     """
 
     def __init__(self, connection: sa.Connection) -> None:
@@ -42,20 +42,20 @@ class Concurrency:
     def has_to_wait(
         self, version: Version, *, dry: bool, is_wanted: bool = False, above: Collection[int] = (), but: int = 0
     ) -> bool:
-        """Whether a run that is to go waits for its turn; others are asked to stop for it if the policy says so.
+        """Return whether a new run has to wait. Other runs are asked to stop if the policy says so.
 
         Args:
-            version: that it has.
-            dry: it takes no turn.
-            is_wanted: it is neither discarded nor refused, nor ends others: a date of a backfill.
-            above: the runs that it is a part of.
-            but: itself, if it is there.
+            version: Version of the run.
+            dry: The run is dry, so it never waits.
+            is_wanted: The run is neither discarded nor refused, nor stops others: a date of a backfill.
+            above: IDs of the ancestors of the run.
+            but: ID of the run itself, if it exists.
         Raises:
-            WrongState: it is discarded, or refused, or would wait for itself.
+            WrongState: The run is discarded, refused, or would wait for itself.
         """
         if dry:
             return False
-        has_room = self._has_room(version, is_wanted=is_wanted)  # first: one that is refused ends no others
+        has_room = self._has_room(version, is_wanted=is_wanted)  # first: a refused run must not stop others
         return self._has_no_place(version, is_wanted=is_wanted, above=above, but=but) or not has_room
 
     def _has_no_place(self, version: Version, *, is_wanted: bool, above: Collection[int], but: int) -> bool:
@@ -108,10 +108,10 @@ class Concurrency:
         )
 
     def check_again(self, stored: Stored, version: Version, command: str) -> None:
-        """Refuse that a run goes on again while others have its place.
+        """Refuse to continue an ended run while other runs use up the limit.
 
         Raises:
-            WrongState: with one of the other runs.
+            WrongState: Names one of the other runs.
         """
         given = version.definition
         most = places(given.serial, given.max_runs)
@@ -129,7 +129,7 @@ class Concurrency:
             )
 
     def is_next(self, stored: Stored, version: Version) -> bool:
-        """Whether it is its turn: then it has to begin in this transaction."""
+        """Return whether a waiting run may start. If so, it must start in this transaction."""
         if not self._has_room(version, is_wanted=True):
             return False
         concurrency.lock(self._connection, stored.code)
@@ -137,7 +137,7 @@ class Concurrency:
         return stored.id in concurrency.next_of(self._connection, stored.code, most)
 
     def left(self, written: Iterable[Stored], before: Mapping[int, Stored]) -> set[int]:
-        """The shards whose runs wait for one that is over now."""
+        """Return the shards with runs that wait for a run that has now ended."""
         codes = {
             each.code
             for each in written
@@ -148,7 +148,7 @@ class Concurrency:
 
 
 def next_turns(connection: sa.Connection, plans: Plans, waiting: Iterable[Stored]) -> list[int]:
-    """Those of these runs whose turn it may be; it is asked once more under the lock."""
+    """Return the waiting runs that may be next. ``is_next`` checks again under the lock."""
     found: list[int] = []
     first: dict[tuple[int, int | None], set[int]] = {}
     for stored in waiting:

@@ -1,4 +1,4 @@
-"""Sends tasks to workers: their specs, and their items in the store."""
+"""Sends tasks to workers: builds task specs and writes their items to the store."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from latchwork_workflows.model.values import Run, values_of
 from latchwork_workflows.state import Instance, Plan, Task, TaskState, base_of, index_of
 from latchwork_workflows.state.records import NOT_TAKEN
 
-#: So many switches are decided in one turn,
+#: Maximum number of switches that are decided in one turn,
 MOST_CHOICES = 200
-#: and after so many seconds no further one.
+#: and the seconds after which no further switch is decided.
 _CHOICES_S = 0.2
 
 
 class Choice(NamedTuple):
-    """What a switch has chosen.
+    """Decision of a switch.
 
     Attributes:
-        heads: The tasks that go on.
-        why: Why it cannot be decided; empty if it was.
+        heads: First tasks of the chosen branch.
+        why: Why it cannot be decided. Empty if it was decided.
     """
 
     heads: tuple[str, ...] = ()
@@ -49,12 +49,12 @@ class Choice(NamedTuple):
 
 
 class TaskSpecs:
-    """What the workers of one shard are given. For one thread.
+    """Builds the specs for the workers of one shard. Not thread-safe.
 
     Args:
-        database: where runs, and what is stored for their projects, are read.
-        plans: the versions that are known.
-        shard: which.
+        database: Database with the runs and the settings of their projects.
+        plans: Cache of versions.
+        shard: ID of the shard.
     """
 
     def __init__(self, database: Database, plans: Plans, shard: int) -> None:
@@ -64,9 +64,9 @@ class TaskSpecs:
         self._runs: dict[int, tuple[Version, Run]] = {}
 
     def read(self, connection: sa.Connection, written: Iterable[Stored]) -> None:
-        """Read what items of these will be made of, in the transaction that wrote them: ``make`` needs none then.
+        """Read the values for the items of these runs, in the transaction that wrote them, so that ``make`` needs none.
 
-        What cannot be read here is left to ``make``.
+        Runs that cannot be read here are left to ``make``.
         """
         self._runs = {}
         parameters: dict[str, Mapping[str, Any]] = {}
@@ -85,7 +85,7 @@ class TaskSpecs:
     def make(
         self, cache: StateCache, attempts: Collection[SubmittedAttempt]
     ) -> tuple[list[TaskItem], list[tuple[SubmittedAttempt, str]]]:
-        """What to put, and which attempts nobody can be given, with the reasons."""
+        """Return the items to put, and the attempts that cannot be built with the reasons."""
         unread = self._read_rest(cache, {each.instance for each in attempts})
         made: list[TaskItem] = []
         failed = [(each, unread[each.instance]) for each in attempts if each.instance in unread]
@@ -100,13 +100,13 @@ class TaskSpecs:
         return made, failed
 
     def choose(self, cache: StateCache, held: Collection[SubmittedAttempt]) -> dict[SubmittedAttempt, Choice | None]:
-        """Decide switches; no transaction is open while their expressions are evaluated.
+        """Decide switches. No transaction is open while their expressions are evaluated.
 
         Args:
-            cache: What is known.
+            cache: State of the runs.
             held: Tasks that the master holds.
         Returns:
-            The choices of those that are switches, and None for the others. The rest may be missing if it takes long.
+            The choice of each switch, and None for any other task. Some switches may be missing if deciding takes long.
         """
         switches = self._switches(cache, held)
         made: dict[SubmittedAttempt, Choice | None] = dict.fromkeys(set(held) - set(switches))
@@ -122,7 +122,7 @@ class TaskSpecs:
         return made
 
     def _switches(self, cache: StateCache, held: Iterable[SubmittedAttempt]) -> list[SubmittedAttempt]:
-        """Those that are switches, or of a version that cannot be read."""
+        """Return the switches, and the tasks of versions that cannot be read."""
         found: list[SubmittedAttempt] = []
         with self._database.read() as connection:
             for attempt in held:
@@ -156,7 +156,7 @@ class TaskSpecs:
         with self._database.read() as connection:
             for stored in rest:
                 try:
-                    with connection.begin_nested():  # PostgreSQL takes nothing more after an error
+                    with connection.begin_nested():  # PostgreSQL aborts the whole transaction after an error
                         self._read(connection, stored, parameters)
                 except Exception as error:
                     if not is_of_run(error):
@@ -181,7 +181,9 @@ def _is_queued(task: Task) -> bool:
 def run_of(
     connection: sa.Connection, version: Version, stored: Stored, parameters: Mapping[str, Any] | None = None
 ) -> Run:
-    """An instance, as values follow from it: with what is stored for its project now; its parameters may be given."""
+    """Return an instance with the current settings of its project, for computing values. ``parameters`` may be passed
+    in.
+    """
     project = version.definition.project
     environments = settings.variables(connection, project, version.environments) if version.environments else {}
     return Run(
@@ -207,21 +209,21 @@ def _connections(
 
 _log = logging.getLogger(__name__)
 
-#: So many operations in one transaction, of the hundred that a store takes.
+#: Maximum number of operations in one transaction. The limit of the store is 100.
 _MOST_OPS = 90
 _MOST_BYTES = 700_000
-#: The size of a project's slots that is no limit.
+#: Size of a project's slots that means unlimited.
 MOST_TASKS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an attempt's item is.
+    """Position of an attempt's item in the work queue.
 
     Attributes:
-        lane: of the backlog.
-        shelf: of the lane.
-        item: its name.
+        lane: Partition of the work queue.
+        shelf: Sort key within the partition.
+        item: Name of the item.
     """
 
     lane: str
@@ -230,19 +232,19 @@ class Place:
 
     @classmethod
     def of(cls, queue_key: str, task: int, n: int, shard: int) -> Place:
-        """Of what the database has as ``lane/shelf/priority``."""
+        """Parse a queue key of the database: partition, sort key and priority, separated by slashes."""
         lane, shelf, priority = queue_key.split("/")
         return cls(lane, shelf, Item(task, n, shard, int(priority)))
 
 
 @dataclass(frozen=True, slots=True)
 class TaskItem:
-    """An item that is to be put.
+    """An item to put.
 
     Attributes:
-        place: where.
-        value: of the item.
-        body: the second part of a large spec.
+        place: Its position.
+        value: Value of the item.
+        body: Second part of a large spec.
     """
 
     place: Place
@@ -251,13 +253,13 @@ class TaskItem:
 
 
 class Dispatcher:
-    """The store of one shard's owner. For one thread.
+    """Access to the store for the owner of one shard. Not thread-safe.
 
     Args:
-        store: the store of the process, for as long as the shard's lock is ours.
-        keys: of the installation.
-        shard: which.
-        fence: proof that we own it.
+        store: Store of the process, usable while we hold the lock of the shard.
+        keys: Keys of the installation.
+        shard: ID of the shard.
+        fence: Proof of ownership.
     """
 
     def __init__(self, store: Store, keys: Keys, shard: int, fence: Fence) -> None:
@@ -268,14 +270,14 @@ class Dispatcher:
         self._backlog = WorkQueue(store, keys.backlog)
 
     def close(self) -> None:
-        """Nothing is stored by it."""
+        """Close the work queue. Deletes nothing from the store."""
         self._backlog.close()
 
     def check_owner(self) -> None:
-        """Let an owner pass.
+        """Check that we still own the shard.
 
         Raises:
-            NotOwner: another has the shard, or nobody.
+            NotOwner: The shard has another owner, or none.
         """
         try:
             self._store.commit([self._fence], [])
@@ -283,11 +285,11 @@ class Dispatcher:
             raise NotOwner(f"shard {self._shard} has another owner in the store") from error
 
     def key(self, place: Place) -> str:
-        """The key of an item."""
+        """Return the key of an item."""
         return self._backlog.key(place.lane, place.shelf, place.item.id)
 
     def poke(self, shards: Iterable[int]) -> None:
-        """Have the owners of other shards look for commands; they would in some seconds, so nothing is lost."""
+        """Notify the owners of other shards of commands. They also poll every few seconds, so errors are ignored."""
         for each in shards:
             try:
                 self._store.put(self.keys.poke(each), b"")
@@ -297,12 +299,13 @@ class Dispatcher:
     # Results
 
     def tidy(self, ended: Sequence[str], strange: Sequence[str], seq: int) -> None:
-        """Results that are in the database are deleted, with what was cancelled of them.
+        """Delete results that are in the database, with the cancel marks of their attempts.
 
         Args:
-            ended: attempts.
-            strange: keys that nobody of ours wrote.
-            seq: the transaction that wrote them: a database that has not made it is from before.
+            ended: Attempts.
+            strange: Keys that were not written by Latchwork.
+            seq: Sequence number of the transaction that wrote the results. A database without it was restored from an
+                older backup.
         """
         ops = [Delete(key) for x in ended for key in (self.keys.result(self._shard, x), self.keys.cancel(x))]
         ops += [Delete(key) for key in strange]
@@ -329,7 +332,7 @@ class Dispatcher:
     # Putting
 
     def put(self, task_items: Iterable[TaskItem]) -> list[str]:
-        """Put items, unless they are there, or have ended; the attempts that need not be looked at again."""
+        """Put items that do not exist and have not ended. Return the attempts that are done."""
         done: list[str] = []
         for batch in _batches(task_items):
             try:
@@ -352,7 +355,7 @@ class Dispatcher:
         return ops if parcel.body is None else [*ops, Put(self.keys.data(place.item.x), parcel.body)]
 
     def _put_each(self, batch: Sequence[TaskItem]) -> list[str]:
-        """Some of a batch are there, or have ended: those are left out."""
+        """Put a batch of which some items exist or have ended, without these."""
         items = self._store.get_many([self.key(each.place) for each in batch])
         results = self._store.get_many([self.keys.result(self._shard, each.place.item.x) for each in batch])
         done = [each.place.item.x for each, item in zip(batch, items, strict=True) if item is not None]
@@ -364,17 +367,17 @@ class Dispatcher:
             try:
                 self._commit([Absent(self.keys.result(self._shard, x))], self._ops_of(each))
             except Conflict:
-                continue  # it was put, or ended, just now: the next turn sees that
+                continue  # it was put or ended just now: the next turn sees it
             done.append(x)
         return done
 
-    # Taking back, and ending
+    # Withdraw and cancel
 
     def take_back(self, places: Mapping[str, Place]) -> list[str]:
-        """Take items back from the workers, unless one has them.
+        """Withdraw items from the queue, unless a worker has claimed them.
 
         Returns:
-            The attempts that no worker will ever see: taken back now, or before.
+            The attempts that no worker can claim: withdrawn now or earlier.
         """
         gone: list[str] = []
         for x, place in places.items():
@@ -387,7 +390,10 @@ class Dispatcher:
         return gone
 
     def _is_somewhere(self, x: str) -> bool:
-        """After no item was found: whether it runs, or has ended, in this order: an end makes one of the other."""
+        """Return whether an attempt without an item is running or has ended.
+
+        Checked in this order, because the end of an attempt replaces its running key with a result.
+        """
         keys = (self.keys.running(self._shard, x), self.keys.result(self._shard, x))
         return any(self._store.get(key) is not None for key in keys)
 
@@ -396,11 +402,13 @@ class Dispatcher:
         try:
             self._commit(checks, [*ops, Delete(self.keys.data(x)), Delete(self.keys.cancel(x))])
         except Conflict:
-            return False  # somebody took it: it runs, or is cancelled then
+            return False  # a worker claimed it: it runs, or is cancelled later
         return True
 
     def cancel(self, places: Mapping[str, Place]) -> list[str]:
-        """Have attempts ended by those who run them, and not taken again; those that it was said of."""
+        """Have running attempts cancelled by their workers, and not claimed again. Return the attempts that were
+        marked.
+        """
         told: list[str] = []
         for x, place in places.items():
             try:
@@ -410,10 +418,10 @@ class Dispatcher:
             told.append(x)
         return told
 
-    # Mending
+    # Repair
 
     def items(self) -> dict[str, Place]:
-        """Every item of the backlog, of all shards, by its attempt; those that nobody of ours named are left out."""
+        """Return every item of the work queue, of all shards, by attempt. Unknown names are skipped."""
         found = {}
         lanes = f"{self.keys.backlog}/partitions"
         for entry in self._store.list(lanes, recursive=True):
@@ -427,7 +435,7 @@ class Dispatcher:
         return found
 
     def marked(self) -> set[str]:
-        """Attempts, of all shards, that are cancelled or have a second part of their spec."""
+        """Return the attempts, of all shards, that are cancelled or have a second part of their spec."""
         keys = self.keys
         return {
             entry.key[len(prefix) + 1 :].partition("/")[0]
@@ -436,16 +444,16 @@ class Dispatcher:
         }
 
     def unmark(self, attempts: Sequence[str]) -> None:
-        """Delete cancels and second parts that belong to no item."""
+        """Delete cancel marks and second parts that belong to no item."""
         ops = [Delete(key) for x in attempts for key in (self.keys.cancel(x), self.keys.data(x))]
         for start in range(0, len(ops), _MOST_OPS):
             self._commit([], ops[start : start + _MOST_OPS])
 
     def has_died(self, place: Place) -> bool | None:
-        """Whether nobody has an attempt that ran, in the order item, running, result.
+        """Return whether a running attempt was lost. Checks its item, running key and result, in this order.
 
         Returns:
-            None: somebody has it, or it has ended. True: its worker died. False: its worker gave it back.
+            None: it is running or has ended. True: its worker died. False: its worker released it.
         """
         item = self._backlog.find(place.lane, place.shelf, place.item.id)
         if self._is_somewhere(place.item.x):
@@ -469,18 +477,18 @@ def _batches(task_items: Iterable[TaskItem]) -> Iterable[list[TaskItem]]:
         yield batch
 
 
-#: What ends a turn and not the run: the next turn does it again.
+#: Errors that end a turn and not the run. The next turn retries.
 PASSING: tuple[type[LatchworkError], ...] = (Unavailable, OutcomeUnknown, Conflict)
 
 
 def untaken(stored: Stored, plan: Plan, after: Instance, now: float) -> list[AttemptRow]:
-    """A row for each attempt that was taken back since no worker had taken it.
+    """Return a row for each attempt that was withdrawn because no worker claimed it.
 
     Args:
-        stored: the instance before.
-        plan: what its version says.
-        after: the instance now.
-        now: seconds since the epoch.
+        stored: The instance before.
+        plan: Plan of its version.
+        after: The instance now.
+        now: Seconds since the epoch.
     """
     return [
         AttemptRow(

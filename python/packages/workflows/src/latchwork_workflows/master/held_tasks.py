@@ -54,7 +54,7 @@ from latchwork_workflows.types.logical import DependentParams, SubProcessParams
 
 _log = logging.getLogger(__name__)
 
-#: So many bytes of JSON do the outputs have that a held task gathers.
+#: Maximum size of the outputs that a held task collects, in bytes of JSON.
 MOST_OUTPUT = 262_144
 _OUTCOMES = {
     TaskState.SUCCESS: "success",
@@ -66,35 +66,35 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 
 class RunWriter(Protocol):
-    """What writes instances."""
+    """Writes instances."""
 
     def stored(self, instance: int) -> Stored | None:
-        """An instance as it is now; None: it is not of this shard."""
+        """Return the current state of an instance. None: it does not belong to this shard."""
         ...
 
     def step(self, instance: int, events: Iterable[Event], outputs: Outputs) -> None:
-        """Advance an instance, without what follows for others."""
+        """Advance an instance, without the effects on other instances."""
         ...
 
     def make(self, wanted: Wanted, by: str, **columns: Any) -> int:
-        """A new instance."""
+        """Create an instance and return its ID."""
         ...
 
     def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
-        """Whether a run that is a part of others waits for its turn."""
+        """Return whether a child run has to wait for the concurrency limit of its workflow."""
         ...
 
     def prepared(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
-        """Do something, and give an error that follows from it alone to ``failed``."""
+        """Run ``do``, and pass an error that it alone caused to ``failed``."""
         ...
 
     def of_run(self, instance: int, do: Callable[[], object]) -> None:
-        """Do something for a run; an error that follows from it ends the run."""
+        """Do something for a run. An error that it causes ends the run."""
         ...
 
 
 class HeldTasks:
-    """What follows in one transaction. For one thread."""
+    """Calls of held tasks and their effects, in one transaction. Not thread-safe."""
 
     def __init__(self, connection: sa.Connection, shard: int, plans: Plans, now: float, writer: RunWriter) -> None:
         self._connection = connection
@@ -113,10 +113,10 @@ class HeldTasks:
             "gather": self._gather,
         }
 
-    # What was written
+    # Written instances
 
     def saved(self, before: Stored, made: Stored, after: Instance) -> None:
-        """An instance was written: what it asks is to be done, and who waits for it may be told."""
+        """Record that an instance was written: queue its calls, and remember which dependents to notify."""
         self.todo.extend((made.id, call) for call in after.calls if call.kind != "choose")
         was = before.known.tasks if before.known.run == after.run else {}
         rows: list[AttemptRow] = []
@@ -141,14 +141,14 @@ class HeldTasks:
                 self.todo.append((made.id, None))
 
     def abandoned(self, stored: Stored) -> None:
-        """An instance was ended by a defect: its children end, and it waits for nobody."""
+        """Stop the children of an instance that an error has ended, and delete its registrations as a dependent."""
         families.forget_all(self._connection, stored.id)
         for name, task in stored.known.tasks.items():
             if task.held or task.state is TaskState.PAUSED:
                 self.todo.append((stored.id, Call("stop", name)))
 
     def follow(self) -> None:
-        """All that follows, and what follows from that."""
+        """Process all queued calls, and the calls that they cause."""
         while self.todo:
             instance, call = self.todo.pop(0)
             self._writer.of_run(instance, partial(self._follow_one, instance, call))
@@ -170,7 +170,7 @@ class HeldTasks:
             self._ask_child(stored, call)
 
     def finish(self) -> set[int]:
-        """Who waits for what has ended gets a command; the shards that have one."""
+        """Write a wake-up command for each dependent of what has ended. Return the shards that have one."""
         found = families.who_waits(self._connection, self._over, self._ended)
         for shard, code in found:
             ask(self._connection, CommandType.WAKE, shard_id=shard, args={"code": code})
@@ -194,7 +194,7 @@ class HeldTasks:
     # Children
 
     def _open(self, stored: Stored, name: str, task: Task) -> None:
-        """The child is made, unless there is one: that is adopted, and what failed in it is recovered."""
+        """Create the child of a sub-process, or adopt the existing one and recover its failed tasks."""
         child = families.child_of(self._connection, stored.ids[name])
         if child is None:
             self._new_child(stored, name, task)
@@ -233,7 +233,7 @@ class HeldTasks:
         self._note_use(stored, name, project=project, kind="start", workflow=given.workflow, run=made)
 
     def _note_use(self, stored: Stored, name: str, *, project: str, kind: str, workflow: str, run: int) -> None:
-        """Tell the audit of another project who used a workflow of it: who started the outermost run."""
+        """Record in the audit log of another project that its workflow was used, and who started the outermost run."""
         user = self._plans.get(self._connection, stored.code, stored.version).definition
         if user.project != project:
             by = families.person_of(self._connection, self._with_above(stored)[-1])
@@ -246,7 +246,7 @@ class HeldTasks:
         if child is None:
             return
         event = asked(call.kind, child.known.state)
-        if call.kind == "pause" and child.known.state is InstanceState.SERIAL_WAIT:  # it does not begin meanwhile
+        if call.kind == "pause" and child.known.state is InstanceState.SERIAL_WAIT:  # it does not start in the meantime
             task = stored.known.tasks[call.task]
             self._writer.step(stored.id, [ChildPaused(call.task, task.n, stored.known.run)], {})
         elif isinstance(event, (Recover, Rerun)):
@@ -261,7 +261,7 @@ class HeldTasks:
         return [stored.id, *families.above(self._connection, stored.parent)]
 
     def _tell_parent(self, child: Stored) -> None:
-        """A child is over: its parent goes on in the same transaction."""
+        """Report the state of a child to its parent, in the same transaction."""
         place = families.parent_of(self._connection, child.parent or 0)
         parent = self._writer.stored(place.instance) if place is not None else None
         if place is None or parent is None:
@@ -282,14 +282,17 @@ class HeldTasks:
             self._writer.step(parent.id, [event], {})
 
     def _outputs_of(self, child: Stored) -> dict[str, Any]:
-        """Of all its tasks; those of later ones over those of earlier ones."""
+        """Return the outputs of all its tasks. Later tasks override earlier ones."""
         plan = self._plans.get(self._connection, child.code, child.version).plan
         return {name: value for each in plan.rules for name, value in child.outputs.get(each, {}).items()}
 
     # Dependents
 
     def _look(self, stored: Stored, name: str, task: Task) -> None:
-        """Whether it has what it waits for. Who waits is written before: what ends from now on tells us, or nearly."""
+        """Check whether the dependencies of a task are fulfilled.
+
+        The task is registered before the check, so that almost every later end wakes it. Polling covers the rest.
+        """
         version = self._plans.get(self._connection, stored.code, stored.version)
         condition = DependentParams.model_validate(version.tasks[name].params).on.condition()
         moment = run_of(self._connection, version, stored).moment
@@ -305,7 +308,7 @@ class HeldTasks:
                     self._connection, version.definition.project, each.workflow, "dependent"
                 )
             except UnknownWorkflow:
-                return None  # it may come
+                return None  # it may be created later
             families.wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
             found = [families.newest(self._connection, code, span, without) for span in spans(each.window, moment)]
             said = of_spans(None if run is None else of_run(run.state, each.task, run.tasks) for run in found)
@@ -328,7 +331,7 @@ class HeldTasks:
     # Switches and maps
 
     def chose(self, stored: Stored, name: str, n: int, choice: Choice) -> None:
-        """A switch was decided, or cannot be: its expressions were evaluated before this transaction."""
+        """Apply the decision of a switch, or its error. The expressions were evaluated before this transaction."""
         if choice.why:
             self._why[stored.id, name] = choice.why
             event: Event = Ended(name, n, Outcome.FATAL, stored.known.run)
@@ -351,7 +354,7 @@ class HeldTasks:
             self._succeed(stored, name, task, {})
 
     def _gather(self, stored: Stored, name: str, task: Task) -> None:
-        """Lists of what its elements have put out, in the order of the items."""
+        """Collect the outputs of its elements in lists, in the order of the items."""
         items = (element(name, index) for index in range(MOST_ITEMS))
         there = [each for each in items if stored.known.tasks.get(each, _NONE).state is not TaskState.SKIPPED]
         self._succeed(stored, name, task, gathered(stored.outputs.get(each, {}) for each in there))
@@ -360,18 +363,19 @@ class HeldTasks:
 _NONE = Task(TaskState.SKIPPED)
 
 
-#: So many runs look in one transaction, of those that wait for one workflow: all shards of a node may do so at once.
+#: Maximum number of runs that are woken for one workflow in one transaction. All shards of a node may do so at the same
+#: time.
 MOST_WOKEN = 50
 
 
 class WakeUps:
-    """The rounds of one transaction. For one thread.
+    """Wakes the dependents of workflows, in one transaction. Not thread-safe.
 
     Args:
-        connection: a transaction that the guard has begun.
-        shard: whose runs look.
-        now: seconds since the epoch.
-        wake: has a run look.
+        connection: A transaction that the guard has begun.
+        shard: ID of the shard whose runs are woken.
+        now: Seconds since the epoch.
+        wake: Has a run check its dependencies.
     """
 
     def __init__(self, connection: sa.Connection, shard: int, now: float, wake: Callable[[int], None]) -> None:
@@ -380,24 +384,24 @@ class WakeUps:
         self._now = now
         self._wake = wake
         self._done: set[int] = set()
-        #: There is more to do, for which a command was written.
+        #: There is more to do, and a command was written for it.
         self.goes_on = False
 
     def is_done(self, row: CommandRow) -> bool:
-        """Whether another command of this transaction was for this one, too."""
+        """Return whether another command of this transaction has covered this command."""
         return row.id in self._done
 
     def command(self, row: CommandRow) -> None:
-        """Of a workflow of which something has ended: begin a round, or go on with one.
+        """Start or continue a round: wake the runs that wait for a workflow of which something has ended.
 
         Raises:
-            Malformed: it names no workflow.
+            Malformed: The command names no workflow.
         """
         code, after = row.args.get("code"), row.args.get("after", 0)
         if not isinstance(code, int) or not isinstance(after, int):
             raise Malformed(f"command {row.id} wakes nobody")
         if not after and self._is_on_its_way(code, row.id):
-            self._go_on(code, 0)  # behind the rest of that round
+            self._go_on(code, 0)  # after the rest of that round
             return
         found = families.waiting_for(self._connection, self._shard, code, after=after, most=MOST_WOKEN)
         for instance in found:
@@ -406,7 +410,9 @@ class WakeUps:
             self._go_on(code, found[-1])
 
     def _is_on_its_way(self, code: int, number: int) -> bool:
-        """Whether a round of this workflow is not over; the other commands that ask for one are done."""
+        """Return whether a round of this workflow is unfinished. Other commands that request a round are marked as
+        done.
+        """
         others = commands.open_wakes(self._connection, self._shard, code, but=number)
         for other, after in others.items():
             if not after:

@@ -1,4 +1,4 @@
-"""What a master of a shard reads from the store: who runs its attempts, how they ended, and which are orphans."""
+"""Inputs of a shard from the store: claims and results of its attempts, and orphans."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt
 from latchwork_workflows.state import Claimed, Ended, Event, Lost, Outcome
 from latchwork_workflows.state.records import IN_HANDS
 
-#: Seconds for which claims alone may wait.
+#: Seconds by which claims without other events may be delayed.
 CLAIMS_S = 0.05
-#: So many results are taken in at once.
+#: Maximum number of results that are processed at once.
 MOST_RESULTS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Who runs one attempt, as its key says.
+    """The claim of an attempt, as its key shows it.
 
     Attributes:
-        claim: the token of the claim.
-        value: what the worker wrote.
+        claim: Token of the claim.
+        value: Record of the worker.
     """
 
     claim: int
@@ -38,21 +38,21 @@ class Runs:
 
     @property
     def running(self) -> Running:
-        """What the worker said; it is read once for each claim, and seen at every look."""
+        """The parsed record. Needed once for each claim, while the key is seen at every read."""
         return Running.of(self.value)
 
 
 @dataclass(slots=True)
 class Seen:
-    """What a look at the store has found.
+    """Result of one read of the store.
 
     Attributes:
-        results: by attempt, the first so many.
-        running: by attempt.
-        poke: the token of the last poke; 0 if there was none.
-        strange: keys that nobody of ours wrote.
-        again: results that were taken in before, and are shown still, with the tokens of their keys.
-        tokens: of the keys of results.
+        results: By attempt. At most ``MOST_RESULTS``.
+        running: By attempt.
+        poke: Token of the last poke. 0 if there was none.
+        strange: Keys that were not written by Latchwork.
+        again: Results that were processed before and are still visible, with the tokens of their keys.
+        tokens: Tokens of the keys of results.
     """
 
     results: dict[str, Result] = field(default_factory=dict)
@@ -69,12 +69,12 @@ class Seen:
 
 
 def seen(entries: Iterable[Entry], prefix: str, done: Mapping[str, int]) -> Seen:
-    """What stands below the prefix of a shard.
+    """Parse the entries below the prefix of a shard.
 
     Args:
-        entries: of the mirror.
-        prefix: of the shard.
-        done: results that were taken in, with the tokens of their keys; they are deleted, and a mirror may be late.
+        entries: Entries of the mirror.
+        prefix: Prefix of the shard.
+        done: Processed results with the tokens of their keys. They are deleted, but a mirror may lag.
     """
     found = Seen()
     for entry in entries:
@@ -98,10 +98,10 @@ def seen(entries: Iterable[Entry], prefix: str, done: Mapping[str, int]) -> Seen
 
 
 class Looking:
-    """Looks at a shard's part of the store, without what was taken in already. For one thread.
+    """Reads a shard's part of the store, without results that were processed before. Not thread-safe.
 
     Args:
-        prefix: of the shard.
+        prefix: Prefix of the shard.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -110,17 +110,17 @@ class Looking:
         self._tokens: dict[str, int] = {}
 
     def look(self, entries: Iterable[Entry]) -> Seen:
-        """What is there now."""
+        """Return the current content."""
         found = seen(entries, self._prefix, self._done)
         self._done, self._tokens = found.again, found.tokens
         return found
 
     def took(self, ended: Iterable[str]) -> None:
-        """The results of these, of the last look, are in the database."""
+        """Record that these results of the last read are in the database."""
         self._done.update((x, self._tokens[x]) for x in ended if x in self._tokens)
 
     def forget(self) -> None:
-        """Nothing in memory counts any more."""
+        """Clear the state in memory."""
         self._done, self._tokens = {}, {}
 
 
@@ -133,27 +133,27 @@ def _result(entry: Entry) -> Result:
 
 
 def missing(cache: StateCache, found: Seen) -> list[SubmittedAttempt]:
-    """Attempts that ran, of which nothing is to be seen: their workers may be dead. To be looked at one by one."""
+    """Return the running attempts that have no key in the store. Their workers may be dead: check them one by one."""
     if len(cache.running) == len(found.running) and cache.running.keys() == found.running.keys():
         return []
     return [each for x, each in cache.running.items() if x not in found.running and x not in found.results]
 
 
 def replaced(cache: StateCache, found: Seen, claims: Mapping[str, int]) -> list[SubmittedAttempt]:
-    """Attempts that ran under one claim, and run under another now: between two looks the first one was lost."""
+    """Return the attempts that run under another claim than before: the first claim was lost between two reads."""
     seen_ = found.running
     return [each for x, each in cache.running.items() if x in seen_ and claims.get(x, 0) not in {0, seen_[x].claim}]
 
 
 @dataclass(slots=True)
 class Told:
-    """What has happened.
+    """Events since the last read.
 
     Attributes:
-        events: by instance, in order.
-        claimed: attempts that a worker has taken now, with their claims.
-        ended: attempts that have ended; of instances that are over, too.
-        lost: attempts whose claims are over without a result.
+        events: By instance, in order.
+        claimed: Newly claimed attempts, with their claims.
+        ended: Ended attempts, also of ended instances.
+        lost: Attempts whose claims ended without a result.
     """
 
     events: dict[int, list[Event]] = field(default_factory=dict)
@@ -162,21 +162,21 @@ class Told:
     lost: list[SubmittedAttempt] = field(default_factory=list)
 
     def tell(self, attempt: SubmittedAttempt, event: Event) -> None:
-        """An event more."""
+        """Add an event."""
         self.events.setdefault(attempt.instance, []).append(event)
 
 
 class Debounce:
-    """Claims that nothing else came with are written a moment later: nobody waits for their rows.
+    """Delays writing claims that have arrived without other events.
 
-    The result of a short task comes meanwhile, and one transaction has both. For one thread.
+    The result of a short task arrives in the meantime, so one transaction writes both. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def lasts(self, what: Told, now: float) -> bool:
-        """Whether all of this may wait; the moment counts from the first claim."""
+        """Return whether all of these events may wait. The time counts from the first claim."""
         count = sum(map(len, what.events.values()))
         if what.ended or what.lost or not what.claimed or count != len(what.claimed):
             return False
@@ -185,22 +185,22 @@ class Debounce:
         return now - self._since < CLAIMS_S
 
     def left_s(self, now: float) -> float:
-        """Seconds for which they may wait still; infinite if there are none."""
+        """Return the seconds for which they may still wait. Infinite if there are none."""
         return math.inf if self._since is None else self._since + CLAIMS_S - now
 
     def end(self) -> None:
-        """They are written."""
+        """Reset: the claims were written."""
         self._since = None
 
 
 def told(cache: StateCache, found: Seen, lost: Mapping[SubmittedAttempt, bool], claims: Mapping[str, int]) -> Told:
-    """What has happened since the last look.
+    """Return the events since the last read.
 
     Args:
-        cache: what is known.
-        found: what is there.
-        lost: attempts whose claims are over without a result, and whether their workers died.
-        claims: by attempt, the claim that is known of it.
+        cache: State of the runs.
+        found: Content of the store.
+        lost: Attempts whose claims ended without a result, and whether their workers died.
+        claims: Known claims, by attempt.
     """
     result = Told()
     for gone, died in lost.items():
@@ -230,7 +230,9 @@ def _run(cache: StateCache, attempt: SubmittedAttempt) -> int:
 
 
 def in_mind(cache: StateCache, told: Told) -> tuple[dict[int, tuple[int, int]], set[int]]:
-    """Instance and workflow of what was told, by the row of the task; and the rows that are not in the cache."""
+    """Return instance and workflow of the reported attempts by task row, and the task rows that are not in the
+    cache.
+    """
     rows = {attempt_of(x) for x, _ in told.ended} | {(each.task, each.n) for each, _ in told.claimed}
     found = {row: cache.find(row, n) for row, n in rows}
     known = {row: (each.instance, cache.instances[each.instance].code) for row, each in found.items() if each}
@@ -238,7 +240,7 @@ def in_mind(cache: StateCache, told: Told) -> tuple[dict[int, tuple[int, int]], 
 
 
 def row_of(task: int, n: int, result: Result) -> AttemptRow:
-    """The history of an attempt that has ended: how, as its worker told."""
+    """Return the history row of an ended attempt, as its worker reported it."""
     worker, host, ref, error = (
         each.replace("\0", "\ufffd") for each in (result.worker, result.host, result.log_ref, result.error)
     )
@@ -262,7 +264,7 @@ _log = logging.getLogger(__name__)
 
 
 def in_hands(cache: StateCache) -> set[str]:
-    """The attempts that a shard has with workers, or queued for them."""
+    """Return the attempts of a shard that are queued or claimed."""
     return {
         x_of(stored.ids[name], task.n)
         for stored in cache.instances.values()
@@ -272,13 +274,13 @@ def in_hands(cache: StateCache) -> set[str]:
 
 
 def repair(dispatcher: Dispatcher, cache: StateCache, shard: int, is_ours: Callable[[Iterable[int]], set[int]]) -> None:
-    """Drop what nobody waits for.
+    """Drop orphans: items and marks that no run needs.
 
     Args:
-        dispatcher: of the shard, under its fence.
-        cache: read just now, with all results taken in.
-        shard: which.
-        is_ours: which of these tasks are of this shard, or of none any more if the shard is to care for those.
+        dispatcher: Dispatcher of the shard, under its fence.
+        cache: State that was just read, with all results processed.
+        shard: ID of the shard.
+        is_ours: Returns which of these tasks belong to this shard. For the first shard, also deleted tasks.
     """
     marked = dispatcher.marked()
     items = dispatcher.items()

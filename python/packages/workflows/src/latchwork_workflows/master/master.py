@@ -1,7 +1,7 @@
-"""A master: a node that owns a share of the shards, and advances what is in them.
+"""A master: a node that owns a share of the shards and advances their runs.
 
-Shards are the items of a job: who owns which, failover, drain and rolling restarts come with the job manager. A node
-that has been without its database for a while gives its shards to others that may have it.
+Shards are the items of a job. The job manager provides ownership, failover, drain and rolling restarts. A node that
+loses its database releases its shards, so that other nodes can take them.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ from latchwork_workflows.secrets import Secrets
 
 _log = logging.getLogger(__name__)
 
-#: The masters' job.
+#: Job of all masters.
 SHARDS_JOB = "workflow-shards"
-#: The job of one of them, which deletes what is too old.
+#: Job of one master, which deletes old data.
 CHORES_JOB = "workflow-chores"
-#: The job of one of them, which sends alerts.
+#: Job of one master, which sends alerts.
 ALERTS_JOB = "workflow-alerts"
-#: Seconds between two passes of chores, and before the first one.
+#: Seconds between two cleanup passes, and before the first one.
 CHORES_EVERY_S, CHORES_FIRST_S = 600.0, 60.0
-#: Seconds without the database after which a node gives its shards away.
+#: Seconds without the database after which a node releases its shards.
 WITHOUT_S = 10.0
 _LOOK_S = 2.0
-#: A transaction of so many seconds waits for an answer that never comes: the server ends each statement after five.
+#: A transaction of this many seconds is stuck, since the server ends each statement after five seconds.
 STUCK_S = 120.0
 _MISMATCH_S = 10.0
-#: Seconds between two transactions of chores: others write in between.
+#: Seconds between two transactions of cleanup, so that others can write.
 _CHORES_PAUSE_S = 0.02
 
 
 class Master:
-    """A node that advances instances: ``with Master(database, store) as master: ...``. Safe to share between threads.
+    """A node that advances runs: ``with Master(database, store) as master: ...``. Thread-safe.
 
-    Construction does no I/O. Database and store stay the caller's.
+    Construction does no I/O. The caller closes database and store.
 
     Args:
-        database: with the tables of this version.
-        store: the one that belongs to it; its root, or a namespace that all nodes use.
-        node_id: unique among the living masters; default the host's name with six characters more.
-        order: by what workers take tasks: ``instance``, or ``submitted``; the same on all nodes.
-        lock_ttl_s: seconds that the shards of a dead node stay its own.
-        poll_s: seconds after which the database is asked for commands, whatever was heard.
-        name: the key below which all is stored.
-        observers: of the job manager.
-        logs: the log store of the workers; without, runs that are too old stay.
-        keep: how long things are kept.
-        chores_every_s: seconds between two looks for what is too old.
-        secrets: of this machine, for channels of alerts; by default those of its environment.
-        alerts_every_s: seconds between two looks for alerts that are to be sent.
+        database: Database with the tables of this version.
+        store: The store that belongs to it: its root, or a namespace that all nodes use.
+        node_id: Unique among the running masters. Default: the host name and six random characters.
+        order: Order in which workers claim tasks: ``instance`` or ``submitted``. Must be the same on all nodes.
+        lock_ttl_s: Seconds until the shards of a dead node are reassigned.
+        poll_s: Seconds between two polls for commands without a notification.
+        name: Key below which all data is stored.
+        observers: Observers of the job manager.
+        logs: Log store of the workers. Without it, old runs are not deleted.
+        keep: Retention times.
+        chores_every_s: Seconds between two cleanup passes.
+        secrets: Secrets of this machine, for alert channels. Default: those of the environment.
+        alerts_every_s: Seconds between two checks for alerts to send.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Master:
         """Join the other masters.
 
         Raises:
-            StoreMismatch: store and database do not belong together.
-            SchemaTooNew, LatchworkError: the database is of another version, or was never initialized.
-            Unavailable: store or database is out of reach.
-            Closed: it was started before.
+            StoreMismatch: Store and database do not belong together.
+            SchemaTooNew, LatchworkError: The database has another version, or was never initialized.
+            Unavailable: Store or database is out of reach.
+            Closed: It was started before.
         """
         with self._mutex:
             if self._thread is not None or self._closing.is_set():
@@ -135,21 +135,21 @@ class Master:
         return self
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Give the shards to others, after the turns under way. Idempotent.
+        """Finish the current turns and release the shards to other masters. Idempotent.
 
         A second call with a shorter timeout shortens the first one.
 
         Args:
-            timeout_s: Seconds to wait for turns. None is the ``close_timeout_s`` of job nodes.
+            timeout_s: Seconds to wait for the turns. None: the ``close_timeout_s`` of job nodes.
         """
         self._closing.set()
         self._leave(timeout_s)
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
-        self._leave(timeout_s)  # the cluster, which the thread may have joined again
+        self._leave(timeout_s)  # the thread may have joined the cluster again
 
     def health(self) -> NodeHealth:
-        """Return whether it is in the cluster: not while it has no database. Does no I/O."""
+        """Return whether the node is in the cluster. It is not while it has no database. Does no I/O."""
         manager = self._manager
         if manager is None:
             without = "it has no database, and others have its shards"
@@ -266,7 +266,7 @@ class Master:
                 _log.warning("master %s is not back yet: %s", self.node_id, error)
 
     def _asks(self) -> bool:
-        """Whether the database answers. Asked in a thread of its own: an answer may never come."""
+        """Return whether the database answers. Asks in a separate thread, because a query may block forever."""
         if self._asker is None or not self._asker.is_alive():
             name = f"latchwork-master-asks-{self.node_id}"
             self._asker = threading.Thread(target=self._ask, name=name, daemon=True)

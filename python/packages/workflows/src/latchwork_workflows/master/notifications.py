@@ -1,4 +1,4 @@
-"""Alerts of a turn: written with the facts that they report."""
+"""Alerts of a turn, written in the same transaction as the facts that they report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Notifications:
-    """The alerts of one transaction. For one thread."""
+    """The alerts of one transaction. Not thread-safe."""
 
     def __init__(self, connection: sa.Connection, plans: Plans, now: float) -> None:
         self._connection = connection
@@ -27,13 +27,13 @@ class Notifications:
         self._now = now
 
     def saved(self, before: Stored, made: Stored, after: Instance, *, why: str = "") -> None:
-        """A run was written as ``after``; ``why``: what has ended it, if that was a defect."""
+        """Write the alerts for a run that was written as ``after``. ``why`` is the error that ended it, if any."""
         self._facts(made, after, why)
         if before.known.run == after.run and not after.dry:
             self._rows(before, made, after)
 
     def _rows(self, before: Stored, made: Stored, after: Instance) -> None:
-        """Rows of queries that have succeeded now, and are to be mailed."""
+        """Write alerts for the queries that have now succeeded and whose rows are to be mailed."""
         was = before.known.tasks
         ended = [
             name
@@ -65,7 +65,9 @@ def tell_takeover(
     owners: tuple[str, str],
     now: float,
 ) -> None:
-    """These runs had a master that did not give them up: one alert for each workflow that tells of failovers."""
+    """Write one failover alert for each workflow that wants them, about runs whose former master did not release
+    them.
+    """
     if owners[0] in {"", owners[1]}:
         return
     by_code: dict[int, list[tuple[Version, Stored]]] = {}
@@ -84,7 +86,7 @@ def _goes(known: Instance) -> bool:
 
 
 def _version(plans: Plans, connection: sa.Connection, run: Stored) -> Version | None:
-    """None: this program cannot read it, so nobody knows whom to tell."""
+    """Return the version of a run. None: this program cannot read it, so no alert is possible."""
     try:
         return plans.get(connection, run.code, run.version)
     except (ValueError, UnknownWorkflow) as error:

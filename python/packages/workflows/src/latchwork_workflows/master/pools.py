@@ -16,7 +16,7 @@ from latchwork_workflows.keys import PROJECT, pool_key
 from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.schemas.pools import MAX_SIZE
 
-#: Its master writes the sizes.
+#: The master of this shard writes the sizes.
 FIRST_SHARD = 0
 
 
@@ -46,8 +46,8 @@ class PoolSizes:
     def tell(self) -> None:
         """Write the sizes that differ.
 
-        The pool of a project that was removed gets the largest size: tasks that were queued for its slots still take
-        one. Any other pool is deleted.
+        The pool of a project that was removed gets the largest size, because tasks that were queued for its slots still
+        take one. Any other pool is deleted.
         """
         if self._wanted is None or self._wanted == self._written:
             return

@@ -1,4 +1,4 @@
-"""Tasks whose outputs are known already: they succeed without a worker."""
+"""Tasks with cached outputs: they succeed without a worker."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 @dataclass(slots=True)
 class CachedResult:
-    """What an instance is, once the tasks whose outputs are known have them.
+    """An instance after its tasks with cached outputs have succeeded.
 
     Attributes:
-        after: the instance.
-        outputs: of those tasks, by name.
-        hits: whose outputs they are, with the number of the attempt.
+        after: The instance.
+        outputs: Cached outputs, by task name.
+        hits: By task name: the number of the attempt and the cache entry.
     """
 
     after: Instance
@@ -38,14 +38,14 @@ class CachedResult:
     hits: dict[str, tuple[int, Known]] = field(default_factory=dict)
 
     def rows(self, ids: Mapping[str, int], now: float) -> list[AttemptRow]:
-        """The history of attempts that did not run."""
+        """Return the history rows of attempts that did not run."""
         return [
             AttemptRow(ids[name], n, 0, "", "", now, "", now, Outcome.SUCCESS.value, cached_from=known.instance)
             for name, (n, known) in self.hits.items()
         ]
 
     def tell(self, connection: sa.Connection, instance: int, now: float) -> None:
-        """The timeline has them too."""
+        """Add the cache hits to the timeline."""
         rows = [
             {
                 "at": now,
@@ -61,17 +61,17 @@ class CachedResult:
 
 
 class ResultCache:
-    """What is known in one transaction, and what is to be. For one thread."""
+    """Reads and writes cached outputs in one transaction. Not thread-safe."""
 
     def __init__(self, connection: sa.Connection, plans: Plans, now: float) -> None:
         self._connection = connection
         self._plans = plans
         self._now = now
-        #: What is to be kept, by key. Written at the end of the transaction: so rows are locked in one order.
+        #: Outputs to keep, by key. Written at the end of the transaction, so that rows are locked in one order.
         self.made: dict[str, Known] = {}
 
     def note(self, stored: Stored, name: str, result: Result) -> None:
-        """A task has succeeded: its outputs are kept, if they may be."""
+        """Keep the outputs of a successful task, if its definition allows it."""
         if result.cache_key is None or result.outcome is not Outcome.SUCCESS:
             return
         try:
@@ -83,13 +83,13 @@ class ResultCache:
             self.made[result.cache_key] = known
 
     def recall(self, stored: Stored, version: Version, after: Instance, outputs: Outputs) -> CachedResult:
-        """The instance, after tasks that would be queued now have the outputs that are known.
+        """Complete the tasks that would be queued now and have cached outputs.
 
         Args:
-            stored: the instance before.
-            version: that it has.
-            after: the instance as it would be.
-            outputs: of its tasks that have ended, by name.
+            stored: The instance before.
+            version: Its version.
+            after: The instance without the cache.
+            outputs: Outputs of its ended tasks, by name.
         """
         found = CachedResult(after)
         if after.fresh or not version.may_recall:
@@ -116,7 +116,7 @@ class ResultCache:
         }
 
     def _keys(self, stored: Stored, version: Version, after: Instance, outputs: Outputs) -> dict[str, str]:
-        """Of the tasks that would be queued now; not of those that somebody starts by force."""
+        """Return the cache keys of the tasks that would be queued now, except force-started tasks."""
         was = stored.known.tasks if stored.known.run == after.run else {}
         new = [
             name
@@ -132,7 +132,7 @@ class ResultCache:
         try:
             run = run_of(self._connection, version, stored)
         except ValueError:
-            return keys  # which is told when it is put
+            return keys  # the error is reported when the task is dispatched
         for name in new:
             spec, n = version.tasks[base_of(name)], after.tasks[name].n
             key = self._plans.cache_key(run, spec, n, outputs, index=index_of(name))

@@ -1,6 +1,6 @@
-"""A shard while a node owns it: look, write, do, again and again. One thread, which alone writes the shard's rows.
+"""Runs a shard while a node owns it: repeated turns of read, write, dispatch. Only this thread writes the shard's rows.
 
-What is in memory is what the last transaction wrote. After any doubt it is read again, under the guard.
+Memory holds what the last transaction wrote. After any doubt it is read again, under the guard.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from latchwork_workflows.state import Ended, Event, Outcome, Removed
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which the database is asked for commands, whatever was heard.
+#: Seconds between two polls for commands without a notification.
 POLL_S = 5.0
-#: So many items are put in one turn.
+#: Maximum number of items that are put in one turn.
 MOST_PUTS = 200
-#: Seconds between two notes of what the store has been told.
+#: Seconds between two records of what the store has.
 _NOTE_S = 5.0
-#: Seconds until a turn that did not get through is tried again.
+#: Seconds until a failed turn is retried.
 _AGAIN_S = 0.5
-#: After one of these a turn is done again carefully: the database is asked run by run which of them it refuses.
+#: After one of these errors a turn is repeated carefully, run by run, to find the run that the database refuses.
 _MAY_BE_OF_A_RUN = (NeedsCare, sa.exc.SQLAlchemyError)
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all shards of a node share.
+    """Shared by all shards of a node.
 
     Attributes:
-        database: where their rows are.
-        store: of the process.
-        keys: of the installation.
-        node: what the node is called.
-        order: by what tasks are taken.
-        plans: the versions that are known.
-        poll_s: seconds after which commands are looked for, whatever was heard.
-        told: called after each turn with whether the database answered.
-        now: seconds since the epoch.
+        database: Database with their rows.
+        store: Store of the process.
+        keys: Keys of the installation.
+        node: Name of the node.
+        order: Order in which tasks are claimed.
+        plans: Cache of versions.
+        poll_s: Seconds between two polls for commands without a notification.
+        told: Called after each turn with whether the database answered.
+        now: Returns seconds since the epoch.
     """
 
     database: Database
@@ -78,13 +78,13 @@ class Tools:
 
 
 class ShardRun:
-    """One hold of one shard. ``run`` returns when it is told to stop, or the shard is another's.
+    """Ownership of one shard. ``run`` returns when it is stopped, and raises when the shard has another owner.
 
     Args:
-        tools: of the node.
-        shard: which.
-        fence: proof that we own it.
-        remaining_s: seconds for which that is certain.
+        tools: Tools of the node.
+        shard: ID of the shard.
+        fence: Proof of ownership.
+        remaining_s: Returns the seconds for which the ownership is certain.
     """
 
     def __init__(self, tools: Tools, shard: int, fence: Fence, remaining_s: Callable[[], float]) -> None:
@@ -120,16 +120,16 @@ class ShardRun:
         self.turns = 0
 
     def stop(self) -> None:
-        """End after the present turn. From any thread."""
+        """Stop after the current turn. Thread-safe."""
         self._stopping = True
         self._news.set()
 
     def run(self) -> None:
-        """Own the shard, and advance its instances until told to stop.
+        """Own the shard and advance its instances until stopped.
 
         Raises:
-            NotOwner, LockLost: another has it.
-            StoreMismatch: store and database are not of one moment.
+            NotOwner, LockLost: The shard has another owner.
+            StoreMismatch: Store and database are not from the same point in time.
         """
         try:
             with self._tools.store.mirror(self._prefix, wait=False) as mirror:
@@ -157,20 +157,20 @@ class ShardRun:
                 if self._is_careful or not (isinstance(error, _MAY_BE_OF_A_RUN) or is_of_run(error)):
                     raise
                 self._doubt(error)
-                self._is_careful = True  # once more, one run after the other
+                self._is_careful = True  # repeat, one run after the other
                 wait_s = 0.0
             if wait_s > 0.0 and not self._stopping:
                 self._clock.wait(self._news, wait_s)
 
     def _doubt(self, error: Exception) -> None:
-        """Nothing in memory counts any more."""
+        """Discard the state in memory."""
         if isinstance(error, DatabaseUnavailable):
             self._tools.told(False)
         _log.warning("shard %d reads all again: %s", self._id, error)
         self._is_known = False
 
     def _turn(self, mirror: Mirror) -> float:
-        """Look, write, do; seconds until the next turn."""
+        """Run one turn and return the seconds until the next one."""
         if not self._is_known:
             self._own(mirror)
         now = self._cache.at(self._tools.now())
@@ -189,10 +189,10 @@ class ShardRun:
         is_more = found.is_full or (written is not None and written.more)
         return 0.0 if is_more or self._is_busy or self._mends else self._wait_s(now)
 
-    # Knowing
+    # Read
 
     def _own(self, mirror: Mirror) -> None:
-        """Be the owner in the database, and read what is going on."""
+        """Become the owner in the database, and read the active runs."""
         mirror.ready(10.0)
         found = self._owning.look()
         with self._transaction() as connection:
@@ -212,7 +212,7 @@ class ShardRun:
         self._polled_at = -1e18
 
     def _read(self, connection: sa.Connection, writing: TurnWriter) -> list[Stored]:
-        """What goes on; carefully, those that cannot be read have ended."""
+        """Return the active runs. In a careful turn, end the unreadable ones."""
         ids = runs.active(connection, self._id)
         if not self._is_careful:
             return list(runs.load(connection, ids).values())
@@ -236,7 +236,7 @@ class ShardRun:
         )
 
     def _is_polled(self, found: Seen, now: float) -> bool:
-        """Whether to ask the database for commands and schedules."""
+        """Return whether to query the database for commands and schedules."""
         elapsed = self._clock.now() - self._polled_at
         if found.poke == self._poke and elapsed < self._tools.poll_s and not self._is_due(now):
             return False
@@ -247,10 +247,10 @@ class ShardRun:
     def _is_due(self, now: float) -> bool:
         return self._next_fire is not None and self._next_fire <= now
 
-    # Writing
+    # Write
 
     def _write(self, found: Seen, now: float, *, is_asked: bool) -> Written | None:
-        """One transaction, if there is anything to write."""
+        """Run one transaction if there is anything to write."""
         lost = self._lost(found)
         what = told(self._cache, found, lost, self._claims)
         due = self._cache.due(now)
@@ -285,19 +285,19 @@ class ShardRun:
             self._claims.pop(x, None)
         self._debounce.end()
         self._looking.took(writing.written.ended)
-        # What was seen before a doubt is seen again.
+        # After a doubt, the same results are seen again.
         ended = list(dict.fromkeys([*self._tidy[0], *writing.written.ended]))
         self._tidy = (ended, list(dict.fromkeys([*self._tidy[1], *found.strange])), seq)
         return writing.written
 
     def _note(self, connection: sa.Connection) -> None:
-        """What the store has for certain, so that a store of before is known by what it has not."""
+        """Record what the store has for certain, so that a restored older store is recognized."""
         if self._marked and self._clock.now() - self._noted_at > _NOTE_S:
             self._guard.note(connection, self._marked)
             self._noted_at = self._clock.now()
 
     def _lost(self, found: Seen) -> dict[SubmittedAttempt, bool]:
-        """Attempts that ran, of which nothing is there, and whether their workers died."""
+        """Return the running attempts that were lost, and whether their workers died."""
         result: dict[SubmittedAttempt, bool] = {}
 
         def look(attempt: SubmittedAttempt) -> None:
@@ -314,7 +314,7 @@ class ShardRun:
         return {each: died for each, died in result.items() if each.instance in self._cache.instances}
 
     def _each_run(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
-        """Do something for each of these runs; an error that follows from one ends that one."""
+        """Call a function for each of these runs. An error that a run causes ends that run."""
         errors: dict[int, Exception] = {}
         for instance, do in todo:
             try:
@@ -327,7 +327,7 @@ class ShardRun:
             self._write_carefully(lambda writing: writing.end_all(errors))
 
     def _write_carefully(self, do: Callable[[TurnWriter], object]) -> None:
-        """A transaction for runs that something is wrong with."""
+        """Run a transaction for runs that have an error."""
         with self._transaction() as connection:
             self._guard.guard(connection)
             writing = self._writing(connection, self._cache, is_careful=True)
@@ -336,7 +336,7 @@ class ShardRun:
         self._took(writing.written)
 
     def _ask(self, now: float) -> bool:
-        """Whether there are commands, or schedules that have to start something."""
+        """Return whether there are commands, runs that may start, or due schedules."""
         with self._tools.database.read() as connection:
             rows = schedules.rows(connection, self._id)
             has_commands = commands.is_any_open(connection, self._id)
@@ -349,7 +349,7 @@ class ShardRun:
         return has_commands or bool(self._concurrency) or self._is_due(now)
 
     def _next_of(self, row: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
-        """The next fire time of a schedule, if it has one that can be computed, and that started what it should."""
+        """Return the next fire time of a schedule, unless it cannot be computed or the schedule is broken."""
         if row in self._broken:
             return []
         try:
@@ -361,7 +361,7 @@ class ShardRun:
         return [] if at is None else [(row, at)]
 
     def _took(self, written: Written) -> None:
-        """What was committed is what we know."""
+        """Update the state in memory after a commit."""
         self._tools.told(True)
         for each in written.instances.values():
             self._cache.put(each)
@@ -374,15 +374,15 @@ class ShardRun:
         self._pokes |= written.pokes
         self._broken |= {row for row, _ in self._fires if row.code in written.broken}
 
-    # Doing
+    # Dispatch
 
     def _do(self) -> None:
-        """What follows in the store. Whatever does not get through is done in the next turn."""
+        """Apply the effects in the store. The next turn retries what fails."""
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
         self._dispatcher.poke(pokes)
         self._pools.tell()
-        self._put()  # first: somebody waits for it, and for nothing else here
+        self._put()  # first: workers wait for these items
         ended, strange, seq = self._tidy
         if ended or strange:
             self._dispatcher.tidy(ended, strange, seq)
@@ -394,7 +394,7 @@ class ShardRun:
         self._choose()
 
     def _abandon(self, x: str, place: Place) -> None:
-        """Take back what an ended run has queued, and have workers end what they have of it."""
+        """Withdraw the queued attempt of an ended run, or have its worker cancel it."""
         try:
             if not self._dispatcher.take_back({x: place}):
                 self._dispatcher.cancel({x: place})
@@ -419,7 +419,7 @@ class ShardRun:
             self._is_busy = True
 
     def _choose(self) -> None:
-        """Decide switches, and write their choices. What is not written is in the next cache again."""
+        """Decide switches and write their choices. Choices that are not written are decided again later."""
         waiting = list(self._cache.to_choose.values())
         if not waiting:
             return
@@ -437,7 +437,7 @@ class ShardRun:
             self._took(writing.written)
 
     def _sent(self, made: list[TaskItem]) -> tuple[list[str], dict[str, str]]:
-        """Put items; the attempts that need not be looked at again, and why others can never be put."""
+        """Put items. Return the attempts that are done, and the reasons why others can never be put."""
         try:
             return self._dispatcher.put(made), {}
         except Exception as error:
@@ -461,7 +461,7 @@ class ShardRun:
             writing.fail(attempt.instance, attempt.name, attempt.n, why, event)
 
     def _mend(self) -> None:
-        """Drop what nobody waits for; of tasks that are gone the first shard drops what is left."""
+        """Drop orphans. The first shard also drops those of deleted tasks."""
 
         def is_ours(tasks: Iterable[int]) -> set[int]:
             with self._tools.database.read() as connection:
@@ -472,7 +472,7 @@ class ShardRun:
         self._mends = False
 
     def _settle(self, instance: int) -> None:
-        """Take back and cancel what an instance has in hands."""
+        """Withdraw and cancel the attempts that an instance has to end."""
         stored = self._cache.instances[instance]
         known = stored.known
         names = {name: self._attempt(instance, name) for name in (*known.to_remove, *known.to_kill)}
@@ -493,7 +493,7 @@ class ShardRun:
         return Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
 
     def _wait_s(self, now: float) -> float:
-        """Seconds until somebody waits for something."""
+        """Return the seconds until the next turn is needed."""
         until = [self._tools.poll_s - (self._clock.now() - self._polled_at), self._debounce.left_s(self._clock.now())]
         if self._cache.next_wake is not None:
             until.append(self._cache.next_wake - now)

@@ -1,4 +1,4 @@
-"""The state of a shard's runs in memory, and the definitions that they have."""
+"""The runs of a shard in memory, and the definitions that they use."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from latchwork_workflows.types.registry import UnknownType
 
 _log = logging.getLogger(__name__)
 
-#: A clock that goes back by less is one that is set right as it goes.
+#: A smaller backward clock step is a normal adjustment and is ignored.
 _BACK_S = 2.0
-#: So many instances are asked in one turn what time has brought: thousands may wait for the same moment.
+#: Maximum number of instances that are woken in one turn. Thousands may wait for the same time.
 MOST_DUE = 200
 
 
@@ -38,10 +38,10 @@ class SubmittedAttempt(NamedTuple):
     """The newest attempt of a task.
 
     Attributes:
-        instance: id of the instance.
-        name: of the task.
-        task: the id of its row.
-        n: its number.
+        instance: ID of the instance.
+        name: Name of the task.
+        task: ID of the task's row.
+        n: Number of the attempt.
     """
 
     instance: int
@@ -51,34 +51,34 @@ class SubmittedAttempt(NamedTuple):
 
     @property
     def x(self) -> str:
-        """What it is called in keys."""
+        """Name of the attempt in keys."""
         return x_of(self.task, self.n)
 
 
 class StateCache:
-    """The instances of one shard that are not over."""
+    """The active instances of one shard."""
 
     def __init__(self, instances: Iterable[Stored] = ()) -> None:
         self.instances: dict[int, Stored] = {}
-        #: What has to be in the backlog, and is not known to be.
+        #: Attempts that must be in the work queue and are not known to be.
         self.to_put: dict[str, SubmittedAttempt] = {}
-        #: What a worker is known to have.
+        #: Attempts that a worker is known to have.
         self.running: dict[str, SubmittedAttempt] = {}
         #: Held tasks that may be switches without a choice, by instance and name.
         self.to_choose: dict[tuple[int, str], SubmittedAttempt] = {}
-        #: Instances with something to take back or to end.
+        #: Instances with attempts to withdraw or cancel.
         self.to_settle: set[int] = set()
-        #: Instances that wait for their turn.
+        #: Instances that wait for their concurrency limit.
         self.waiting: set[int] = set()
         self._of_task: dict[int, tuple[int, str]] = {}
         self._wakes: list[tuple[float, int]] = []
         self._again: set[int] = set()
-        self._now = float("inf")  # whoever wrote what we begin with may have had another clock
+        self._now = float("inf")  # the node that wrote the initial state may have had another clock
         for each in instances:
             self.put(each)
 
     def put(self, stored: Stored) -> None:
-        """An instance is this now."""
+        """Update an instance."""
         before = self.instances.get(stored.id)
         known = stored.known
         if before is not None and (before.known.run != known.run or known.state in OVER):
@@ -108,7 +108,7 @@ class StateCache:
             self.running.pop(x_of(row, n), None)
         attempt = SubmittedAttempt(stored.id, name, row, task.n)
         self.to_choose.pop((stored.id, name), None)
-        if task.held:  # the master has it itself
+        if task.held:  # the master runs it itself
             if is_going and task.state is TaskState.RUNNING:
                 self.to_choose[stored.id, name] = attempt
             return
@@ -129,7 +129,7 @@ class StateCache:
             self.running.pop(x, None)
 
     def find(self, task: int, n: int) -> SubmittedAttempt | None:
-        """The attempt, if it is the newest of a task of an instance that is not over."""
+        """Return the attempt if it is the newest one of a task of an active instance, else None."""
         instance, name = self._of_task.get(task, (0, ""))
         stored = self.instances.get(instance)
         if stored is None or stored.known.tasks[name].n != n:
@@ -137,11 +137,11 @@ class StateCache:
         return SubmittedAttempt(instance, name, task, n)
 
     def state_of(self, attempt: SubmittedAttempt) -> TaskState:
-        """Where the task is."""
+        """Return the state of the task."""
         return self.instances[attempt.instance].known.tasks[attempt.name].state
 
     def due(self, now: float) -> list[int]:
-        """The instances in which something is to be decided by now; each once, and no more than fit into a turn."""
+        """Return the instances that need a decision by now, without duplicates and at most ``MOST_DUE``."""
         found: dict[int, None] = {}
         while self._again and len(found) < MOST_DUE:
             if (each := self._again.pop()) in self.instances:
@@ -151,12 +151,14 @@ class StateCache:
             stored = self.instances.get(instance)
             if stored is not None and stored.known.wake_at is not None and stored.known.wake_at <= now:
                 found[instance] = None
-        for instance in found:  # should the transaction fail, it is due still
+        for instance in found:  # still due if the transaction fails
             heapq.heappush(self._wakes, (now, instance))
         return list(found)
 
     def at(self, now: float) -> float:
-        """It is so late now. After a step back all that wait for a moment are due once: theirs may be nearer."""
+        """Set the current time. After a backward clock step all waiting instances are due once, to correct their
+        wake-up times.
+        """
         if now < self._now - _BACK_S:
             if self._now < float("inf"):
                 _log.warning("the clock went back by %.0f s: delays are counted anew", self._now - now)
@@ -166,7 +168,7 @@ class StateCache:
 
     @property
     def next_wake(self) -> float | None:
-        """When something is to be decided next; it may have been decided by then."""
+        """Time of the next decision, in seconds since the epoch. It may turn out to be unnecessary."""
         if self._again:
             return float("-inf")
         while self._wakes:
@@ -189,7 +191,7 @@ def stored_after(
     queue_keys: Mapping[str, str],
     outputs: Mapping[str, Mapping[str, Any]],
 ) -> Stored:
-    """The instance as it was written: what ``load`` would read."""
+    """Return the instance as it was written, equal to what ``load`` would read."""
     is_new_run = before.known.run != after.run
     return replace(
         before,
@@ -208,10 +210,10 @@ class Version:
     """One version of a workflow.
 
     Attributes:
-        code: of the workflow.
-        number: of the version.
-        definition: what it says.
-        plan: what ``advance`` has to know of it.
+        code: Code of the workflow.
+        number: Number of the version.
+        definition: Its definition.
+        plan: The part that ``advance`` needs.
     """
 
     code: int
@@ -221,7 +223,9 @@ class Version:
 
     @cached_property
     def width(self) -> int:
-        """How many of its tasks may be with workers side by side: the most that are equally deep; a map is one."""
+        """Estimate of how many of its tasks run in parallel: the most worker tasks of equal depth. A map counts as
+        one.
+        """
         depth: dict[str, int] = {}
         count: dict[int, int] = {}
         for name, rule in self.plan.rules.items():
@@ -232,30 +236,30 @@ class Version:
 
     @cached_property
     def may_recall(self) -> bool:
-        """Whether any of its tasks may have outputs that are known."""
+        """Whether any of its tasks may have cached outputs."""
         return any(each.cache_s is not None for each in self.definition.tasks)
 
     @cached_property
     def tasks(self) -> dict[str, TaskSpec]:
-        """By name."""
+        """Tasks by name."""
         return {each.name: each for each in self.definition.tasks}
 
     @cached_property
     def environments(self) -> frozenset[str]:
-        """The environments that it names."""
+        """Environments that it names."""
         return environments_of(self.definition)
 
     @cached_property
     def connections(self) -> frozenset[str] | None:
-        """The stored connections that it names; None: any, as a value says it."""
+        """Stored connections that it names. None: any, because a value decides."""
         return connections_of(self.definition)
 
 
 class Plans:
-    """Versions by workflow and number.
+    """Cache of versions, by workflow and number. Thread-safe.
 
     Args:
-        types: the task types that this process knows.
+        types: Task types that this process knows.
     """
 
     def __init__(self, types: TaskTypes | None = None) -> None:
@@ -264,11 +268,11 @@ class Plans:
         self._known: OrderedDict[tuple[int, int], Version] = OrderedDict()
 
     def get(self, connection: sa.Connection, code: int, number: int) -> Version:
-        """A version.
+        """Return a version.
 
         Raises:
-            UnknownWorkflow: there is none.
-            ValueError: this program cannot read it.
+            UnknownWorkflow: The version does not exist.
+            ValueError: This program cannot read it.
         """
         with self._mutex:
             found = self._known.get((code, number))
@@ -287,13 +291,15 @@ class Plans:
     def cache_key(
         self, run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int
     ) -> str | None:
-        """By what the outputs of an attempt are kept; None: they are not, also where its values cannot be filled in."""
+        """Return the cache key for the outputs of an attempt. None: they are not cached, or its values cannot be filled
+        in.
+        """
         if task.cache_s is None:
             return None
         try:
             quoted = self._types.get(task.type).quoted
         except UnknownType:
-            quoted = frozenset(task.params)  # it may look at any value
+            quoted = frozenset(task.params)  # it may read any value
         try:
             return cache_key_of(run, task, n, outputs, quoted=quoted, index=index)
         except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Writes a turn of a shard: commands, results and what follows from them, in one transaction of the database."""
+"""Writes a turn of a shard: commands, results and their effects, in one database transaction."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ from latchwork_workflows.state.records import DONE, FAILED, OVER
 
 _log = logging.getLogger(__name__)
 
-#: So many commands are done in one transaction.
+#: Maximum number of commands in one transaction.
 MOST_COMMANDS = 50
 
 
 @dataclass(slots=True)
 class Written:
-    """What a transaction has written; worth something once it is committed.
+    """What a transaction has written. Valid once it is committed.
 
     Attributes:
-        instances: as they are now.
-        ended: attempts whose results are in the database.
-        abandoned: attempts of instances that an error has ended, which a worker may have or take.
-        more: there may be more commands.
-        fired: schedules were written.
-        mends: somebody asks to have all read again, and what nobody waits for dropped.
-        pokes: shards that have a command of ours.
-        broken: workflows whose schedules cannot start anything.
+        instances: Their new state.
+        ended: Attempts whose results are in the database.
+        abandoned: Attempts of instances that an error has ended. They may be queued or claimed.
+        more: There may be more commands.
+        fired: Schedules were written.
+        mends: A repair was requested: read everything again and drop orphans.
+        pokes: Shards that got a command from this transaction.
+        broken: Workflows whose schedules cannot start anything.
     """
 
     instances: dict[int, Stored] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Written:
 
 
 class TurnWriter:
-    """One turn's writes, in a transaction that the guard has begun. For one thread."""
+    """The writes of one turn, in a transaction that the guard has begun. Not thread-safe."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class TurnWriter:
         self._plans = plans
         self._order = order
         self._now = now
-        self._is_careful = is_careful  # the last turn was undone: which run it was is found out
+        self._is_careful = is_careful  # the last turn was rolled back: find the run that caused it
         self.written = Written()
         self._held = HeldTasks(connection, shard, plans, now, self)
         self._backfills = Backfills(connection, shard, plans, now, self)
@@ -105,7 +105,7 @@ class TurnWriter:
         self._notifications = Notifications(connection, plans, now)
 
     def finish(self) -> None:
-        """The last of it: the next dates of backfills; then who waits for what has ended gets to know."""
+        """Complete the turn: start the next dates of backfills, and notify dependents and waiting runs."""
         self._held.follow()
         self.written.more |= self._backfills.lead(self.written.instances, self._cache.instances)
         self.written.pokes |= self._held.finish()
@@ -117,10 +117,10 @@ class TurnWriter:
     # Errors of one run
 
     def alone(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
-        """Do what belongs to one run, command or row; an error that follows from it alone is given to ``failed``.
+        """Do something for one run, command or row. An error that it alone caused is passed to ``failed``.
 
         Raises:
-            NeedsCare: this turn is not careful, and has to be undone.
+            NeedsCare: This turn is not careful, and must be rolled back.
         """
         if not self._is_careful:
             with _needs_care():
@@ -139,7 +139,9 @@ class TurnWriter:
             failed(error)
 
     def prepared(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
-        """The same for what writes nothing before it may fail: no turn is undone for it, unless a write has failed."""
+        """Like ``alone``, for functions that write nothing before they fail. Only a database error rolls the turn
+        back.
+        """
         if self._is_careful:
             self.alone(do, failed)
             return
@@ -153,7 +155,7 @@ class TurnWriter:
             failed(error)
 
     def of_run(self, instance: int, do: Callable[[], object]) -> None:
-        """Do something for a run; an error that follows from it ends the run."""
+        """Do something for a run. An error that it causes ends the run."""
         self.alone(do, partial(self._end_this, instance))
 
     def _end_this(self, instance: int, error: Exception) -> None:
@@ -164,7 +166,7 @@ class TurnWriter:
             self.end(stored, error)
 
     def end(self, stored: Stored, error: Exception) -> None:
-        """End a run as a failure because of an error, which its timeline and alerts name. For careful turns."""
+        """Mark a run as failed because of an error, which its timeline and alerts name. For careful turns."""
         why = f"run {stored.id} cannot go on: {why_of(error)}"
         _log.error("shard %d: %s", self._shard, why, exc_info=error)
         done = DONE | FAILED | {TaskState.WAITING}
@@ -184,34 +186,34 @@ class TurnWriter:
             self.alone(tell, _log_left_out)
 
     def _abandon(self, stored: Stored) -> None:
-        """What workers have of it, or may take, is to be taken back or ended."""
+        """Mark its queued and claimed attempts to be withdrawn or cancelled."""
         for name, task in stored.known.tasks.items():
             if task.in_hands:
                 place = Place.of(stored.queue_keys[name], stored.ids[name], task.n, self._shard)
                 self.written.abandoned[place.item.x] = place
 
     def end_all(self, errors: Mapping[int, Exception]) -> None:
-        """End these runs, and do what follows for others."""
+        """End these runs, and apply the effects on others."""
         for instance, error in errors.items():
             self._end_this(instance, error)
 
     def tell_takeover(self, known: Iterable[Stored], *, token: int, owners: tuple[str, str]) -> None:
-        """Alerts of the failover of these runs."""
+        """Write failover alerts about these runs."""
         tell = partial(tell_takeover, shard=self._shard, token=token, owners=owners, now=self._now)
         self.alone(partial(tell, self._connection, self._plans, known), _log_left_out)
 
     def check(self, instance: int) -> Stored | None:
-        """A run that was read just now, if it can go on; else it is ended."""
+        """Return a run that was just read, or end it and return None if it cannot continue."""
         stored = self.stored(instance)
         if stored is not None:
             self.of_run(instance, partial(StateCache, [stored]))
         found = self.written.instances.get(instance, stored)
         return None if found is None or found.known.state in OVER else found
 
-    # What was seen
+    # Events from the store
 
     def take_in(self, told: Told) -> None:
-        """Events, and the history of attempts."""
+        """Write events and the history of attempts."""
         outputs = self._history(told)
         for instance, events in told.events.items():
             self.advance(instance, events, outputs=outputs)
@@ -263,7 +265,7 @@ class TurnWriter:
             self.of_run(instance, partial(attempts.save, self._connection, [row], self._now))
 
     def wake(self, instances: Iterable[int]) -> None:
-        """Time has passed for these."""
+        """Advance instances for which time has passed."""
         for instance in instances:
             self.advance(instance, [])
 
@@ -276,12 +278,12 @@ class TurnWriter:
         *,
         outputs: Mapping[int, Mapping[str, Mapping[str, Any]]] | None = None,
     ) -> None:
-        """An instance with events that no state refuses, and what follows for others."""
+        """Apply events that every state accepts to an instance, and the effects on other instances."""
         self.step(instance, events, (outputs or {}).get(instance, {}))
         self._held.follow()
 
     def step(self, instance: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
-        """The same for this instance alone."""
+        """Apply events to this instance only."""
         stored = self.stored(instance)
         if stored is None:
             return
@@ -293,7 +295,9 @@ class TurnWriter:
         self.alone(do, partial(self.end, stored))
 
     def stored(self, instance: int) -> Stored | None:
-        """An instance of this shard, as it is now; None: it is not there, or has ended and cannot be read."""
+        """Return the current state of an instance of this shard. None: it does not exist, or has ended and cannot be
+        read.
+        """
         known = self.written.instances.get(instance) or self._cache.instances.get(instance)
         if known is not None:
             return known
@@ -337,7 +341,9 @@ class TurnWriter:
         return made
 
     def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
-        """Of those that are submitted now. Those given back, or whose workers died, stay where they are."""
+        """Return the queue keys of newly submitted attempts. Released attempts and those of dead workers keep
+        theirs.
+        """
         found = {}
         is_same_run = stored.known.run == after.run
         for name, task in after.tasks.items():
@@ -357,7 +363,7 @@ class TurnWriter:
         return found
 
     def fail(self, instance: int, name: str, n: int, why: str, ended: Event) -> None:
-        """An attempt that could not be given to any worker has ended, with the reason."""
+        """Record that an attempt could not be dispatched, with the reason, and apply its end."""
         stored = self.stored(instance)
         if stored is None:
             return
@@ -370,7 +376,7 @@ class TurnWriter:
         self.advance(instance, [ended])
 
     def choose(self, choices: Mapping[SubmittedAttempt, Choice]) -> None:
-        """Switches were decided."""
+        """Apply the decisions of switches."""
         for attempt, choice in choices.items():
             stored = self.stored(attempt.instance)
             if stored is not None:
@@ -378,14 +384,14 @@ class TurnWriter:
                 self._held.follow()
 
     def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
-        """An event more, for people."""
+        """Add an event to the timeline of an instance."""
         row = {"at": self._now, "instance": instance, "kind": kind, "details": dict(details)}
         self._connection.execute(sa.insert(event).values(**row))
 
     # Commands and schedules
 
     def fire(self, due: Iterable[tuple[schedules.ScheduleRow, float]]) -> None:
-        """Schedules whose fire times have come: a command for each."""
+        """Write a command for each schedule whose fire time has come."""
         for row, at in due:
             self.alone(partial(schedules.start, self._connection, row, at), partial(self._break, row))
             self.written.fired = True
@@ -395,7 +401,7 @@ class TurnWriter:
         self.written.broken.add(row.code)
 
     def do_commands(self) -> None:
-        """The open commands of the shard, in their order, each done or refused."""
+        """Apply or refuse the open commands of the shard, in their order."""
         rows = commands.open_of(self._connection, self._shard, MOST_COMMANDS)
         self.written.more = len(rows) == MOST_COMMANDS
         for row in rows:
@@ -431,7 +437,7 @@ class TurnWriter:
         return made
 
     def make(self, wanted: Wanted, by: str, **columns: Any) -> int:
-        """A new instance; ``columns`` say whose child it is. An error of what it writes has the turn undone."""
+        """Create an instance. ``columns`` name its parent. An error while writing rolls the turn back."""
         version = self._plans.get(self._connection, wanted.code, wanted.version)
         after = advance(version.plan, Instance(), [wanted.event], self._now)
         priority = wanted.priority or version.definition.priority
@@ -479,7 +485,7 @@ class TurnWriter:
         return instance
 
     def begin(self, instances: Iterable[int]) -> None:
-        """Runs whose turn it was when somebody looked."""
+        """Start the runs that were found to be next."""
         for instance in instances:
             self.of_run(instance, partial(self._begin, instance))
             self._held.follow()
@@ -491,17 +497,17 @@ class TurnWriter:
         try:
             is_next = self._concurrency.is_next(stored, self._plans.get(self._connection, stored.code, stored.version))
         except (ValueError, UnknownWorkflow):
-            is_next = True  # no version can start it: it fails, and not its shard
+            is_next = True  # no version can start it: the run fails, not its shard
         if is_next:
             self.step(instance, [Begin()], {})
 
     def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
-        """Whether a run that is a part of others waits for its turn; errors as for ``Turns.has_to_wait``."""
+        """Return whether a child run has to wait. Raises like ``Concurrency.has_to_wait``."""
         made = self._plans.get(self._connection, code, version)
         return self._concurrency.has_to_wait(made, dry=False, above=above, but=but)
 
     def has_to_wait(self, stored: Stored) -> bool:
-        """Whether a date of a backfill waits for its turn. One that no version can start does not: it fails."""
+        """Return whether a date of a backfill has to wait. One without a readable version does not wait: it fails."""
         try:
             version = self._plans.get(self._connection, stored.code, stored.version)
         except (ValueError, UnknownWorkflow):
