@@ -1,6 +1,6 @@
-"""Workers: they take attempts from the store, run each in a child of its own, and say how it ended.
+"""Workers: claim attempts from the store, run each in a child process, and report the results.
 
-It keeps to itself how a child is started, heard and ended. A worker knows the store and the log store, no database.
+A worker uses the store and the log store, but no database.
 """
 
 from latchwork_workflows.secrets import CHANNELS, SHARED, SecretMissing, Secrets, write_secret

@@ -1,4 +1,4 @@
-"""One attempt: its result, its outputs, and how it ended."""
+"""One attempt: its result and its outputs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from latchwork_workflows.state import Outcome
 
 @dataclass(eq=False)
 class Attempt:
-    """A run of an attempt on this worker.
+    """An attempt that runs on this worker.
 
     Attributes:
-        claim: by which it is ours.
-        head: what names it.
-        token: of the claim; it grows with each, whoever has it.
-        since: when it was taken, in seconds since the epoch.
-        is_cancelled: it is to be ended for good.
-        is_cut_off: it is to be ended because the store is out of reach.
-        pid: of its process; None while there is none.
-        result: how it ended; None while it has not.
+        claim: Our claim of its item.
+        head: Identifies the attempt.
+        token: Token of the claim. It grows with each claim, by any worker.
+        since: Time of the claim, in seconds since the epoch.
+        is_cancelled: It must be ended and not run again.
+        is_cut_off: It must be ended because the store is out of reach.
+        pid: ID of its process. None while there is none.
+        result: Its result. None until it has ended.
     """
 
     claim: QueueClaim
@@ -44,24 +44,24 @@ class Attempt:
 
     @property
     def x(self) -> str:
-        """What it is called in keys."""
+        """Name of the attempt in keys."""
         return self.head.x
 
     @property
     def log_ref(self) -> str:
-        """Where its log is."""
+        """Location of its log."""
         return log_ref(self.head.code, self.head.instance, self.x, self.token)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended, before it is known as whose.
+    """How a run ended, independent of its attempt.
 
     Attributes:
-        outcome: in a word.
-        error: what a person should read first.
-        exit_code: of its process; negative: the signal that ended it.
-        outputs: for tasks behind it.
+        outcome: Outcome of the run.
+        error: Error message. The most important part comes first.
+        exit_code: Exit code of its process. Negative: the signal that ended it.
+        outputs: Outputs for downstream tasks.
     """
 
     outcome: Outcome
@@ -71,7 +71,7 @@ class Ending:
 
 
 def result_of(attempt: Attempt, ending: Ending, worker: str, host: str, *, has_log: bool) -> Result:
-    """What is told of a run; of one with too many outputs, that it failed."""
+    """Return the result to report. A run with too many outputs is reported as failed."""
     result = Result(
         ending.outcome,
         attempt.token,
@@ -94,19 +94,19 @@ def result_of(attempt: Attempt, ending: Ending, worker: str, host: str, *, has_l
 
 
 def code_of(end: ChildEnd) -> int | None:
-    """One number for how a process ended: its code, or the signal as a negative one."""
+    """Return the exit code of a process, or its signal as a negative number."""
     return -end.signal if end.signal is not None else end.code
 
 
 def failure_of(end: ChildEnd, last_line: str) -> str:
-    """What a person should read first of a process that failed."""
+    """Return the error message for a process that failed."""
     text = str(end)
     if end.why == "exited" and end.signal == 9:
         text += ", which nobody here sent: the machine may have been out of memory"
     return f"{text}: {last_line}" if last_line else text
 
 
-#: So many bytes of outputs are read; a result holds less.
+#: Maximum number of bytes of outputs that are read. A result holds less.
 MOST_BYTES = 64_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}", re.ASCII)
 _JSON = "#json "
@@ -118,10 +118,10 @@ class BadOutput(ValueError):
 
 
 def outputs_of(data: bytes) -> dict[str, Any]:
-    """The named values of an output file; a later one of a name counts.
+    """Return the named values of an output file. The last value of a name counts.
 
     Raises:
-        BadOutput: with the line, and what to write instead.
+        BadOutput: Names the line and the remedy.
     """
     if len(data) > MOST_BYTES:
         raise BadOutput(
@@ -131,7 +131,7 @@ def outputs_of(data: bytes) -> dict[str, Any]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadOutput(f"$LATCHWORK_OUTPUT is no UTF-8 text: {error}") from None
-    lines = [line.removesuffix("\r") for line in text.split("\n")]  # text may have what else ends a line in Unicode
+    lines = [line.removesuffix("\r") for line in text.split("\n")]  # text may contain other line ends of Unicode
     found: dict[str, Any] = {}
     at = 0
     while at < len(lines):
@@ -160,9 +160,9 @@ def _named(lines: list[str], line: str, at: int) -> tuple[str, Any, int]:
 
 
 def _value(text: str) -> Any:
-    """A number or a list as its value, anything else as text.
+    """Return a number or a list as its value, anything else as text.
 
-    Digits are not lost: what JSON would write in another way, such as the version ``3.10``, stays text.
+    A number that JSON would write differently, such as the version ``3.10``, stays text, so that no digit is lost.
     """
     given = text.strip()
     is_number = _NUMBER.fullmatch(given) is not None

@@ -13,7 +13,7 @@ from latchwork.spi import is_number
 from latchwork_workflows.logs.keeping import MOST_BYTES
 from latchwork_workflows.model.model import NAME_PATTERN
 
-#: An attempt that was taken so often, and never ended, has killed its workers.
+#: An attempt that was claimed this often and never ended has killed its workers.
 MOST_CLAIMS = 5
 
 
@@ -22,23 +22,23 @@ class WorkerOptions:
     """How a worker runs tasks.
 
     Attributes:
-        groups: the worker groups whose tasks it takes, the first one first.
-        slots: tasks at a time.
-        session_ttl_s: seconds after which others have its tasks when it is dead or cut off; None for that of the URL of
-            the store, else 30.
-        on_disconnect: ``wait`` lets tasks go on while its session surely lasts; ``stop`` ends them once the store was
-            out of reach for ``disconnect_grace_s``.
-        disconnect_grace_s: seconds.
-        stop_grace_s: seconds from SIGTERM to SIGKILL.
-        drain_s: seconds that tasks have to end by themselves when the worker is told to end.
-        work_dir: folder in which tasks run and bundles are unpacked, made if missing. It must belong to the user of the
-            worker, and no other user may be able to change it or a folder above it. None: ``work`` in the home of the
-            workflows, ``~/.local/share/latchwork/workflows/work`` by default. Tasks of tenants need a folder that these
-            users can enter.
-        tenants: users of this machine that tasks may name as their ``tenant``, if the worker runs as root. Root has to
-            be named too, once there are others also for tasks without a tenant.
-        python: the interpreter of Python tasks.
-        most_log_bytes: of the log of one attempt; of what comes after that the end is kept.
+        groups: Worker groups whose tasks it claims, in order of preference.
+        slots: Maximum number of tasks at a time.
+        session_ttl_s: Seconds until other workers get the tasks of a dead or disconnected worker. None: the TTL in the
+            URL of the store, or 30.
+        on_disconnect: ``wait`` lets tasks continue while the session certainly lasts. ``stop`` ends them once the store
+            was out of reach for ``disconnect_grace_s``.
+        disconnect_grace_s: Seconds out of reach before ``stop`` ends tasks.
+        stop_grace_s: Seconds from SIGTERM to SIGKILL.
+        drain_s: Seconds that tasks have to complete when the worker is stopped.
+        work_dir: Folder in which tasks run and bundles are unpacked, created if missing. It must belong to the user of
+            the worker, and no other user may be able to change it or a folder above it. None: ``work`` in the home of
+            the workflows, ``~/.local/share/latchwork/workflows/work`` by default. Tasks of tenants need a folder that
+            these users can enter.
+        tenants: Users of this machine that tasks may name as their ``tenant``, if the worker runs as root. If there are
+            any, root must be listed too, even for tasks without a tenant.
+        python: Interpreter for Python tasks.
+        most_log_bytes: Maximum size of the log of one attempt. Of the rest, only the end is kept.
     """
 
     groups: tuple[str, ...] = ("default",)
@@ -69,6 +69,8 @@ class WorkerOptions:
                 raise ValueError(f"{name} must be a number of seconds from 0, not {getattr(self, name)!r}")
 
     def margins_s(self, ttl_s: float) -> tuple[float, float]:
-        """Seconds before its session can end at which a task is told to end, and at which it is ended by force."""
+        """Return the seconds before the end of the session at which a task is asked to stop, and at which it is
+        killed.
+        """
         force_s = min(3.0, ttl_s / 10)
         return force_s + min(self.stop_grace_s, ttl_s / 6), force_s

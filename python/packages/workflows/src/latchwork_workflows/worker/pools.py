@@ -1,13 +1,13 @@
 """Slots of pools: at most ``size`` tasks of a pool run at a time, in all workers together. Claims create the slots.
 
-Keys:  <name>/slots/<pool>/size    the size, a number as text
-       <name>/slots/<pool>/<i>     one running task; created by its claim, bound to the worker's session
+    Keys:  <name>/slots/<pool>/size    the size, a number as text
+           <name>/slots/<pool>/<i>     one running task, created by its claim, bound to the worker's session
 
-The tasks of a pool wait in a partition of their own (``<worker group>~<pool>``), which is skipped while the pool is
-full. A task that also belongs to a project's pool needs a slot of each, and waits in
-``<worker group>~<pool>~=<project>``. Every worker watches ``slots/`` and looks again when a slot is deleted. That watch
-merges states: a worker that was refused a slot which its mirror does not have looks again soon, and one looks again
-after each of its own slots. Tasks that run beyond a smaller size are not stopped.
+The tasks of a pool wait in a separate partition (``<worker group>~<pool>``), which is skipped while the pool is full. A
+task that also belongs to a project's pool needs a slot of each, and waits in ``<worker group>~<pool>~=<project>``.
+Every worker watches ``slots/`` and checks again when a slot is deleted. That watch merges states. So a worker checks
+again soon if it was refused a slot that its mirror does not have, and also after each slot that it releases. Tasks that
+run beyond a smaller size are not stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from latchwork.store import Mirror, Session, Store
 from latchwork.types import At, Change, Check, Create, Delete, Entry, Op
 from latchwork_workflows.keys import PROJECT, Keys, pools_of
 
-#: Seconds for which a slot that we wanted, and may not have got, is left alone.
+#: Seconds for which a slot that we picked, and may not have got, is not picked again.
 _WANTED_S = 2.0
 _SIZE = "size"
 
@@ -30,11 +30,11 @@ class PoolSlots:
     """The slots of all pools, as one worker sees them. Thread-safe.
 
     Args:
-        store: the store.
-        keys: the keys.
-        groups: the worker groups whose tasks it takes.
-        poke: called when there may be something to take now; quick.
-        session: what slots live by.
+        store: The store.
+        keys: The keys.
+        groups: Worker groups whose tasks it claims.
+        poke: Called when there may be a task to claim. Must return quickly.
+        session: Session that the slots are bound to.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class PoolSlots:
         self._is_closed = False
 
     def begin(self, timeout_s: float) -> None:
-        """Start to follow the slots."""
+        """Start to watch the slots."""
         self._slots.ready(timeout_s)
         self._slots.on_change(self._see_slots)
 
     def close(self) -> None:
-        """Stop to follow the slots. Idempotent."""
+        """Stop watching the slots. Idempotent."""
         with self._lock:
             self._is_closed = True
             mirrors = [self._slots, *self._shelves.values()]
@@ -81,7 +81,7 @@ class PoolSlots:
         with self._lock:
             plain = [each for each in self._groups if self._shelves and each not in self._shelves]
             if not self._is_closed:
-                for lane in plain:  # to know which of the lanes has what comes first
+                for lane in plain:  # to know which partition has the first item
                     self._shelves[lane] = self._store.mirror(self._index(lane), wait=False, values=False)
 
     def _see_shelf(self, _: Iterable[Change]) -> None:
@@ -98,13 +98,13 @@ class PoolSlots:
         return [*self._groups, *("~".join((group, *each)) for group in self._groups for each in needed)]
 
     def lanes(self) -> Sequence[str]:
-        """Return the partitions to look at, without those of full pools, ordered by the first item of each."""
+        """Return the partitions to check, without those of full pools, ordered by the first item of each."""
         lanes = self._all_lanes()
         if len(lanes) == len(self._groups):
             return self._groups
         is_open = {name: bool(self._free(name)) for name in {each for lane in lanes for each in pools_of(lane)}}
         open_ = [lane for lane in lanes if all(is_open[name] for name in pools_of(lane))]
-        return sorted(open_, key=self._first)  # which keeps the order of those that are alike
+        return sorted(open_, key=self._first)  # stable: equal partitions keep their order
 
     def _first(self, lane: str) -> str:
         mirror = self._shelves.get(lane)
@@ -135,7 +135,7 @@ class PoolSlots:
     # A claim
 
     def take(self, lane: str, x: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
-        """What the claim of an attempt checks and writes for its slots; None while it has not all of them."""
+        """Return the checks and writes for the slots of a claim. None: not all of its slots are free."""
         names = pools_of(lane)
         if not names:
             return (), ()
@@ -154,18 +154,18 @@ class PoolSlots:
         return checks, [Create(self._keys.slot(*each), x.encode(), self._session) for each in slots]
 
     def taken(self, x: str) -> None:
-        """It was claimed: the slot is its own until its end."""
+        """Record that it was claimed: it keeps the slots until its end."""
         with self._lock:
             if x in self._picked:
                 self._picked[x] = (self._picked[x][0], None)
 
     def given_up(self, x: str) -> bool:
-        """It was not claimed, or has ended. Return whether slots were picked for it."""
+        """Record that it was not claimed or has ended. Return whether slots were picked for it."""
         with self._lock:
             return bool(self._picked.pop(x, ((), None))[0])
 
     def release(self, x: str) -> Sequence[Op]:
-        """The writes that free its slots."""
+        """Return the writes that free its slots."""
         with self._lock:
             found = self._picked.get(x)
         return [] if found is None else [Delete(self._keys.slot(*each)) for each in found[0]]

@@ -1,4 +1,4 @@
-"""What an attempt needs before it runs: its code, values, secrets, folder and user."""
+"""Prepares an attempt: its code, values, secrets, folder and user."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from latchwork_workflows.types.registry import UnknownType
 from latchwork_workflows.worker.attempt import Attempt
 from latchwork_workflows.worker.options import WorkerOptions
 
-#: Variables that say how text and time look; the only ones that a tenant gets of the worker's.
+#: Variables for search path, locale and time. A tenant gets no other variables of the worker.
 _COMMON = ("PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR")
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -46,7 +46,7 @@ class NoTenant(LatchworkError):
 
 
 def own_user() -> str:
-    """The user of this process; its number where it has no name."""
+    """Return the name of the user of this process, or its number if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -54,14 +54,14 @@ def own_user() -> str:
 
 
 def may_become(tenant: str | None, allowed: Collection[str]) -> bool:
-    """Whether tasks of this user can run here.
+    """Return whether tasks of this user can run here.
 
-    A worker that is not root runs them as itself alone. One that is root runs them as the users on its list. Tasks
-    without a tenant run as the worker, but as root only while there is no list, or root is on it.
+    A worker that is not root runs tasks only as itself. A worker that is root runs tasks as the users on its list.
+    Tasks without a tenant run as the worker, but as root only if there is no list or root is on it.
 
     Args:
-        tenant: that the task names; None: none.
-        allowed: the users on the list of this worker.
+        tenant: Tenant of the task, or None.
+        allowed: Users on the list of this worker.
     """
     if os.geteuid() != 0:
         return tenant is None or tenant == own_user()
@@ -69,15 +69,15 @@ def may_become(tenant: str | None, allowed: Collection[str]) -> bool:
 
 
 def runs_as_root(allowed: Collection[str]) -> bool:
-    """Whether tasks without a tenant run as root here, which no list of users has asked for."""
+    """Return whether tasks without a tenant run as root here, without a list of users that allows it."""
     return os.geteuid() == 0 and not allowed
 
 
 def tenants_label(allowed: Collection[str]) -> str:
-    """Return the users that tasks may name here, separated by commas; ``-`` stands for tasks without a tenant.
+    """Return the users that tasks may name here, separated by commas. ``-`` stands for tasks without a tenant.
 
     Args:
-        allowed: the users on the list of this worker.
+        allowed: Users on the list of this worker.
     """
     named = sorted({own_user(), *allowed})
     return ",".join(
@@ -86,10 +86,10 @@ def tenants_label(allowed: Collection[str]) -> str:
 
 
 def user_of(tenant: str | None, allowed: Collection[str]) -> str | None:
-    """The user to change to; None for none.
+    """Return the user to change to, or None.
 
     Raises:
-        NoTenant: there is no such user here, or we may not become it.
+        NoTenant: The user does not exist here, or we may not become it.
     """
     if not may_become(tenant, allowed):
         if os.geteuid() != 0:
@@ -106,7 +106,9 @@ def user_of(tenant: str | None, allowed: Collection[str]) -> str | None:
 
 
 def environment(user: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a task begins with: ours, without any of latchwork's; for another user hardly any of ours."""
+    """Return the initial environment of a task: ours without the variables of Latchwork, or a minimal one for another
+    user.
+    """
     if user is None:
         return {name: value for name, value in environ.items() if not name.startswith("LATCHWORK_")}
     about = pwd.getpwnam(user)
@@ -125,11 +127,11 @@ def hand_over(path: Path, user: str | None) -> None:
 _log = logging.getLogger(__name__)
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-#: Variables that change how programs run are none that a value's name can set.
+#: Variables that change how programs run. A value cannot set them.
 _NEVER = re.compile(r"PATH|IFS|ENV|BASH_.*|LD_.*|DYLD_.*|PYTHON.*|PERL.*|RUBY.*|NODE_.*|JAVA_TOOL_OPTIONS|LATCHWORK_.*")
-#: What is in it: a folder for each attempt, below one for each worker; and unpacked code bundles.
+#: Folders in the work folder: one for attempts, with a folder for each worker, and one for unpacked code bundles.
 ATTEMPTS, BUNDLES = "attempts", "bundles"
-#: Tenants reach their own folders by name, and can list no folder.
+#: Tenants can reach their folders by name, but cannot list any folder.
 _MODE = 0o711
 _REMEDY = "give the worker another folder with --work-dir"
 
@@ -138,7 +140,7 @@ class CannotRun(LatchworkError):
     """An attempt cannot be run.
 
     Attributes:
-        is_final: another try would not mend it.
+        is_final: A retry cannot succeed.
     """
 
     def __init__(self, message: str, *, is_final: bool) -> None:
@@ -151,13 +153,13 @@ class Prepared:
     """A command that can be started.
 
     Attributes:
-        command: the command.
-        env: all of its environment.
-        folder: where it starts.
-        output: where it writes its outputs.
-        stdin: a file that it reads; None for nothing.
-        user: whom to become; None for nobody.
-        mask: what hides its secrets.
+        command: The command.
+        env: Its complete environment.
+        folder: Its working directory.
+        output: File for its outputs.
+        stdin: File for its standard input. None: empty input.
+        user: User to run as. None: the user of the worker.
+        mask: Hides its secrets.
     """
 
     command: Command
@@ -170,7 +172,7 @@ class Prepared:
 
 
 class _Known(Mapping[str, Any]):
-    """What ``${name}`` stands for, secrets and connections among it; which secrets were asked for is noted."""
+    """Values for ``${name}``, including secrets and connections. Records which secrets were used."""
 
     def __init__(self, spec: Spec, secrets: Secrets) -> None:
         self._values = spec.values
@@ -188,21 +190,21 @@ class _Known(Mapping[str, Any]):
         return self._values[name]
 
     def secret(self, name: str) -> str:
-        """A secret, which is masked from now on.
+        """Return a secret, and mask it from now on.
 
         Raises:
-            SecretMissing: this machine has none of this name.
+            SecretMissing: This machine has no secret of this name.
         """
         found = self._secrets.get(name, self._project)
         self.used.append(found)
         return found
 
     def connection(self, name: str) -> tuple[str, str]:
-        """URL and password of a stored connection.
+        """Return URL and password of a stored connection.
 
         Raises:
-            CannotRun: its master has sent none of this name.
-            SecretMissing: this machine has no such password.
+            CannotRun: The master has sent no connection of this name.
+            SecretMissing: This machine has no such password.
         """
         found = self._connections.get(name)
         if found is None:
@@ -219,7 +221,7 @@ class _Known(Mapping[str, Any]):
 
 
 class Preparation:
-    """Prepares attempts on this machine. Safe to share between threads."""
+    """Prepares attempts on this machine. Thread-safe."""
 
     def __init__(
         self, options: WorkerOptions, types: TaskTypes, secrets: Secrets, bundles: BundleCache, logs: LogStore
@@ -231,17 +233,17 @@ class Preparation:
         self._logs = logs
 
     def prepare(self, attempt: Attempt, spec: Spec, folder: Path) -> Prepared:
-        """All that a start needs, in an empty folder of its own.
+        """Return everything that a start needs, in a new, empty folder.
 
         Raises:
-            CannotRun: it cannot be started, and why.
+            CannotRun: It cannot be started. Says why.
         """
         known = _Known(spec, self._secrets)
         try:
             return call_user(self._said_why, attempt, spec, folder, known)
         except CannotRun as error:
             raise CannotRun(Mask(known.used).text(str(error)), is_final=error.is_final) from error
-        except Exception as error:  # of a task type of somebody's
+        except Exception as error:  # from a task type of a plugin
             _log.exception("task %s of type %s could not be prepared", spec.head.x, spec.head.type)
             text = Mask(known.used).text(reason(error))
             raise CannotRun(f"the worker could not prepare it: {text}", is_final=False) from error
@@ -311,7 +313,7 @@ class Preparation:
             "LATCHWORK_ATTEMPT": str(spec.head.n),
         }
         env = {**base, **variables, **told, **command.env, **ours}
-        if "PYTHONPATH" in command.env and base.get("PYTHONPATH"):  # a bundle comes first, and not instead
+        if "PYTHONPATH" in command.env and base.get("PYTHONPATH"):  # a bundle comes first
             env["PYTHONPATH"] = os.pathsep.join([command.env["PYTHONPATH"], base["PYTHONPATH"]])
         return Prepared(command, env, folder, output, stdin, user, Mask(known.used))
 
@@ -329,7 +331,7 @@ class Preparation:
 
 
 def _connected(params: Mapping[str, Any], known: _Known) -> dict[str, Any]:
-    """The parameters, with a stored connection that they name in its place."""
+    """Return the parameters, with the name of a stored connection replaced by its URL and password."""
     name = params.get("connection")
     if not isinstance(name, str) or "://" in name:
         return dict(params)
@@ -338,7 +340,7 @@ def _connected(params: Mapping[str, Any], known: _Known) -> dict[str, Any]:
 
 
 def with_password(url: str, password: str) -> str:
-    """A URL with its password, as drivers read it; as it is, if it names no host, or has a password already."""
+    """Return a URL with its password, for drivers. It is unchanged if it names no host or has a password already."""
     scheme, _, rest = url.partition("://")
     end = min((at for each in "/?#" if (at := rest.find(each)) >= 0), default=len(rest))
     user, _, host = rest[:end].rpartition("@")
@@ -350,10 +352,10 @@ def with_password(url: str, password: str) -> str:
 def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
     """Return values as environment variables: under their names, ``a.b`` as ``a_b``.
 
-    None replaces a variable of ``base``, or one that changes how programs run: outputs of a task come by.
+    Never replaces a variable of ``base``, or one that changes how programs run, because outputs are untrusted.
     """
     found: dict[str, str] = {}
-    for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names count
+    for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names win
         variable = variable_of(name)
         if _VARIABLE.fullmatch(variable) and variable not in base and not _NEVER.fullmatch(variable):
             found[variable] = variable_text(values[name])
@@ -376,10 +378,10 @@ def _written(path: Path, data: bytes, user: str | None) -> Path:
 
 
 def work_folder(path: Path) -> Path:
-    """Make a folder of a worker, once it is certain that no other user can change it, and return its real path.
+    """Create a folder of a worker, check that no other user can change it, and return its real path.
 
     Raises:
-        LatchworkError: another user can change it or a folder above it, or it cannot be made.
+        LatchworkError: Another user can change it or a folder above it, or it cannot be created.
     """
     try:
         return secure_folder(path, _MODE)
@@ -388,7 +390,7 @@ def work_folder(path: Path) -> Path:
 
 
 def barrier_to(folder: Path, user: str) -> Path | None:
-    """Return the first level of a folder that a user cannot enter; None if the user can enter all of them."""
+    """Return the first level of a folder that a user cannot enter. None: the user can enter all of them."""
     about = pwd.getpwnam(user)
     groups = set(os.getgrouplist(user, about.pw_gid))
     for level in [*reversed(folder.parents), folder]:

@@ -1,6 +1,6 @@
-"""Runs one attempt in a child process: starts it, reads its output, and ends it with its time, claim or run.
+"""Runs one attempt in a child process: starts it, reads its output, and ends it with its time limit, claim or run.
 
-The thread of a slot does all of it. It waits for the child's output and its end; a reason to end the child comes from
+The thread of a slot does all of it. It waits for output and the end of the child. Requests to end the child come from
 other threads (``TaskContext``) or from the child's supervisor, which needs none of our threads.
 """
 
@@ -36,24 +36,24 @@ from latchwork_workflows.worker.options import WorkerOptions
 from latchwork_workflows.worker.preparation import CannotRun, Preparation, Prepared
 
 _READ_BYTES = 65_536
-#: So many bytes of rows are kept for a mail.
+#: Maximum number of bytes of rows that are kept for a mail.
 MOST_KEPT = 10_000_000
 
 
 class AttemptRunner:
-    """Runs attempts of one session. Safe to share between threads.
+    """Runs attempts of one session. Thread-safe.
 
     Args:
-        store: where the second part of large specs is.
-        keys: the keys.
-        logs: where logs go.
-        health: told how that goes.
-        preparing: makes commands of specs.
-        options: of the worker.
-        leash: what children may not outlive.
-        folder: where attempts have their folders.
-        worker: our name.
-        host: the machine's.
+        store: Store with the second parts of large specs.
+        keys: The keys.
+        logs: Log store to write to.
+        health: Notified whether the log store works.
+        preparing: Turns specs into commands.
+        options: Options of the worker.
+        leash: Limits the lifetime of children.
+        folder: Parent of the folders of attempts.
+        worker: Name of the worker.
+        host: Name of the machine.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class AttemptRunner:
         self.host = host
 
     def perform(self, attempt: Attempt, context: TaskContext) -> Result:
-        """Run it to its end.
+        """Run an attempt to its end.
 
         Raises:
-            TaskStopped: it was ended for a reason of the worker's: it does not count, and runs elsewhere.
-            LatchworkError: the store told nothing of it; likewise.
+            TaskStopped: It was ended because of the worker. It does not count as a try and runs again.
+            LatchworkError: Its spec could not be read from the store. It runs again.
         """
         log = AttemptLog(self._logs, attempt.log_ref, health=self._health, most_bytes=self._options.most_log_bytes)
         folder = self._folder / f"{attempt.x}.{attempt.token}"
@@ -130,7 +130,7 @@ class AttemptRunner:
         return self._unless_released(attempt, context, end, log)
 
     def _kept(self, attempt: Attempt, prepared: Prepared, ending: Ending) -> Ending:
-        """What a task leaves for alerts goes into the log store before anybody hears that it has succeeded."""
+        """Copy the rows that a task leaves for alerts into the log store, before its success is reported."""
         if not prepared.command.keeps or ending.outcome is not Outcome.SUCCESS:
             return ending
         try:
@@ -165,12 +165,12 @@ class AttemptRunner:
         )
 
     def _heard_to_the_end(self, child: Child, attempt: Attempt, context: TaskContext, log: AttemptLog) -> ChildEnd:
-        """Take in all that it prints until it has ended."""
+        """Read the output of a child until it has ended."""
         grace_s = self._options.stop_grace_s
         hard = math.inf if context.deadline is None else context.deadline + grace_s
         self._leash.add(child, hard)
         forget = context.on_stop(partial(child.stop, grace_s))
-        if attempt.is_cancelled or attempt.is_cut_off:  # told after we had looked, before we listened
+        if attempt.is_cancelled or attempt.is_cut_off:  # set after the check and before the callback was registered
             child.stop(grace_s)
         try:
             return _pumped(child, log)
@@ -178,7 +178,10 @@ class AttemptRunner:
             forget()
 
     def _unless_released(self, attempt: Attempt, context: TaskContext, end: ChildEnd | None, log: AttemptLog) -> Ending:
-        """How a run ends that was ended: by a command, by its time, from outside; else it is not over."""
+        """Return the result of a run that was ended by a command, its time limit or from outside.
+
+        Raises ``TaskStopped`` if the run was ended because of the worker.
+        """
         code = None if end is None else code_of(end)
         if attempt.is_cancelled:
             return Ending(Outcome.KILLED, "it was stopped by a command", code)
@@ -207,13 +210,13 @@ def _pumped(child: Child, log: AttemptLog) -> ChildEnd:
         if log.due_s == 0.0:
             log.flush()
         if child.fileno() in ready and (end := child.poll()) is not None:
-            while _read(out, log):  # nobody is left who writes
+            while _read(out, log):  # no writer is left
                 pass
             return end
 
 
 def _read(fd: int, log: AttemptLog) -> bytes | None:
-    """What is there, written to the log: empty at its end, None when there is nothing now."""
+    """Read available output and write it to the log. Empty: end of the output. None: no output now."""
     try:
         data = os.read(fd, _READ_BYTES)
     except BlockingIOError:
@@ -223,7 +226,7 @@ def _read(fd: int, log: AttemptLog) -> bytes | None:
 
 
 def _exited(end: ChildEnd, log: AttemptLog, prepared: Prepared) -> Ending:
-    """How a run ends that ended by itself."""
+    """Return the result of a child that exited."""
     code = code_of(end)
     if code != 0:
         return Ending(Outcome.FAILURE, failure_of(end, log.last_line), code)
@@ -234,7 +237,9 @@ def _exited(end: ChildEnd, log: AttemptLog, prepared: Prepared) -> Ending:
 
 
 def _output(path: Path, most: int = MOST_BYTES) -> bytes:
-    """What the task wrote there, if it is a file still: we may be root, and it a link to anything."""
+    """Return what the task wrote to a file. It must be a regular file: we may be root, and the task may have made a
+    link.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A worker in one session: the partitions that it takes tasks of, its slots, and its threads."""
+"""A worker in one session: the partitions that it claims from, its slots, and its threads."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ _FUNCTION = "latchwork_workflows:attempt"
 
 
 class WorkflowHooks(WorkerHooks):
-    """The hooks of a worker's feeder, for one session.
+    """Hooks of a worker loop, for one session.
 
     Args:
-        keys: the keys.
-        session: what the marks of running tasks live by.
-        options: of the worker.
-        types: the task types that can be run here.
-        health: of the log store: while it takes nothing, neither do we.
-        performing: runs attempts.
-        cancels: which attempts are cancelled, as far as is known here.
+        keys: The keys.
+        session: Session that the keys of running tasks are bound to.
+        options: Options of the worker.
+        types: Task types that can run here.
+        health: Health of the log store. No tasks are claimed while it cannot be written.
+        performing: Runs attempts.
+        cancels: Known cancel marks, by key.
         pools: The slots of pools.
     """
 
@@ -104,18 +104,18 @@ class WorkflowHooks(WorkerHooks):
         self._registered = Registered(_FUNCTION, self.run)
         self.functions.add(self._registered)
 
-    # Which
+    # Choose
 
     def lanes(self) -> Sequence[str]:
-        """Those of our groups; none while no log can be written."""
+        """Return the partitions of our groups. Empty while no log can be written."""
         return self._pools.lanes() if self._health.is_ok else ()
 
     def waits(self) -> Sequence[str]:
-        """Those of our groups."""
+        """Return our groups."""
         return self._options.groups
 
     def accept(self, item: QueueItem) -> bool:
-        """Whether it can run here; what is no task is ours too, so that it gets out of the way."""
+        """Return whether an item can run here. Invalid items are accepted, so that they are removed from the queue."""
         try:
             head = Head.of(item.value)
         except BadRecord:
@@ -123,31 +123,33 @@ class WorkflowHooks(WorkerHooks):
         return head.type in self._types and may_become(head.tenant, self._options.tenants)
 
     def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """That it is not cancelled; and who runs it."""
+        """Return the checks that it is not cancelled and has its slots, and the writes of its running key and slots."""
         try:
             named = Item.of(item.id)
         except InvalidKey:
             return (), ()
         slot = self._pools.take(item.partition, named.x)
         if slot is None:
-            return [Absent(item.key)], ()  # it is there: so it is left, until a slot is free
+            return [Absent(item.key)], ()  # fails, because the item exists: it is left until a slot is free
         who = self._runner
         said = Running(who.worker, who.host, time.time(), item.why[:200]).to_bytes()
         running = Create(self._keys.running(named.shard, named.x), said, self._session)
         return [Absent(self._keys.cancel(named.x)), *slot[0]], [running, *slot[1]]
 
     def refused(self, item: QueueItem) -> bool:
-        """It was cancelled, or another has its slot: look for that again, unless we know of the cancel."""
+        """Return whether to check again for a claim that failed: its slot was taken. Not if we know that it was
+        cancelled.
+        """
         try:
             x = Item.of(item.id).x
         except InvalidKey:
             return False
         return self._pools.given_up(x) and self._keys.cancel(x) not in self._cancels
 
-    # From the claim to the run
+    # Claim and run
 
     def begin(self, claim: QueueClaim) -> Run | Ending:
-        """What to run; or its end, if it cannot be run, or must not."""
+        """Return what to run, or its end if it cannot or must not run."""
         try:
             named = Item.of(claim.item.id)
         except InvalidKey as error:
@@ -167,24 +169,24 @@ class WorkflowHooks(WorkerHooks):
         if head.type in self._instant:
             return self._ended(attempt, RunEnding(Word.SUCCESS))
         with self._lock:
-            self._attempts[head.x] = attempt  # from here on we hear of its cancel
+            self._attempts[head.x] = attempt  # from here on its cancel reaches it
         if self._keys.cancel(head.x) in self._cancels:
             return self._ended(attempt, RunEnding(Word.KILLED, "it was stopped by a command before it began"))
         payload = self.payloads.encode_call(self._registered, (head.x,), {})
         return Run(StoredCall(_FUNCTION, payload), head.x, head.timeout_s, head.n)
 
     def run(self, x: str, context: TaskContext) -> None:
-        """In a slot: run it to its end, which is noted with it."""
+        """Run an attempt to its end in a slot, and store its result in it."""
         with self._lock:
             attempt = self._attempts.get(x)
         if attempt is None:  # its claim was lost before it began
             raise TaskStopped(f"attempt {x} is not ours any more")
         attempt.result = self._runner.perform(attempt, context)
 
-    # Its end
+    # End
 
     def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
-        """With its result; or given back, if it has none."""
+        """Return how to end a claim: with its result, or released if it has none."""
         with self._lock:
             attempt = self._attempts.get(Item.of(claim.item.id).x)
         if attempt is None:
@@ -202,7 +204,7 @@ class WorkflowHooks(WorkerHooks):
         return Release(why[:200], after_s=1.0)
 
     def _ended(self, attempt: Attempt, ending: RunEnding) -> Done:
-        """The end of one that did not run, or whose run is not to be waited for."""
+        """Return the end of an attempt that did not run, or whose run has no result."""
         result = result_of(attempt, ending, self._runner.worker, self._runner.host, has_log=False)
         return self._done(attempt, result)
 
@@ -214,7 +216,7 @@ class WorkflowHooks(WorkerHooks):
         return Done(ops=tuple(ops))
 
     def at_end(self, claim: QueueClaim) -> Sequence[Op]:
-        """It runs no more."""
+        """Return the writes that delete its running key and free its slots."""
         try:
             named = Item.of(claim.item.id)
         except InvalidKey:
@@ -222,7 +224,7 @@ class WorkflowHooks(WorkerHooks):
         return [Delete(self._keys.running(named.shard, named.x)), *self._pools.release(named.x)]
 
     def claim_over(self, claim: QueueClaim) -> bool:
-        """Forget it. Look for what may have its slot: the mirror may never report one that came and went."""
+        """Forget an attempt. Return whether its slot may be free for others: the mirror may miss a short-lived slot."""
         try:
             x = Item.of(claim.item.id).x
         except InvalidKey:
@@ -236,7 +238,7 @@ class WorkflowHooks(WorkerHooks):
     # Ended from outside
 
     def cancelled(self, x: str) -> str | None:
-        """An attempt is cancelled: the path of its item if it is here."""
+        """Mark an attempt as cancelled. Return the path of its item if it is here, else None."""
         with self._lock:
             attempt = self._attempts.get(x)
         if attempt is None:
@@ -245,7 +247,7 @@ class WorkflowHooks(WorkerHooks):
         return attempt.claim.item.path
 
     def cut_off(self, stop: Callable[[str], Any]) -> None:
-        """The store is out of reach, and we do not wait: none of ours goes on."""
+        """End all attempts, because the store is out of reach and we do not wait for it."""
         with self._lock:
             attempts = list(self._attempts.values())
         for each in attempts:
@@ -254,7 +256,7 @@ class WorkflowHooks(WorkerHooks):
 
     @property
     def attempts(self) -> list[Attempt]:
-        """Those that are here, in no order."""
+        """Current attempts, in no order."""
         with self._lock:
             return list(self._attempts.values())
 
@@ -266,32 +268,32 @@ def _head_of(value: bytes, named: Item) -> Head:
     return head
 
 
-#: The backlog's own limit of attempts is never met: who takes a task once too often ends it with a result.
+#: Disables the limit of attempts of the work queue: a task that was claimed too often gets a result instead.
 _ANY_NUMBER = 1_000_000
-#: Seconds after which a log store that takes nothing is tried again.
+#: Seconds between two probes of a log store that cannot be written.
 _PROBE_S = 2.0
-#: Seconds more than a child has to end, until its slot is given up for stuck.
+#: Seconds beyond the grace period of a child until its slot counts as stuck.
 _STUCK_S = 20.0
-#: Seconds for the first look at what is cancelled.
+#: Timeout of the first read of the cancel marks, in seconds.
 _MIRROR_S = 30.0
-#: Of lists among the labels.
+#: Maximum length of a list in the labels.
 _LABEL_CHARS = 1_500
 
 
 class WorkflowSession:
-    """Runs tasks as long as one session lasts. Safe to share between threads.
+    """Runs tasks for as long as one session lasts. Thread-safe.
 
     Args:
-        store: the store.
-        keys: the keys.
-        name: of the worker.
-        host: the machine's.
-        options: of the worker.
-        work_dir: folder in which tasks run, made by ``work_folder``.
-        logs: where logs go.
-        types: the task types of this process.
-        secrets: of this machine.
-        session: what we live by; closed at the end.
+        store: The store.
+        keys: The keys.
+        name: Name of the worker.
+        host: Name of the machine.
+        options: Options of the worker.
+        work_dir: Folder in which tasks run, created by ``work_folder``.
+        logs: Log store to write to.
+        types: Task types of this process.
+        secrets: Secrets of this machine.
+        session: The session. Closed at the end.
     """
 
     def __init__(
@@ -365,12 +367,12 @@ class WorkflowSession:
         self._forgets: list[Callable[[], object]] = []
 
     def begin(self) -> None:
-        """Join, and begin to take tasks.
+        """Join the group and start to claim tasks.
 
         Raises:
-            NodeIdInUse, MemberEvicted: another worker has our name, or we are not wanted.
-            LogStoreMismatch: the log store is that of other workflows.
-            LatchworkError: not now.
+            NodeIdInUse, MemberEvicted: Another worker has our name, or we were evicted.
+            LogStoreMismatch: The log store belongs to another installation.
+            LatchworkError: It cannot start now.
         """
         found = self._store.get(self._keys.id)
         if found is None:
@@ -382,7 +384,7 @@ class WorkflowSession:
             _log.warning(
                 "worker %s: ended %d processes of tasks whose worker and supervisor were killed", self._name, left
             )
-        _empty(self._folder)  # of one of our name that died: its children have ended with its session
+        _empty(self._folder)  # of a dead worker of our name: its children ended with its session
         self._cancels.ready(_MIRROR_S)
         self._forgets.append(self._cancels.on_change(self._see_cancels))
         self._pools.begin(_MIRROR_S)
@@ -398,11 +400,11 @@ class WorkflowSession:
         thread.start()
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Take nothing more, and wait for what runs; False when the time is over."""
+        """Claim no more tasks, and wait for the running ones. Return False on timeout."""
         return self.feeder.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, and leave; see ``WorkerSession``. Each step is idempotent."""
+        """Stop and release all tasks, and leave. See ``WorkerSession``. Each step is idempotent."""
         self._ended.set()
         for event in (self._troubled, self._suspect):
             event.set()
@@ -421,10 +423,10 @@ class WorkflowSession:
         return left
 
     def trouble(self) -> str | None:
-        """Return why it takes no tasks: its logs cannot be written."""
+        """Return why it claims no tasks: its logs cannot be written."""
         return None if self.health.is_ok else f"its logs cannot be written: {self.health.error}"
 
-    # What others do
+    # Events from others
 
     def _see_cancels(self, batch: Iterable[Change]) -> None:
         for change in batch:
@@ -456,7 +458,7 @@ class WorkflowSession:
             self._troubled.set()
 
     def _probe(self) -> None:
-        """While logs cannot be written, find out when they can."""
+        """Probe the log store while logs cannot be written."""
         while not self._ended.is_set():
             self._troubled.wait()
             self._troubled.clear()
@@ -471,7 +473,7 @@ class WorkflowSession:
 
 
 def _labels(options: WorkerOptions, types: frozenset[str], logs: LogStore) -> dict[str, str]:
-    """What others see of us."""
+    """Return the labels that other nodes see."""
     tenants = tenants_label(options.tenants)
     return {
         "groups": ",".join(options.groups)[:_LABEL_CHARS],

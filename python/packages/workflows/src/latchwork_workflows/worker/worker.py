@@ -20,26 +20,26 @@ from latchwork_workflows.worker.session import WorkflowSession
 
 _log = logging.getLogger(__name__)
 
-#: The TTL of a worker's session unless it or the URL gives one.
+#: Default TTL of a worker's session, if neither the worker nor the URL sets one.
 SESSION_TTL_S = 30.0
-#: Seconds that a task may take to end after SIGKILL, and its outcome to be stored.
+#: Seconds for a task to end after SIGKILL and its outcome to be stored.
 _KILL_S = 10.0
 
 
 class Worker(Node[WorkflowSession]):
     """Runs tasks: ``with Worker(store, logs=open_logs(url)) as worker: worker.run_forever()``.
 
-    It pulls: what it takes is its own as long as its session lasts, and its children end before that can. After a lost
-    session it begins anew. Construction does no I/O. Safe to share between threads.
+    A claimed task belongs to the worker while its session lasts, and child processes end before the session can. After
+    a lost session the worker starts a new one. Construction does no I/O. Thread-safe.
 
     Args:
-        store: the root store of the workflows. It stays the caller's.
-        logs: where logs and code bundles are.
-        name: who we are, one live worker has it; the host's name with six characters more by default.
-        options: how to run tasks.
-        types: what can be run; ours and those that are installed by default.
-        secrets: what this machine can tell; variables and installed packages by default.
-        root: the name of the installation in the store.
+        store: Root store of the workflows. The caller closes it.
+        logs: Store of logs and code bundles.
+        name: Unique among the running workers. Default: the host name and six random characters.
+        options: How to run tasks.
+        types: Task types that can run. Default: the built-in and installed ones.
+        secrets: Secrets of this machine. Default: environment variables and installed packages.
+        root: Name of the installation in the store.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Worker(Node[WorkflowSession]):
         return f"<Worker {self.name!r}>"
 
     def start(self) -> None:
-        """See ``Node``. Makes its work folder first.
+        """Create the work folder and start. See ``Node``.
 
         Raises:
-            Closed: it was closed or drained.
-            LatchworkError: another user can change its work folder, or it cannot be made.
+            Closed: It was closed or drained.
+            LatchworkError: Another user can change its work folder, or it cannot be created.
         """
         self._home.check()
         self._work_dir = work_folder(self._work_dir)
