@@ -1,4 +1,4 @@
-"""The pages: made by the server, live where a browser can, whole where it cannot. What they may do is the desk's."""
+"""The web pages, rendered by the server. JavaScript only adds live updates. ``services`` checks the permissions."""
 
 from latchwork_workflows.ui.routes import NAVIGATION, PAGES, ui_routers
 

@@ -25,7 +25,7 @@ _DAY_S = 86_400.0
 
 @router.get("/account", response_class=HTMLResponse)
 def account(request: Request, who: Who) -> HTMLResponse:
-    """What one may do, one's tokens and password."""
+    """Show your role, tokens and password form."""
     return _account(request, who)
 
 
@@ -33,7 +33,7 @@ def account(request: Request, who: Who) -> HTMLResponse:
 def make_token(
     request: Request, who: Who, name: _Word, role: _Word = "", days: Annotated[int, Form(ge=0, le=3660)] = 90
 ) -> HTMLResponse:
-    """Make a token; its text is on this page, and never again."""
+    """Create a token. Only this page shows its text."""
     parts = parts_of(request)
     lasts_s = days * _DAY_S if days else None
     _, made = desk.new_token(parts, who, name.replace("\x00", "") or "token", role=_role(role), lasts_s=lasts_s)
@@ -42,14 +42,14 @@ def make_token(
 
 @router.post("/account/token/{token_id}/revoke")
 def revoke_token(request: Request, who: Who, token_id: Id) -> Response:
-    """End one's token."""
+    """Revoke your own token."""
     desk.revoke(parts_of(request), who, token_id)
     return led("/account")
 
 
 @router.post("/account/password")
 def own_password(request: Request, who: Who, password: _Word, again: _Word, current: _Word = "") -> Response:
-    """Set another password for oneself; ends all sessions and tokens."""
+    """Change your own password. Ends all your sessions and tokens."""
     if password != again:
         raise Problem(422, "the two passwords differ; nothing was changed", errors=[("again", "differs")])
     desk.change(parts_of(request), who, who.name, password=password, current=current)
@@ -58,7 +58,7 @@ def own_password(request: Request, who: Who, password: _Word, again: _Word, curr
 
 @router.get("/users", response_class=HTMLResponse)
 def users(request: Request, who: Who) -> HTMLResponse:
-    """Everybody, and what they may do where."""
+    """Show all accounts and their roles."""
     need(who, Role.ADMIN)
     parts = parts_of(request)
     with parts.database.read() as connection:
@@ -69,28 +69,28 @@ def users(request: Request, who: Who) -> HTMLResponse:
 
 @router.post("/users")
 def create_user(request: Request, who: Who, name: _Name, password: _Word = "") -> Response:
-    """Make an account."""
+    """Create an account."""
     desk.create(parts_of(request), who, name, password or None)
     return led("/users")
 
 
 @router.post("/users/{name}/role")
 def set_role(request: Request, who: Who, name: str, project: _Word = "", role: _Word = "") -> Response:
-    """What somebody may do in a project, or everywhere."""
+    """Set the role of an account in a project, or in all."""
     desk.set_role(parts_of(request), who, name[:100], project, _role(role))
     return led("/users")
 
 
 @router.post("/users/{name}/enabled")
 def set_enabled(request: Request, who: Who, name: str, enabled: _Word = "") -> Response:
-    """Switch an account on or off."""
+    """Enable or disable an account."""
     desk.change(parts_of(request), who, name[:100], enabled=enabled == "yes")
     return led("/users")
 
 
 @router.post("/users/{name}/link", response_class=HTMLResponse)
 def make_link(request: Request, who: Who, name: str) -> HTMLResponse:
-    """A link that signs somebody in once, to be handed to them."""
+    """Create a one-time sign-in link for an account."""
     parts = parts_of(request)
     link = f"{str(request.base_url).rstrip('/')}/sign-in?link={desk.new_link(parts, who, name[:100])}"
     with parts.database.read() as connection:
@@ -106,7 +106,7 @@ def audit(
     by: Annotated[str, Query(max_length=100)] = "",
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
 ) -> HTMLResponse:
-    """What people did, the newest first."""
+    """Show the actions of users, newest first."""
     rows = desk.audit(parts_of(request), who, by=by.replace("\x00", ""), before=before, most=_MOST + 1)
     shown, more = older(rows, _MOST, "/audit", by=by)
     return page(request, who, "audit.html", rows=shown, older=more, by=by, before=before)

@@ -1,4 +1,4 @@
-"""What was told to whom, and the channels by which it is told."""
+"""Pages of alerts, their deliveries and channels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def alerts(
     run: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
 ) -> HTMLResponse:
-    """Alerts and their deliveries, the newest first; for administrators the channels."""
+    """Show alerts and their deliveries, newest first. Administrators also see the channels."""
     rows = desk.listed(parts_of(request), who, state=state, run=run, before=before, most=_MOST + 1)
     shown, more = rows[:_MOST], ""
     if len(rows) > _MOST:
@@ -41,7 +41,7 @@ def alerts(
 
 @router.post("/alerts/{delivery_id}/resend")
 def resend(request: Request, who: Who, delivery_id: Id) -> Response:
-    """Have a delivery sent again."""
+    """Send a delivery again."""
     desk.resend(parts_of(request), who, delivery_id)
     return led("/alerts")
 
@@ -50,7 +50,7 @@ def resend(request: Request, who: Who, delivery_id: Id) -> Response:
 def set_channel(
     *, request: Request, who: Who, name: _Word, kind: _Word, options: _Options = "", enabled: _Word = "yes"
 ) -> Response:
-    """Make a channel, or change it."""
+    """Create or change a channel."""
     try:
         given = read(options) if options.strip() else {}
     except DefinitionInvalid as error:
@@ -61,7 +61,7 @@ def set_channel(
 
 @router.post("/channels/{name}/test")
 def test_channel(request: Request, who: Who, name: str) -> Response:
-    """Have a test sent."""
+    """Send a test through a channel."""
     desk.test_channel(parts_of(request), who, name[:100])
     return led("/alerts")
 

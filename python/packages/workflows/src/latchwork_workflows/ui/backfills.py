@@ -1,4 +1,4 @@
-"""Backfills: the list, one of them with its dates, and the form that asks for one."""
+"""Pages of backfills: the list, a backfill with its dates, and the form to request one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ router = APIRouter()
 _MOST = 30
 _MOST_DATES = 100
 _STATES = [each.value for each in InstanceState]
-#: From left to right in a bar: what is done, what needs somebody, what is at work; the rest was never started.
+#: States from left to right in a bar: done, needing attention, active. The rest was never started.
 _ORDER = ("success", "failure", "stopped", "paused", "ready_pause", "ready_stop", "running", "serial_wait", "submitted")
 _Moment = Annotated[float | None, Query(ge=-MAX_TIME_S, le=MAX_TIME_S)]
 _Word = Annotated[str, Query(max_length=100)]
@@ -45,7 +45,7 @@ def list_backfills(
     workflow: _Word = "",
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
 ) -> HTMLResponse:
-    """Backfills, the newest first: of everything, of a project, of a workflow."""
+    """Show backfills, newest first: all, of a project, or of a workflow."""
     parts, project = parts_of(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
     found = backfills.listed(parts, who, project=project, workflow=workflow, before=before, limit=_MOST + 1)
@@ -62,7 +62,7 @@ def list_backfills(
 def show_backfill(
     *, request: Request, who: Who, backfill_id: Id, state: _Word = "", after: _Moment = None
 ) -> HTMLResponse:
-    """One backfill: how far it is, and its dates, the oldest first."""
+    """Show a backfill: its progress and its dates, oldest first."""
     parts = parts_of(request)
     found = backfills.get(parts, who, backfill_id)
     wanted = state if state in _STATES else ""
@@ -96,14 +96,14 @@ def _bar(found: Backfill) -> object:
 def stop(
     request: Request, who: Who, backfill_id: Id, key: Annotated[str, Form(min_length=1, max_length=150)]
 ) -> Response:
-    """Let none of its dates start any more."""
+    """Stop a backfill: no further date starts."""
     backfills.stop(parts_of(request), who, backfill_id, unique_key=f"page-{key}")
     return led(f"/backfills/{backfill_id}")
 
 
 @router.get("/workflows/{project}/{name}/backfill", response_class=HTMLResponse)
 def form(request: Request, who: Who, project: NamePath, name: NamePath) -> HTMLResponse:
-    """For which dates, and how many at a time."""
+    """Show the form for the dates and the parallelism."""
     return _form(request, who, (project, name), {})
 
 
@@ -111,14 +111,14 @@ def form(request: Request, who: Who, project: NamePath, name: NamePath) -> HTMLR
 def preview(
     *, request: Request, who: Who, project: NamePath, name: NamePath, first: _Word = "", last: _Word = ""
 ) -> HTMLResponse:
-    """The part of the form that says, as one types, how many runs these dates are."""
+    """Show the number of runs for the entered dates. Updates the form while the user types."""
     workflows.row_of(parts_of(request), who, project, name)
     return page(request, who, "moments.html", **_moments(request, who, (project, name), first, last))
 
 
 @router.post("/workflows/{project}/{name}/backfill")
 async def start(request: Request, who: Who, project: NamePath, name: NamePath) -> Response:
-    """Ask for it, and go to it as soon as it is there."""
+    """Request a backfill and redirect to it once it exists."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
     return await run_in_threadpool(_start, request, who, (project, name), sent)
 
@@ -151,7 +151,7 @@ def _start(request: Request, who: Identity, path: tuple[str, str], sent: Mapping
     return led(f"/commands/{asked.command}")
 
 
-def _form(  # noqa: PLR0917 - one page, shown anew where it is refused
+def _form(  # noqa: PLR0917 - one page, shown again if the form is invalid
     request: Request,
     who: Identity,
     path: tuple[str, str],
@@ -170,7 +170,7 @@ def _form(  # noqa: PLR0917 - one page, shown anew where it is refused
 
 
 def _behind(request: Request, who: Identity, path: tuple[str, str]) -> tuple[dict[str, list[str]], str]:
-    """Which workflows ``direct`` and ``all`` lead to; or why that cannot be asked for."""
+    """Return the dependent workflows, ``direct`` and ``all``, and the error if they cannot be included."""
     if not who.may(Role.OPERATOR, path[0]):
         return {}, ""
     try:

@@ -1,4 +1,4 @@
-"""A workflow as a drawing: its tasks in layers, coloured by state if it is a run's. Pure but for a cache of layouts."""
+"""A workflow as SVG: its tasks in layers, colored by state for a run. Pure except for a cache of layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.web import graph_svg
 
-#: Beyond this a drawing is no help, and takes seconds: pages show the list of tasks, and draw if asked to.
+#: Larger workflows are not drawn by default: it takes seconds, and the drawing is hard to read.
 MOST_DRAWN = 300
 
 _Shape = tuple[tuple[str, tuple[str, ...]], ...]
@@ -21,12 +21,12 @@ _Shape = tuple[tuple[str, tuple[str, ...]], ...]
 def dag_svg(
     definition: Definition, states: Mapping[str, str] | None = None, links: Mapping[str, str] | None = None
 ) -> Markup:
-    """The drawing.
+    """Return the drawing of a workflow.
 
     Args:
-        definition: whose tasks are drawn.
-        states: of the tasks of a run, by name; None: this is no run.
-        links: where a task leads, by name.
+        definition: The workflow.
+        states: The states of the tasks of a run, by name. None: the drawing is not of a run.
+        links: The links of tasks, by name.
     """
     shape: _Shape = tuple((task.name, task.after) for task in definition.tasks)
     known = states or {}
@@ -51,5 +51,5 @@ def _edges(shape: _Shape) -> list[Edge]:
 
 @lru_cache(maxsize=64)
 def _layout(shape: _Shape) -> Layout:
-    """States change, places do not: one layout for each version."""
+    """Return the layout. It is cached for each version, because it does not depend on states."""
     return lay_out(Graph([Node(name) for name, _ in shape], _edges(shape)))

@@ -1,4 +1,4 @@
-"""What all pages have in common: who asks, the templates, and where one is led afterwards."""
+"""Shared parts of all pages: identity, templates and redirects."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ PAGES = Pages([Path(__file__).parent / "templates"])
 
 
 def page(request: Request, who: Identity, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
-    """A page for somebody."""
+    """Render a page for a user."""
     return PAGES.render(request, template, status, who=who, Role=Role, **values)
 
 
 def led(path: str) -> RedirectResponse:
-    """After a change: the page that shows it. A reload asks nothing twice."""
+    """Redirect after a change to the page that shows it, so that a reload does not repeat the change."""
     return RedirectResponse(path, 303)
 
 
 def address(path: str, **query: Any) -> str:
-    """The path with those parts of a query that are given."""
+    """Return the path with the query parameters that are not empty."""
     given = {name: value for name, value in query.items() if value not in {None, ""}}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def whole(field: str, text: str) -> int:
-    """A whole number as a form has it.
+    """Parse an integer from a form.
 
     Raises:
-        Problem: 422, it is none.
+        Problem: 422, the text is not an integer.
     """
     if text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 10:
         return int(text)
@@ -43,7 +43,7 @@ def whole(field: str, text: str) -> int:
 
 
 def older(rows: list[Any], most: int, path: str, key: str = "id", **query: Any) -> tuple[list[Any], str]:
-    """The rows of a page, and the address of the next: one row more than fits was asked for."""
+    """Return the rows of a page and the address of the next page. Expects one more row than fits on the page."""
     if len(rows) <= most:
         return rows, ""
     shown = rows[:most]
@@ -51,10 +51,10 @@ def older(rows: list[Any], most: int, path: str, key: str = "id", **query: Any) 
 
 
 def role_of(word: str) -> Role:
-    """Return the role of this name, as a form has it.
+    """Return the role of this name from a form.
 
     Raises:
-        Problem: 422, there is none.
+        Problem: 422, there is no such role.
     """
     try:
         return Role.of(word)

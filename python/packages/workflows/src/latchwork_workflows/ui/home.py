@@ -1,4 +1,4 @@
-"""The first page: is all well, what failed, what runs, what comes next, and does anything wait for masters."""
+"""The home page: health, failures, active runs, next starts, and commands that wait for masters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DAY_S = 86_400.0
 
 @router.get("/", response_class=HTMLResponse)
 def home(request: Request, who: Who) -> HTMLResponse:
-    """How everything goes."""
+    """Show the state of the installation."""
     parts, now = parts_of(request), time.time()
     with parts.database.read() as connection:
         codes = seen_codes(connection, who)
@@ -43,7 +43,7 @@ def home(request: Request, who: Who) -> HTMLResponse:
 
 
 def _without_workers(lanes: Mapping[int, Collection[str]], workers: Sequence[WorkerSeen]) -> dict[int, list[str]]:
-    """The worker groups of which no worker lives and for which tasks of a run are queued, by the run."""
+    """Return, by run, the worker groups with queued tasks and no online worker."""
     living = {group for each in workers for group in each.groups}
     wanted = {run: {worker_group_of(each) for each in some} for run, some in lanes.items()}
     return {run: sorted(groups - living) for run, groups in wanted.items() if groups - living}

@@ -1,4 +1,4 @@
-"""Lineage: who depends on whom, as a drawing and as a table."""
+"""The lineage page: dependencies between workflows, as a drawing and as a table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show(
     start: Annotated[int, Query(ge=0, le=10**6)] = 0,
     draw: int = 0,
 ) -> HTMLResponse:
-    """Of everything that one may see, of a project and its neighbours, or around one workflow."""
+    """Show the lineage of all visible workflows, of a project and its neighbors, or around one workflow."""
     parts, project = parts_of(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
     found = lineage(parts, who, project=project, workflow=workflow)
@@ -60,7 +60,9 @@ def show(
 
 
 def lineage_svg(found: Lineage, focus: str = "") -> Markup:
-    """Who starts stands above what it starts, what is waited for above who waits; ``focus`` stands out."""
+    """Return the drawing. Workflows are above those that they start and that wait for them. ``focus`` is
+    highlighted.
+    """
     pairs = tuple(dict.fromkeys(_downwards(each) for each in found.links))
     back = closing(tuple(found.workflows), pairs)
     kinds = {_downwards(each): each.other.kind.replace("_", "-") for each in reversed(found.links)}
@@ -74,7 +76,7 @@ def lineage_svg(found: Lineage, focus: str = "") -> Markup:
 def _edge(
     pair: tuple[str, str], kinds: Mapping[tuple[str, str], str], back: Collection[tuple[str, str]]
 ) -> Iterator[Edge]:
-    """Of two workflows that name each other one line, with two arrows; of one that names itself none."""
+    """Yield the edge of a pair. Two workflows that name each other share one line with two arrows. No self-loops."""
     other = pair[::-1]
     if pair == other or (pair in back and other in kinds and other not in back):
         return
@@ -102,7 +104,9 @@ def _title(name: str, row: object) -> str:
 
 
 def closing(names: Sequence[str], pairs: _Pairs) -> set[tuple[str, str]]:
-    """The pairs without which there is no circle: those that lead back to where a walk through all of them is."""
+    """Return the pairs that close cycles: the back edges of a depth-first search. Without them, the graph is
+    acyclic.
+    """
     ways: dict[str, list[str]] = {}
     for source, target in pairs:
         ways.setdefault(source, []).append(target)
@@ -137,5 +141,5 @@ def _walk(name: str, ways: Mapping[str, Iterable[str]], done: set[str], found: s
 
 @lru_cache(maxsize=16)
 def _layout(names: tuple[str, ...], edges: tuple[Edge, ...]) -> Layout:
-    """Places follow from names and edges, and these change when somebody applies a definition."""
+    """Return the layout. It is cached, because names and edges only change when a definition is applied."""
     return lay_out(Graph([Node(name) for name in names], edges))

@@ -19,7 +19,7 @@ from latchwork_workflows.web import Identity, Problem, Role, Who, shares
 router = APIRouter()
 _MOST, _MOST_EVER = 100, 5000
 _Word = Annotated[str, Form(max_length=200)]
-#: What a start does while the pool of its project is full.
+#: The policies for a start while the pool of its project is full.
 _ADMISSIONS = {
     "suspend": "starts; its tasks wait for slots",
     "fail": "is refused",

@@ -1,4 +1,4 @@
-"""All pages, and how they are found."""
+"""The routes of all pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs: the list, one run, one task, and what is asked of them."""
+"""Pages of runs: the list, a run, a task, and the actions on them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _MOST_ROWS = 60
 _MOST_ELEMENTS = 100
 _LOG_PART = 65_536
 _STATES = [each.value for each in InstanceState]
-#: From left to right in a bar: what is done, what needs somebody, what is at work; the rest waits.
+#: States from left to right in a bar: done, needing attention, active. The rest waits.
 _TASK_STATES = (
     *("success", "forced_success", "skipped", "failure", "killed", "paused"),
     *("running", "retry_wait", "submitted", "ready", "delayed", "waiting"),
 )
-#: In which a task has something to say on why it is not done.
+#: The states in which a task explains why it is not done.
 _OPEN = {"waiting", "delayed", "ready", "submitted", "retry_wait", "running", "paused", "failure"}
-#: What buttons ask for besides the words of the desk.
+#: The actions of buttons besides those of ``services``.
 _RERUN_FRESH = "rerun-no-cache"
 _FROM_HERE = "recover-from"
 Key = Annotated[str, Form(min_length=1, max_length=200)]
@@ -53,7 +53,7 @@ def list_runs(
     project: Annotated[str, Query(max_length=100)] = "",
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
 ) -> HTMLResponse:
-    """Runs, the newest first."""
+    """Show runs, newest first."""
     parts = parts_of(request)
     wanted = state if state in _STATES else ""
     rows = runs.listed(parts, who, project=project.replace("\x00", ""), state=wanted, before=before, limit=_MOST + 1)
@@ -69,7 +69,7 @@ def list_runs(
 def show_run(
     request: Request, who: Who, run_id: Id, first: Annotated[int, Query(alias="tasks")] = 0, draw: int = 0
 ) -> HTMLResponse:
-    """One run: what it does, what it waits for, what happened."""
+    """Show a run: its tasks, its status and its events."""
     parts, now = parts_of(request), time.time()
     row = runs.row_of(parts, who, run_id)
     body = workflows.get(parts, who, row.project, row.name, row.version).definition
@@ -118,18 +118,18 @@ def show_run(
 
 
 def _asked(tasks: list[Any], shown: list[Any]) -> set[str]:
-    """Of which tasks it is said why: of those on the page, and of some that failed, wherever they are."""
+    """Return the tasks to explain: open ones on the page, and up to five failed ones anywhere."""
     failed = [each.name for each in tasks if each.state == "failure"][:5]
     return {*failed, *(each.name for each in shown if each.state in _OPEN or _is_held(each))}
 
 
 def _is_held(task: Any) -> bool:
-    """Its master has it itself."""
+    """Return whether the master of a task runs it itself."""
     return bool(task.state == "running" and task.queue_key is None)
 
 
 def _chart(tried: list[Attempt], place: dict[str, int], now: float) -> object:
-    """One row for each task that was tried, in the order in which they began; the last ones of very many."""
+    """Return a timeline with one row per task that was tried, in the order of the start. Limited to the last rows."""
     by_task: dict[str, list[Bar]] = {}
     for each in sorted(tried, key=lambda one: one.started_at):
         title = f"{each.name}, attempt {each.n}: {each.outcome or 'running'} on {each.worker}"
@@ -142,7 +142,7 @@ def _chart(tried: list[Attempt], place: dict[str, int], now: float) -> object:
 
 @router.post("/runs/{run_id}/ask")
 def ask_run(request: Request, who: Who, run_id: Id, action: Annotated[str, Form(max_length=30)], key: Key) -> Response:
-    """Ask something of a run; the page shows that it was asked, and what became of it."""
+    """Request an action on a run. The page shows the request and its result."""
     no_cache = action == _RERUN_FRESH
     action = "rerun" if no_cache else action
     runs.act(parts_of(request), who, run_id, action, no_cache=no_cache, unique_key=f"page-{key}")
@@ -158,7 +158,7 @@ def show_task(
     state: Annotated[str, Query(max_length=20)] = "",
     index: Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="after")] = None,
 ) -> HTMLResponse:
-    """One task: why it is where it is, its attempts, what it gave; of a map its elements, by pages."""
+    """Show a task: its status, attempts and outputs. For a map, also a page of its elements."""
     parts = parts_of(request)
     task = tasks.row_of(parts, who, task_id)
     row = runs.row_of(parts, who, task.instance)
@@ -201,7 +201,7 @@ def show_task(
 
 
 def _elements(parts: Parts, who: Identity, task: Any, state: str, after: int | None) -> dict[str, Any]:
-    """A page of the elements of a map; of any other task none."""
+    """Return a page of the elements of a map. Empty for other tasks."""
     rows = []
     if task.map_index < 0:
         rows = tasks.elements(parts, who, task.id, state=state, after=after, limit=_MOST_ELEMENTS + 1)
@@ -211,7 +211,7 @@ def _elements(parts: Parts, who: Identity, task: Any, state: str, after: int | N
 
 
 def element_bar(counts: Mapping[str, int]) -> object:
-    """How far a map is, as one bar."""
+    """Return the progress of a map as a bar."""
     done = sum(counts.get(each, 0) for each in ("success", "forced_success", "skipped"))
     parts = [(each, counts.get(each, 0)) for each in _TASK_STATES]
     return shares(parts, f"{done} of {sum(counts.values())} are done")
@@ -221,7 +221,7 @@ def element_bar(counts: Mapping[str, int]) -> object:
 def ask_task(
     request: Request, who: Who, task_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
 ) -> Response:
-    """Ask something of a task; or of its run, that it goes on from there."""
+    """Request an action on a task, or retry its run from this task."""
     if action == _FROM_HERE:
         parts = parts_of(request)
         task = tasks.row_of(parts, who, task_id)
@@ -235,7 +235,7 @@ def ask_task(
 def show_attempt(
     request: Request, who: Who, attempt_id: AttemptId, offset: Annotated[int | None, Query(ge=0, le=MOST_ID)] = None
 ) -> HTMLResponse:
-    """The end of the log, or the part that begins at an offset."""
+    """Show the end of the log, or the part at an offset."""
     parts = parts_of(request)
     found = attempts.find(parts, who, attempt_id)
     row = runs.row_of(parts, who, found.task.instance)
@@ -251,7 +251,7 @@ def show_attempt(
 
 @router.get("/commands/{command_id}", response_class=HTMLResponse)
 def show_command(request: Request, who: Who, command_id: Id) -> Response:
-    """What became of a start: its run or its backfill, once there is one."""
+    """Redirect to the run or backfill that a command has started, once it exists."""
     parts = parts_of(request)
     with parts.database.read() as connection:
         command = instances.find_command(connection, command_id)

@@ -1,4 +1,4 @@
-"""Schedules, and when a cron expression would fire."""
+"""The page of schedules, with a preview of cron expressions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latchwork_workflows.ui.frame import page
 from latchwork_workflows.web import Problem, Role, Who
 
 router = APIRouter()
-#: So many tasks of a worker are named.
+#: The maximum number of tasks shown for each worker.
 _MOST_NAMED = 8
 
 
@@ -25,7 +25,7 @@ def list_schedules(
     cron: Annotated[str, Query(max_length=200)] = "",
     tz: Annotated[str, Query(max_length=100)] = "UTC",
 ) -> HTMLResponse:
-    """All schedules by when they fire next; and a field that says when an expression would."""
+    """Show all schedules by next fire time, with a preview of a cron expression."""
     rows = schedules.listed(parts_of(request), who)
     rows.sort(key=lambda each: each.next_fires or [math.inf])
     may = {each.project for each in rows if who.may(Role.OPERATOR, each.project)}
@@ -39,7 +39,7 @@ def preview(
     cron: Annotated[str, Query(max_length=200)] = "",
     tz: Annotated[str, Query(max_length=100)] = "UTC",
 ) -> HTMLResponse:
-    """The part of the page that changes as one types."""
+    """Show the preview. Updates the page while the user types."""
     return page(request, who, "fires.html", **_preview(cron, tz))
 
 

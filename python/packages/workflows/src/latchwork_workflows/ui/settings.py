@@ -1,4 +1,4 @@
-"""Connections, environments and parameters: one page that lists them, and forms that change one each."""
+"""The page of connections, environments and parameters, with forms that change them."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from latchwork_workflows.web import Identity, Problem, Role, Who
 router = APIRouter()
 _Kind = Literal["connection", "environment", "parameter"]
 _Word = Annotated[str, Form(max_length=200)]
-#: Of a form: more than any value may have, so that it can be told what is too large.
+#: The limit of form fields. Larger than any valid value, so that the error can name the field that is too large.
 _MOST_FIELD = 200_000
 
 
 @router.get("/settings", response_class=HTMLResponse)
 def settings(request: Request, who: Who, project: Annotated[str, Query(max_length=100)] = "") -> HTMLResponse:
-    """All that one may see; of a project and of all, if one is chosen."""
+    """Show all visible settings, or those of a project together with those of all projects."""
     return _page(request, who, project.replace("\x00", ""))
 
 
 @router.post("/settings/{kind}")
 async def change(request: Request, who: Who, kind: _Kind) -> Response:
-    """Store one; what is refused comes back as it was written."""
+    """Store a setting. An invalid form is shown again as it was sent."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
     return await run_in_threadpool(_change, request, who, kind, sent)
 
 
 @router.post("/settings/{kind}/delete")
 def remove(*, request: Request, who: Who, kind: _Kind, name: _Word, project: _Word = "", shown: _Word = "") -> Response:
-    """Delete one."""
+    """Delete a setting."""
     desk.remove(parts_of(request), who, kind, project, name)
     return led(address("/settings", project=shown))
 
 
 @router.post("/settings/connection/test")
 def try_connection(request: Request, who: Who, name: _Word, project: _Word = "", within: _Word = "") -> Response:
-    """Let a worker open a connection: leads to the run."""
+    """Test a connection on a worker and redirect to the run."""
     asked = desk.try_connection(parts_of(request), who, project, name, within=within)
     return led(f"/commands/{asked.command}")
 
 
 @router.post("/grants")
 def change_grant(*, request: Request, who: Who, project: _Word, grantee: _Word = "", role: _Word = "") -> Response:
-    """Let a project use another, or no more."""
+    """Set or remove the grant of a project."""
     parts = parts_of(request)
     if role:
         grants.put(parts, who, project=project, grantee=grantee.strip(), role=role)
@@ -89,10 +89,10 @@ def _set(parts: Parts, who: Identity, kind: SettingKind, project: str, name: str
 
 
 def variables_of(text: str) -> dict[str, str]:
-    """Variables as a form has them: a line each.
+    """Parse variables from a form, one per line.
 
     Raises:
-        Problem: 422, a line is none.
+        Problem: 422, a line is invalid.
     """
     found = {}
     for number, line in enumerate(text[:_MOST_FIELD].replace("\r\n", "\n").split("\n"), 1):
@@ -107,7 +107,7 @@ def variables_of(text: str) -> dict[str, str]:
 
 
 def value_of(text: str) -> Any:
-    """A value as a form has it: JSON, or else text."""
+    """Parse a value from a form: JSON, or else text."""
     text = text.replace("\r\n", "\n")
     try:
         return read_json(text.encode("utf-8", "replace"))
@@ -116,7 +116,7 @@ def value_of(text: str) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value for a form, which is read as it was: text that would be JSON is written as JSON."""
+    """Format a value for a form so that it parses to the same value. Text that looks like JSON is quoted."""
     if isinstance(value, str) and value_of(value) == value:
         return value
     return json.dumps(value, ensure_ascii=False)
@@ -144,7 +144,7 @@ def _page(
         mine, known = who.projects(), catalog.projects(connection)
     seen = sorted({*known, *who.roles} - {""}) if mine is None else sorted(mine)
     values: dict[str, Any] = {"found": found, "project": project, "projects": seen, "kind": kind, "sent": sent or {}}
-    # A URL that was refused may have a password in it.
+    # A refused URL may contain a password.
     values["keeps_url"] = refused is None or all(path != "url" for path, _ in refused.errors)
     writable = [each for each in seen if who.may(Role.EDITOR, each)]
     values["grants"] = grants.listed(parts, who, project)
@@ -153,7 +153,7 @@ def _page(
 
 
 def _row(who: Identity, found: Connection | Environment | Parameter) -> dict[str, Any]:
-    """The fields of a setting as texts."""
+    """Return the fields of a setting as text."""
     row = {**found.model_dump(), "may_change": desk.may_change(who, found.project)}
     if isinstance(found, Environment):
         row["variables"] = "\n".join(f"{name}={each}" for name, each in sorted((found.variables or {}).items()))

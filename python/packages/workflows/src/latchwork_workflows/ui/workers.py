@@ -1,4 +1,4 @@
-"""Workers and shards, and the routes of the API."""
+"""Pages of workers, shards and the routes of the API."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from latchwork_workflows.ui.frame import page
 from latchwork_workflows.web import Who
 
 router = APIRouter()
-#: So many tasks of a worker are named.
+#: The maximum number of tasks shown for each worker.
 _MOST_NAMED = 8
 
 
 @router.get("/workers", response_class=HTMLResponse)
 def workers(request: Request, who: Who) -> HTMLResponse:
-    """Who works, and on what; and who has the shards. Needs a role in some project."""
+    """Show the workers with their tasks, and the owners of the shards. Needs a role in some project."""
     need_any(who)
     parts = parts_of(request)
     seen = parts.workers()
@@ -31,7 +31,7 @@ def workers(request: Request, who: Who) -> HTMLResponse:
 
 @router.get("/api", response_class=HTMLResponse)
 def api(request: Request, who: Who) -> HTMLResponse:
-    """The routes of the API, from its own description."""
+    """Show the routes of the API, from its OpenAPI document."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     for path, methods in request.app.openapi()["paths"].items():
         for method, each in methods.items():

@@ -1,4 +1,4 @@
-"""Workflows: the list, one of them (drawing, runs, versions, what differs), and its start."""
+"""Pages of workflows: the list, a workflow (drawing, runs, versions, diff), and its start form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def list_workflows(
     q: Annotated[str, Query(max_length=200)] = "",
     after: Annotated[str, Query(max_length=201)] = "",
 ) -> HTMLResponse:
-    """Workflows, how their last runs went, and when they start next."""
+    """Show workflows with their last runs and next starts."""
     parts = parts_of(request)
     rows = workflows.listed(parts, who, contains=q.strip(), after=after, limit=_MOST + 1)
     more = address("/workflows", q=q, after=rows[_MOST - 1].key) if len(rows) > _MOST else ""
@@ -53,7 +53,7 @@ def list_workflows(
 def show_workflow(
     *, request: Request, who: Who, project: NamePath, name: NamePath, version: _Number = None, draw: int = 0
 ) -> HTMLResponse:
-    """What it is: its tasks as a drawing and as a list."""
+    """Show the tasks of a workflow as a drawing and as a list."""
     parts = parts_of(request)
     shown = workflows.get(parts, who, project, name, version)
     found = schedules.listed(parts, who, project=project, workflow=name) if shown.cron else []
@@ -81,7 +81,7 @@ def run_grid(
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
     task: Annotated[int, Query(ge=0, le=5000)] = 0,
 ) -> HTMLResponse:
-    """Runs by tasks: where in the workflow, and since when, something goes wrong."""
+    """Show a grid of runs and tasks, to see where and since when tasks fail."""
     parts = parts_of(request)
     shown = workflows.get(parts, who, project, name)
     names = [each.name for each in shown.definition.tasks]
@@ -107,7 +107,7 @@ def list_versions(
     new: _Number = None,
     before: _Number = None,
 ) -> HTMLResponse:
-    """Versions, and what differs between two."""
+    """Show versions and the diff between two of them."""
     parts = parts_of(request)
     row = workflows.row_of(parts, who, project, name)
     rows = workflows.versions(parts, who, project, name, before=before, limit=_MOST + 1)
@@ -121,7 +121,7 @@ def list_versions(
 
 @router.get("/workflows/{project}/{name}/start", response_class=HTMLResponse)
 def start_form(request: Request, who: Who, project: NamePath, name: NamePath) -> HTMLResponse:
-    """What a run is to be: a field for each parameter."""
+    """Show the start form, with a field for each parameter."""
     shown = workflows.get(parts_of(request), who, project, name)
     return page(
         request,
@@ -137,7 +137,7 @@ def start_form(request: Request, who: Who, project: NamePath, name: NamePath) ->
 
 @router.post("/workflows/{project}/{name}/start")
 async def start(request: Request, who: Who, project: NamePath, name: NamePath) -> Response:
-    """Start it, and go to the run as soon as there is one."""
+    """Start a run and redirect to it once it exists."""
     items = [(key, value) for key, value in (await request.form()).multi_items() if isinstance(value, str)]
     chosen = tuple(value for key, value in items if key == "from")
     return await run_in_threadpool(_start, request, who, (project, name), dict(items), chosen)
@@ -163,10 +163,10 @@ def _start(
 
 
 def params_of(body: Definition, sent: Mapping[str, str]) -> dict[str, Any]:
-    """The values of a form with a field for each parameter: those that differ from the defaults.
+    """Return the parameters of a start form that differ from the defaults.
 
     Raises:
-        Problem: 422, naming each that is no JSON.
+        Problem: 422, names each field that is not valid JSON.
     """
     params, problems = {}, []
     for name, default in body.params.items():
@@ -190,7 +190,7 @@ def _text(value: object) -> str:
 def set_online(
     request: Request, who: Who, project: NamePath, name: NamePath, online: Annotated[str, Form(max_length=3)] = ""
 ) -> Response:
-    """Set it online or offline."""
+    """Set a workflow online or offline."""
     workflows.set_online(parts_of(request), who, project, name, online=online == "yes")
     return led(f"/workflows/{project}/{name}")
 
@@ -205,6 +205,6 @@ def set_schedule(
     enabled: Annotated[str, Form(max_length=3)] = "",
     back: Annotated[str, Form(max_length=20)] = "",
 ) -> Response:
-    """Switch its schedule on or off."""
+    """Enable or disable the schedule of a workflow."""
     schedules.set_enabled(parts_of(request), who, project, name, enabled=enabled == "yes")
     return led("/schedules" if back == "schedules" else f"/workflows/{project}/{name}")

@@ -1,7 +1,7 @@
-"""What any page of ours needs: sign-in, roles, problems, live updates, tables, forms and drawings.
+"""Building blocks of web pages: sign-in, roles, problems, live updates, tables, forms and drawings.
 
-It knows no system: who has an account, what changed and what a page shows is told by whoever makes an app of it. Pages
-work without JavaScript; what is vendored in ``static`` is all that a browser loads.
+Independent of the system behind: the app provides its accounts, its changes and the contents of its pages. Pages work
+without JavaScript. Browsers only load the files in ``static``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""An app: static files, sign-in, errors as documents or pages, headers of every answer. Routes are added to it."""
+"""The web app: static files, sign-in, error documents and pages, and response headers. Routes are added to it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
-#: What programs ask for; everything else is a page.
+#: The path prefix of the API. All other paths are pages.
 API = "/api/"
 _OURS = "something went wrong here; the log of the server has the details"
 
 
 class Link(NamedTuple):
-    """An entry of the navigation, shown to those who have the role somewhere.
+    """An entry of the navigation, shown to users who have the role in some project.
 
     Attributes:
-        path: where it leads; pages below it are its own.
-        label: its text.
-        role: who has less, anywhere, does not see it.
-        also: what else its pages begin with.
+        path: The address. The entry also covers the pages below it.
+        label: Its text.
+        role: The lowest role that sees it.
+        also: Further path prefixes of its pages.
     """
 
     path: str
@@ -49,24 +49,25 @@ class Link(NamedTuple):
     also: tuple[str, ...] = ()
 
     def has(self, path: str) -> bool:
-        """Whether a page belongs to it."""
+        """Return whether a page belongs to this entry."""
         mine = (self.path, *self.also)
         return path in mine or (self.path != "/" and path.startswith(tuple(f"{each}/" for each in mine)))
 
 
 @dataclass(eq=False)
 class Site:
-    """What an app knows besides its routes.
+    """The settings of an app besides its routes.
 
     Attributes:
-        title: of all pages.
-        accounts: who may sign in.
-        pages: how pages are made. None: there are none, and nobody signs in.
-        navigation: of all pages.
-        live: who is told of changes; None: no page is live.
-        expected: errors of the system behind.
-        problem_of: one of these as a problem; None: something went wrong here.
-        cookie: name of the session's cookie. Browsers do not tell ports apart, so two servers of one host need two.
+        title: The title of all pages.
+        accounts: The accounts that can sign in.
+        pages: Renders the pages. None: there are no pages and no sign-in.
+        navigation: The navigation of all pages.
+        live: The hub for live updates. None: no live pages.
+        expected: Exceptions of the system behind that are shown as problems.
+        problem_of: Converts such an exception to a problem. None: it is shown as an internal error.
+        cookie: The name of the session cookie. Browsers share cookies between ports, so two servers on a host need two
+            names.
     """
 
     title: str
@@ -87,21 +88,21 @@ def make_app(
     description: str = "",
     larger: Mapping[str, int] | None = None,
 ) -> FastAPI:
-    """An app without routes of its own but sign-in and static files.
+    """Return an app without routes except sign-in and static files.
 
     Args:
-        site: what it knows.
-        hosts: by whose names it may be asked, without port; ``*``: any.
-        version: of the API.
-        description: of the API.
-        larger: paths whose requests may be larger than others, with their most bytes.
+        site: The settings of the app.
+        hosts: The host names that requests may use, without port. ``*``: any.
+        version: The version of the API.
+        description: The description of the API.
+        larger: The limits in bytes of paths that accept larger requests.
     """
     app = FastAPI(
         title=site.title,
         version=version,
         description=description,
         openapi_url="/api/v1/openapi.json",
-        docs_url=None,  # it would come from somebody else's server
+        docs_url=None,  # it would load files from another server
         redoc_url=None,
     )
     app.state.site = site
@@ -118,7 +119,7 @@ def make_app(
 
 
 class _Static(StaticFiles):
-    """Files that a browser may keep: a new version has a new query."""
+    """Static files that browsers may cache: the query of their address changes with the content."""
 
     def file_response(self, *args: object, **kwargs: object) -> Response:
         response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
@@ -133,7 +134,7 @@ async def _told(request: Request, error: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     response = await _answer(request, Problem(500, _OURS))
-    response.headers.update(HEADERS)  # this answer is made outside of what adds them
+    response.headers.update(HEADERS)  # this response bypasses the middleware that adds them
     return response
 
 
@@ -158,7 +159,7 @@ async def _answer(request: Request, problem: Problem) -> Response:
         if "hx-request" in request.headers:
             return Response(status_code=401, headers={"HX-Redirect": target})
         return RedirectResponse(target, 303)
-    # Without the navigation of whoever asks: to find out who that is may be what failed.
+    # Without the navigation of the user: identifying the user may be what failed.
     return await run_in_threadpool(
         site.pages.render, request, "problem.html", problem.status, headers=problem.headers, problem=problem
     )

@@ -1,4 +1,4 @@
-"""Bars as SVG: what ran when (a Gantt chart), and what is where. They scale with the page; no script, no style."""
+"""Bars as SVG: Gantt charts, and shares of states. They scale with the page and need no script or style."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BAR = 16
 _HEAD = 24
 _NAMES = 190
 _WIDTH = 1000
-#: A tick this near to the end has its text on its left.
+#: A tick this close to the end has its label on the left.
 _EDGE = 45
 _TICK = Markup(
     '<line class="tick" x1="{0}" x2="{0}" y1="16" y2="{1}"/>'
@@ -48,14 +48,14 @@ _STEPS_S = (
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar.
+    """A bar of a chart.
 
     Attributes:
-        start: in seconds since the epoch.
-        end: None: it goes on.
-        kind: its class ``state-...``.
-        title: what is shown when one points at it.
-        link: where it leads.
+        start: Seconds since the epoch.
+        end: Seconds since the epoch. None: still running.
+        kind: The suffix of its class ``state-...``.
+        title: The tooltip.
+        link: The address of its link.
     """
 
     start: float
@@ -67,12 +67,12 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Rows of bars, by name, in their order."""
+    """Rows of bars by name, in order."""
 
     rows: Sequence[tuple[str, Sequence[Bar]]]
 
     def svg(self, now: float) -> Markup:
-        """The chart; empty if there is no bar."""
+        """Return the chart, or an empty text if there is no bar."""
         bars = [bar for _, row in self.rows for bar in row]
         if not bars:
             return Markup("")
@@ -127,11 +127,11 @@ def _fitted(name: str) -> str:
 
 
 def shares(counts: Sequence[tuple[str, int]], title: str) -> Markup:
-    """How many of all are in each state, as one bar.
+    """Return one bar with the share of each state.
 
     Args:
-        counts: states and how many are in each, from left to right.
-        title: what it says, for who points at it and for who does not see it.
+        counts: The number of items in each state, from left to right.
+        title: The tooltip, also read by screen readers.
     """
     total = sum(count for _, count in counts) or 1
     parts = [

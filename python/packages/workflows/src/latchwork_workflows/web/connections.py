@@ -17,25 +17,25 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: Half of the files of a process are for databases, stores and logs.
+#: The other half of the files of a process is reserved for databases, stores and logs.
 _MOST_CONNECTIONS = 2_000
 
 
 def half_of_the_files() -> int:
-    """Return how many connections a server has at most: half of the files that this process may open, up to 2,000."""
+    """Return the default limit of connections: half of this process's limit of open files, at most 2,000."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(_MOST_CONNECTIONS, files // 2))
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What a server grants the connections of its clients.
+    """Limits for the connections of clients.
 
     Attributes:
-        max_connections: connections at a time. Default half of the process's limit of open files, at most 2,000.
-        head_timeout_s: seconds in which the head of a request has to come.
-        body_timeout_s: seconds in which its body has to come.
-        unread_timeout_s: seconds that a client may leave sent data unread, or its machine unreachable. Linux only.
+        max_connections: The maximum number of open connections. Default half of the limit of open files, at most 2,000.
+        head_timeout_s: Seconds in which the head of a request must arrive.
+        body_timeout_s: Seconds in which its body must arrive.
+        unread_timeout_s: Seconds that a client may leave sent data unread or be unreachable. Linux only.
     """
 
     max_connections: int = field(default_factory=half_of_the_files)
@@ -44,18 +44,18 @@ class ConnectionLimits:
     unread_timeout_s: float = 30.0
 
     def prepare(self, listener: socket.socket) -> None:
-        """Set what connections inherit from the socket that accepts them."""
+        """Set the options that connections inherit from the listening socket."""
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.unread_timeout_s * 1000))
 
 
 class LimitedConnections:
-    """Makes the connections of one server, all under the same limits. Used in the server's event loop.
+    """Creates the connections of one server, which share the limits. Used in the server's event loop.
 
     Args:
-        limits: the limits.
-        tls: certificate and key, for HTTPS. None: plain HTTP.
+        limits: The limits.
+        tls: The TLS context, for HTTPS. None: plain HTTP.
     """
 
     def __init__(self, limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> None:
@@ -65,11 +65,13 @@ class LimitedConnections:
         self._incomplete: dict[LimitedConnection, None] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> LimitedConnection:
-        """Return a protocol for one connection, as uvicorn asks for it."""
+        """Return the protocol for a connection, as uvicorn requires."""
         return LimitedConnection(self, *args, **kwargs)
 
     def admit(self) -> bool:
-        """Count a new connection, after closing the oldest incomplete one if there are too many; False: no room."""
+        """Count a new connection. If there are too many, close the oldest incomplete one, or return False if there is
+        none.
+        """
         if self._open >= self.limits.max_connections:
             oldest = next(iter(self._incomplete), None)
             if oldest is None:
@@ -79,11 +81,13 @@ class LimitedConnections:
         return True
 
     def release(self) -> None:
-        """Count a connection no longer."""
+        """Stop counting a connection."""
         self._open -= 1
 
     def note(self, connection: LimitedConnection, is_incomplete: bool) -> None:
-        """Note whether a connection waits for the rest of a request. The first noted is the first to be dropped."""
+        """Record whether a connection waits for the rest of a request. The connection that waits longest is dropped
+        first.
+        """
         if is_incomplete:
             self._incomplete.setdefault(connection)
         else:
@@ -91,9 +95,9 @@ class LimitedConnections:
 
 
 class LimitedConnection(H11Protocol):
-    """One connection, which is closed when a request takes too long to arrive.
+    """A connection that is closed if a request takes too long to arrive.
 
-    It is counted before the TLS handshake, and its first deadline covers the handshake too.
+    It is counted before the TLS handshake, and its first deadline includes the handshake.
     """
 
     def __init__(self, owner: LimitedConnections, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +106,7 @@ class LimitedConnection(H11Protocol):
         self._is_counted = False
         self._awaited: Any = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._handshake: asyncio.Task[None] | None = None  # kept, or it may be collected
+        self._handshake: asyncio.Task[None] | None = None  # a reference, so that it is not garbage collected
         self._has_begun = False
         self._early: list[bytes] = []
 
@@ -137,9 +141,9 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request."""
+        """Read part of a request."""
         if not self._has_begun:
-            self._early.append(data)  # decrypted before the handshake was noticed to be over
+            self._early.append(data)  # decrypted before the end of the handshake was noticed
             return
         super().data_received(data)
         if self._is_counted:
@@ -148,16 +152,16 @@ class LimitedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection that has ended."""
         self._leave()
-        if self._has_begun:  # else it was refused, or never got through its handshake
+        if self._has_begun:  # otherwise it was refused, or its handshake failed
             super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Close the connection at once, whatever it was about to send."""
+        """Close the connection immediately and discard unsent data."""
         self._leave()
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Start the deadline of what the client has to send next; an earlier one for the same thing goes on."""
+        """Start the deadline for the next data from the client. A running deadline for the same data is kept."""
         state = self.conn.their_state
         awaited = state if state in (h11.IDLE, h11.SEND_BODY) else None
         if awaited is self._awaited:

@@ -1,4 +1,4 @@
-"""A graph as SVG for a page: each node a link, coloured by the page's style sheet. No script, no style of its own."""
+"""A graph as SVG: nodes are links, colored by the style sheet of the page. Contains no script or style."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from markupsafe import Markup
 from latchwork.drawing import Box, Graph, Layout, Line, Node, lay_out
 from latchwork_workflows.web.pages import harmless
 
-#: Of an edge that is drawn the other way round, as it would close a circle: its arrow is at its source.
+#: The kind of an edge that is drawn reversed, because it closes a cycle: its arrow is at its source.
 BACK = "back"
-#: Of an edge that stands for two, one in each direction: it has two arrows.
+#: The kind of an edge that combines two opposite edges: it has two arrows.
 BOTH = "both"
 
 
 def graph_svg(
     graph: Graph, layout: Layout | None = None, *, links: Mapping[str, str] | None = None, name: str = "dag"
 ) -> Markup:
-    """The drawing as one ``<svg>`` element.
+    """Return the drawing as an ``<svg>`` element.
 
     Args:
-        graph: what is drawn; kinds become classes ``state-...``.
-        layout: of this graph; None finds one.
-        links: where a node leads, by its id; one that is not there leads nowhere.
-        name: unique on the page.
+        graph: The graph. Kinds become classes ``state-...``.
+        layout: The layout of this graph. None computes one.
+        links: The addresses of nodes, by ID. Nodes without one have no link.
+        name: Unique on the page.
     """
     layout = layout if layout is not None else lay_out(graph)
     head = Markup(

@@ -1,6 +1,7 @@
-"""Forms from a JSON schema, and values from what a browser sends back. Pure.
+"""Forms from a JSON schema, and values from submitted forms. Pure.
 
-Text, numbers, choices and ticks have fields of their own; lists of text are a line each; everything else is JSON.
+Text, numbers, choices and check boxes have their own fields. Lists of text have one item per line. Everything else is
+JSON.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from latchwork.spi import read_json
 
 
 class FormInvalid(ValueError):
-    """A field holds what it does not take.
+    """A field has an invalid value.
 
     Attributes:
-        problems: by the name of the field.
+        problems: The messages, by field name.
     """
 
     def __init__(self, problems: Mapping[str, str]) -> None:
@@ -28,16 +29,16 @@ class FormInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a form.
+    """A field of a form.
 
     Attributes:
-        name: of it.
+        name: The name of the field.
         kind: ``text``, ``area``, ``number``, ``whole``, ``tick``, ``choice``, ``lines`` or ``json``.
-        needed: whether it may not be empty.
-        value: what stands in it at first, as text.
-        choices: of a choice.
-        help: a sentence on it.
-        optional: empty means that nothing is given.
+        needed: Whether it is required.
+        value: The initial value, as text.
+        choices: The values of a choice.
+        help: A sentence that explains it.
+        optional: Whether an empty field means no value.
     """
 
     name: str
@@ -50,11 +51,11 @@ class Field:
 
 
 def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> list[Field]:
-    """The fields of an object, in the order of the schema.
+    """Return the fields of an object, in the order of the schema.
 
     Args:
-        schema: of the object.
-        values: what stands in them instead of the defaults.
+        schema: The schema of the object.
+        values: Initial values that replace the defaults.
     """
     return list(_fields(schema, values or {}))
 
@@ -82,7 +83,7 @@ def _fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _plain(given: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """The one shape besides null, references followed; whether null is taken as well."""
+    """Return the only schema besides null, with references resolved, and whether null is allowed."""
     optional = False
     for _ in range(5):
         if "$ref" in given:
@@ -116,10 +117,10 @@ def _as_text(kind: str, value: Any) -> str:
 
 
 def values_of(fields: list[Field], sent: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """The values that were sent; those that are empty and need not be given are left out.
+    """Return the submitted values. Optional empty fields, and unchanged defaults of optional fields, are left out.
 
     Raises:
-        FormInvalid: with every field that holds what it does not take.
+        FormInvalid: Names each field with an invalid value.
     """
     found: dict[str, Any] = {}
     problems: dict[str, str] = {}

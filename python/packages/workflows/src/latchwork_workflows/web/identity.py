@@ -1,6 +1,6 @@
-"""Who asks, and what they may do.
+"""Identities and roles of users.
 
-Found out for each request: by a bearer token, or by a cookie together with proof that our page asks.
+Each request is authenticated: by a bearer token, or by a cookie together with a proof that our page sent it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from latchwork.errors import Unavailable
 from latchwork_workflows.web.live import aside
 from latchwork_workflows.web.problems import Problem
 
-#: The project that stands for all, and for what belongs to none.
+#: The project that means all projects, and that of objects without a project.
 EVERYWHERE = ""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf"
-#: Who may not see something any more.
+#: The statuses that end a stream: the user may no longer see its contents.
 _NO = frozenset({401, 403, 404})
-#: Where the scope of a request has its identity, if the app is called in the same process.
+#: The key of the identity in the scope of a request, if the app is called in the same process.
 _KNOWN = "latchwork.identity"
 
 
 class Role(IntEnum):
-    """What somebody may do; each role may do what those before it may."""
+    """The roles, each of which includes the permissions of the ones before."""
 
     VIEWER = 1
     OPERATOR = 2
@@ -41,15 +41,15 @@ class Role(IntEnum):
 
     @property
     def word(self) -> str:
-        """As people write it."""
+        """The name of the role."""
         return self.name.lower()
 
     @classmethod
     def of(cls, word: str) -> Role:
-        """The role of this name.
+        """Return the role of this name.
 
         Raises:
-            ValueError: there is none.
+            ValueError: There is no such role.
         """
         try:
             return cls[word.upper()]
@@ -60,13 +60,13 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks.
+    """An authenticated user.
 
     Attributes:
-        name: of the account.
-        roles: by project; that of the empty project counts in all.
-        csrf: what a browser sends with each change; empty: this is no browser.
-        by_token: whether a token proved it, which is less than a person who signed in.
+        name: The name of the account.
+        roles: Roles by project. The role of the empty project applies to all projects.
+        csrf: The token that a browser sends with each change. Empty: not a browser session.
+        by_token: Whether the user was authenticated by an API token, which has fewer rights than a signed-in user.
     """
 
     name: str
@@ -75,32 +75,32 @@ class Identity:
     by_token: bool = False
 
     def may(self, role: Role, project: str = EVERYWHERE) -> bool:
-        """Whether they have this role, or a higher one, in a project."""
+        """Return whether the user has this role, or a higher one, in a project."""
         return max(self.roles.get(EVERYWHERE, 0), self.roles.get(project, 0)) >= role
 
     def may_somewhere(self, role: Role) -> bool:
-        """Whether they have it in some project."""
+        """Return whether the user has this role, or a higher one, in any project."""
         return any(each >= role for each in self.roles.values())
 
     def projects(self, role: Role = Role.VIEWER) -> frozenset[str] | None:
-        """The projects in which they have it; None: all."""
+        """Return the projects in which the user has this role. None: all."""
         if self.may(role):
             return None
         return frozenset(name for name, each in self.roles.items() if each >= role)
 
     def at_most(self, role: Role | None) -> Identity:
-        """The same with no role above this one."""
+        """Return the identity with all roles limited to this one."""
         if role is None:
             return self
         return replace(self, roles={name: min(each, role) for name, each in self.roles.items()})
 
 
 class SignedIn(NamedTuple):
-    """A browser that was signed in.
+    """A new session of a browser.
 
     Attributes:
-        cookie: what it shows from now on.
-        lasts_s: seconds until it is asked again.
+        cookie: The value of the session cookie.
+        lasts_s: Seconds until it expires.
     """
 
     cookie: str
@@ -108,26 +108,26 @@ class SignedIn(NamedTuple):
 
 
 class Accounts(Protocol):
-    """Where accounts are. Its methods block, and are called by several threads at once."""
+    """The interface to accounts. Its methods block. Thread-safe."""
 
     def of_cookie(self, cookie: str) -> Identity | None:
-        """Whose browser this is; None: nobody's, or no more."""
+        """Return the identity of a session cookie, or None if there is no such session or it has expired."""
         ...
 
     def of_token(self, token: str) -> Identity | None:
-        """Whose program this is; None: nobody's, or no more."""
+        """Return the identity of an API token, or None if there is no such token or it has expired."""
         ...
 
     def sign_in(self, name: str, password: str) -> SignedIn | None:
-        """A new session of a browser; None: wrong name or password, which of the two is not told.
+        """Create a session for a browser, or return None if the name or the password is wrong.
 
         Raises:
-            TooManyTries: this name was tried too often.
+            TooManyTries: There were too many attempts for this name.
         """
         ...
 
     def sign_in_by_link(self, link: str) -> SignedIn | None:
-        """A new session by a link that is good once; None: it was used, or its time is over."""
+        """Create a session from a one-time link, or return None if the link was used or has expired."""
         ...
 
     def sign_out(self, cookie: str) -> None:
@@ -136,10 +136,10 @@ class Accounts(Protocol):
 
 
 async def who(request: Request) -> Identity:
-    """Who asks.
+    """Return the identity of a request.
 
     Raises:
-        Problem: nobody that we know (401), or a change that none of our pages asked for (403).
+        Problem: The user is unknown (401), or the change does not come from our pages (403).
     """
     found = await run_in_threadpool(_identified, request)
     if _KNOWN in request.scope or request.headers.get("authorization"):
@@ -154,9 +154,9 @@ Who = Annotated[Identity, Depends(who)]
 
 
 def asked_by(app: ASGIApp, identity: Identity) -> ASGIApp:
-    """Return an app that takes every request as one of this identity, for calls in the same process.
+    """Return an app that handles every request as this identity, for calls in the same process.
 
-    Servers make the scope of a request themselves, so that no request of the network can have an identity in it.
+    Servers build the scope of a request themselves, so requests from the network cannot set an identity.
     """
 
     async def known(scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,23 +166,23 @@ def asked_by(app: ASGIApp, identity: Identity) -> ASGIApp:
 
 
 async def may_still(request: Request, look: Callable[[Identity], object]) -> bool:
-    """Whether who asked for a stream may go on with it: the token or session is good, and they may see what it is of.
+    """Return whether a stream may continue: the token or session is still valid and may see the contents.
 
     Args:
-        request: by which they did.
-        look: raises a ``Problem`` if they may not see it; blocks.
+        request: The request that opened the stream.
+        look: Raises a ``Problem`` if the identity may not see the contents. It may block.
     """
     try:
         await aside(lambda: look(_identified(request)))
     except Problem as problem:
         return problem.status not in _NO
     except Unavailable:
-        return True  # nobody can say; the stream's own looks fail by themselves
+        return True  # unknown: the stream fails by itself if it cannot read
     return True
 
 
 def _identified(request: Request) -> Identity:
-    """Who asks; blocks. Raises 401."""
+    """Return the identity of a request. Blocks. Raises 401."""
     if _KNOWN in request.scope:
         known: Identity = request.scope[_KNOWN]
         return known
@@ -201,10 +201,10 @@ def _identified(request: Request) -> Identity:
 
 
 def check_origin(request: Request) -> None:
-    """Refuse a change that a page of another origin asks for. Browsers say which; programs say nothing.
+    """Refuse a change that a page of another origin sent. Browsers send the origin, programs do not.
 
     Raises:
-        Problem: it does.
+        Problem: The change comes from another origin.
     """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")

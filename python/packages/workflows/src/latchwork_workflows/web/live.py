@@ -1,8 +1,8 @@
-"""Live updates: pages are told that something changed, and ask again for what they show.
+"""Live updates: pages are notified of changes and then reload what they show.
 
-All listeners of a process share one look per period, and no look is made while nobody listens. Nothing that was read
-is sent: a page gets what it may see by its own request. What looks for streams does so in threads of their own: a
-database, or a disk of logs, that is slow holds up streams, and no page.
+All listeners of a process share one poll per period. There is no poll without listeners. Events contain no data: pages
+fetch what they may see with their own requests. Streams poll in separate threads, so a slow database or log store
+delays streams but not pages.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ T = TypeVar("T")
 _PERIOD_S = 1.0
 _PING_S = 15.0
 _MOST_LISTENERS = 500
-#: Of them, those of one account.
+#: The maximum number for one account.
 _MOST_OF_ONE = 50
-#: Whether a listener still may listen is asked so often, while something is told.
+#: Seconds between checks of a listener's permission, while the stream sends.
 _ASK_S = 3.0
 _THREADS = 8
 _limiter: RunVar[anyio.CapacityLimiter] = RunVar("latchwork-streams")
 
 
 def _most_listeners() -> int:
-    from latchwork_workflows.web.connections import half_of_the_files  # which loads a server
+    from latchwork_workflows.web.connections import half_of_the_files  # lazy, because it loads a server
 
     return min(_MOST_LISTENERS, half_of_the_files() // 2)
 
 
 class Hub:
-    """Who listens for what. Safe to share.
+    """The listeners of topics. Thread-safe.
 
     Args:
-        look: the present fingerprint of each topic, any value that differs once something changed; blocks, and may
-            raise: then nothing has changed.
-        period_s: seconds between two looks.
-        max_listeners: streams at a time. Default 500, or half of the connections of a server if those are fewer.
+        look: Returns a fingerprint of each topic, which differs whenever the topic has changed. It may block. If it
+            raises, nothing has changed.
+        period_s: Seconds between two polls.
+        max_listeners: The maximum number of open streams. Default 500, or half of the connections of a server if fewer.
     """
 
     def __init__(
@@ -66,32 +66,32 @@ class Hub:
 
     @property
     def closed(self) -> bool:
-        """Whether streams are to end."""
+        """Whether the streams must end."""
         return self._closed
 
     @property
     def listeners(self) -> int:
-        """How many streams are open, of whatever kind."""
+        """The number of open streams of all kinds."""
         return self._listeners.total()
 
     def close(self) -> None:
-        """End all streams, within a period. Twice is fine."""
+        """End all streams within a period. Idempotent."""
         self._closed = True
 
     async def opened(
         self, chunks: AsyncGenerator[bytes, None], account: str, still: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[bytes, None]:
-        """Return a stream of one listener, which ends soon after its account may listen no more.
+        """Return a stream that ends soon after its account loses its permission.
 
         Args:
-            chunks: what is sent; closed with the stream.
-            account: name of the account that listens.
-            still: whether it may listen; called before something is sent, every few seconds at most.
+            chunks: The chunks to send. Closed with the stream.
+            account: The name of the account.
+            still: Returns whether the account may still listen. Called before sending, at most every few seconds.
         Raises:
-            Problem: this account, or all together, have too many streams; before anything was sent.
+            Problem: This account, or all together, have too many streams. Raised before anything is sent.
         """
         made = self._lent(chunks, account, still)
-        first = await anext(made)  # what is refused is refused before the answer begins
+        first = await anext(made)  # raises before the response begins
         return _after(first, made)
 
     async def _lent(
@@ -111,7 +111,7 @@ class Hub:
             self._leave(account)
 
     async def changes(self, topic: str) -> AsyncGenerator[bytes, None]:
-        """An event ``change`` whenever the topic did, comments meanwhile."""
+        """Yield an event ``change`` whenever the topic changes, and comments in between."""
         with self._mutex:
             self._topics[topic] = self._topics.get(topic, 0) + 1
         try:
@@ -135,7 +135,7 @@ class Hub:
                 yield b": ping\n\n"
 
     async def _now(self, topic: str) -> Any:
-        """Its fingerprint, at most a period old; of many that ask at once one has to wait for a look."""
+        """Return the fingerprint of a topic, at most one period old. Concurrent callers share one poll."""
         if not self._is_fresh(topic):
             await aside(self._refresh, topic)
         return self._seen.get(topic)
@@ -178,7 +178,7 @@ class Hub:
 
 
 async def aside(call: Callable[..., T], *args: Any) -> T:
-    """Have a stream's look made by one of few threads that no page waits for."""
+    """Run a poll of a stream in one of a few threads that are not used by pages."""
     try:
         limiter = _limiter.get()
     except LookupError:

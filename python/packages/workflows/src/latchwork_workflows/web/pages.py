@@ -1,4 +1,4 @@
-"""Pages from templates. Everything that is put into one is escaped, and made harmless for a reader first."""
+"""Renders pages from templates. All values are escaped, and control characters are neutralized first."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from latchwork.spi import counted
 from latchwork_workflows.web.identity import Identity
 
 _HERE = Path(__file__).parent
-#: Stands where there is no value: a dash.
+#: Shown for missing values: a dash.
 _NOTHING = "\N{EN DASH}"
 _DASH = Markup("\N{EN DASH}")
 
 
 class Pages:
-    """Renders templates. Safe to share.
+    """Renders templates. Thread-safe.
 
     Args:
-        folders: of templates, besides ours; the first that has a name counts.
+        folders: Template folders that take precedence over ours. The first one that has a template is used.
     """
 
     def __init__(self, folders: Iterable[Path] = ()) -> None:
@@ -58,29 +58,29 @@ class Pages:
         headers: Mapping[str, str] | None = None,
         **values: Any,
     ) -> HTMLResponse:
-        """A page.
+        """Render a page.
 
         Args:
-            request: that it answers.
-            template: its file.
-            status: of HTTP.
-            who: asks; None: nobody that is known.
-            headers: besides the usual.
-            values: what the template needs.
+            request: The request to answer.
+            template: The file name of the template.
+            status: The HTTP status.
+            who: The user. None: unknown.
+            headers: Additional headers.
+            values: The values for the template.
         """
         known = {"request": request, "site": request.app.state.site, "who": who, "csrf": who.csrf if who else ""}
         return HTMLResponse(self._env.get_template(template).render(known | values), status, dict(headers or {}))
 
 
 def harmless(value: Any) -> Any:
-    """Text without what moves a cursor or turns text around; lines stay lines."""
+    """Return text without characters that move the cursor or change the text direction. Line breaks are kept."""
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(c if c.isprintable() or c in "\n\t" else "" if c == "\r" else ascii(c)[1:-1] for c in value)
 
 
 def moment(wall_s: float | None) -> Markup:
-    """``2026-11-22 19:55:29``, of UTC."""
+    """Format a time in UTC: ``2026-11-22 19:55:29``."""
     if wall_s is None:
         return _DASH
     try:
@@ -91,7 +91,7 @@ def moment(wall_s: float | None) -> Markup:
 
 
 def duration(seconds: float | None) -> str:
-    """``0.4 s``, ``12 s``, ``4 min 05 s``, ``2 h 03 min``, ``3 d 4 h``."""
+    """Format a duration: ``0.4 s``, ``12 s``, ``4 min 05 s``, ``2 h 03 min``, ``3 d 4 h``."""
     if seconds is None:
         return _NOTHING
     seconds = max(0.0, seconds)
@@ -108,19 +108,19 @@ def duration(seconds: float | None) -> str:
 
 
 def elapsed(start: float | None, end: float | None) -> Markup:
-    """How long something took, or has taken so far: then it goes on counting in the browser."""
+    """Format the time from start to end. Without an end, the browser keeps counting."""
     if start is None:
         return _DASH
     return Markup("{}").format(duration(end - start)) if end is not None else ticking(start)
 
 
 def ticking(start: float) -> Markup:
-    """How long ago that is, counted on by the browser."""
+    """Format the time since ``start``. The browser keeps counting."""
     return Markup('<span class="num" data-since="{}">{}</span>').format(f"{start:.1f}", duration(time.time() - start))
 
 
 def size(count: int) -> str:
-    """``17 bytes``, ``4.2 kB``, ``1.3 MB``."""
+    """Format a size: ``17 bytes``, ``4.2 kB``, ``1.3 MB``."""
     if count < 1000:
         return counted(count, "byte")
     for unit, each in (("GB", 1e9), ("MB", 1e6)):
@@ -130,16 +130,16 @@ def size(count: int) -> str:
 
 
 def word(text: str) -> str:
-    """A state as people read it: ``retry wait``."""
+    """Format a state for users: ``retry wait``."""
     return str(text).replace("_", " ")
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """A value as JSON, to be read by people: escaped like any other text."""
+    """Format a value as JSON for users. It is escaped like other text."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
 @cache
 def asset(name: str) -> str:
-    """The address of a static file; it differs with the content, so that a browser may keep it."""
+    """Return the address of a static file. It changes with the content, so browsers may cache it."""
     return f"/static/{name}?v={crc32((_HERE / 'static' / name).read_bytes()):08x}"

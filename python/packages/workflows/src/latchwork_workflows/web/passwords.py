@@ -1,6 +1,6 @@
-"""Passwords and secrets, stored only as what a one-way function makes of them, and how often one may guess.
+"""Hashes of passwords and secrets, and a limit for password attempts.
 
-Guesses are counted in memory: each server process counts for itself.
+Attempts are counted in memory, separately in each server process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from latchwork.spi import mutex
 LEAST_LETTERS = 10
 MOST_LETTERS = 200
 _COST = 2**14
-#: 16 MB each: so many at a time, whoever knocks.
+#: The maximum number of concurrent hashes. Each takes 16 MB.
 _AT_ONCE = threading.BoundedSemaphore(2)
 _FREE = 5
 _PER_TRY_S = 10.0
@@ -28,30 +28,30 @@ _MOST_NAMES = 10_000
 
 
 def new_secret(prefix: str = "") -> str:
-    """256 bits that nobody guesses, as text for a cookie, a header or a link."""
+    """Return a random secret of 256 bits, as text for a cookie, a header or a link."""
     return prefix + secrets.token_urlsafe(32)
 
 
 def digest_of(secret: str) -> str:
-    """What is stored of such a secret; a long random text needs no salt and no slow function."""
+    """Return the stored hash of such a secret. Long random text needs neither salt nor a slow hash."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check_length(password: str) -> None:
-    """Refuse a password that is too short, or absurd.
+    """Check the length of a password.
 
     Raises:
-        ValueError: it is.
+        ValueError: The password is too short or too long.
     """
     if not LEAST_LETTERS <= len(password) <= MOST_LETTERS:
         raise ValueError(f"a password has {LEAST_LETTERS} to {MOST_LETTERS} characters, not {len(password)}")
 
 
 def hash_password(password: str) -> str:
-    """What is stored of a password: salt, cost and the result of scrypt.
+    """Return the stored hash of a password: salt, cost and the result of scrypt.
 
     Raises:
-        ValueError: it is too short or too long.
+        ValueError: The password is too short or too long.
     """
     check_length(password)
     salt = secrets.token_bytes(16)
@@ -59,7 +59,9 @@ def hash_password(password: str) -> str:
 
 
 def check_password(password: str, stored: str | None) -> bool:
-    """Whether this is the password. Takes as long when there is none, so that nobody learns which accounts exist."""
+    """Return whether this is the password. Takes the same time without a hash, so it does not reveal which accounts
+    exist.
+    """
     kind, cost, salt, wanted = (stored or hash_of_nothing()).split("$")
     if kind != "scrypt" or len(password) > MOST_LETTERS:
         return False
@@ -68,7 +70,7 @@ def check_password(password: str, stored: str | None) -> bool:
 
 
 def hash_of_nothing() -> str:
-    """Stands for the password of an account that is not there."""
+    """Return the hash that is checked for unknown accounts."""
     return f"scrypt${_COST}${_text(bytes(16))}${_text(bytes(32))}"
 
 
@@ -82,10 +84,10 @@ def _text(data: bytes) -> str:
 
 
 class TooManyTries(LatchworkError):
-    """The password of this account was guessed too often.
+    """There were too many password attempts for this account.
 
     Attributes:
-        wait_s: seconds until the next try is looked at.
+        wait_s: Seconds until the next attempt is accepted.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -94,13 +96,14 @@ class TooManyTries(LatchworkError):
 
 
 class Tries:
-    """Wrong passwords by account: after five, each further try waits 10 s longer than the one before, up to 300 s.
+    """Wrong password attempts by account. After five, each attempt must wait 10 s longer than the one before, up to 300
+    s.
 
-    The address of the client does not count: an attacker has many. A try counts as wrong from its start until it is
-    right, so tries at the same time get no more guesses than tries in a row.
+    Client addresses do not count, because an attacker has many. An attempt counts as wrong until it succeeds, so
+    concurrent attempts allow no more guesses than sequential ones.
 
     Args:
-        now: a monotonic clock in seconds.
+        now: A monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -109,10 +112,10 @@ class Tries:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def begin(self, name: str) -> None:
-        """Count a try of this account.
+        """Count an attempt for this account.
 
         Raises:
-            TooManyTries: it has to wait, and was not counted.
+            TooManyTries: It must wait, and was not counted.
         """
         key, now = name.casefold(), self._now()
         with self._mutex:
@@ -126,6 +129,6 @@ class Tries:
                 self._failed.popitem(last=False)
 
     def succeeded(self, name: str) -> None:
-        """Forget the tries of this account: the password was right."""
+        """Forget the attempts of this account after a correct password."""
         with self._mutex:
             self._failed.pop(name.casefold(), None)

@@ -1,4 +1,4 @@
-"""What went wrong, as a document for programs (RFC 9457) and as a page for people."""
+"""Errors as documents for programs (RFC 9457) and as pages for users."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(Exception):
-    """An answer that says what is wrong. Raised by routes.
+    """An error response. Raised by routes.
 
     Attributes:
-        status: of HTTP.
-        detail: what is wrong and what to do, in a sentence.
-        errors: the fields, each with ``path`` and ``message``; may be empty.
-        more: further members of the document, such as ``possible``.
-        headers: of the answer.
+        status: The HTTP status.
+        detail: One sentence: what is wrong and how to fix it.
+        errors: The invalid fields, each with ``path`` and ``message``. May be empty.
+        more: Further members of the document, such as ``possible``.
+        headers: Headers of the response.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Problem(Exception):
 
     @property
     def title(self) -> str:
-        """The status in words."""
+        """The name of the status."""
         return HTTPStatus(self.status).phrase
 
     def document(self) -> dict[str, Any]:
-        """The JSON of it."""
+        """Return the JSON document."""
         found: dict[str, Any] = {"type": "about:blank", "title": self.title, "status": self.status}
         found["detail"] = printable(self.detail)
         if self.errors:
@@ -56,12 +56,12 @@ class Problem(Exception):
         return found | self.more
 
     def response(self) -> JSONResponse:
-        """The answer to a program."""
+        """Return the response for programs."""
         return JSONResponse(self.document(), self.status, self.headers, MEDIA_TYPE)
 
 
 def of_http(error: HTTPException) -> Problem:
-    """What the framework says: no such path, no such method."""
+    """Convert an HTTP error of the framework, such as an unknown path or method."""
     details = {
         404: "there is nothing here; see /api/v1/openapi.json for what there is",
         405: "this path does not take this method",
@@ -72,7 +72,7 @@ def of_http(error: HTTPException) -> Problem:
 
 
 def of_validation(error: RequestValidationError) -> Problem:
-    """A request that does not have the form that the route takes."""
+    """Convert a request validation error."""
     errors = [(_path(each["loc"]), str(each["msg"])) for each in error.errors()]
     first = f"{errors[0][0]}: {errors[0][1]}" if errors else "the request is malformed"
     more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
@@ -80,7 +80,7 @@ def of_validation(error: RequestValidationError) -> Problem:
 
 
 def _path(parts: Sequence[Any]) -> str:
-    """``body.tasks[3].name`` for what is found there."""
+    """Return the path of an invalid value, such as ``body.tasks[3].name``."""
     text = ""
     for each in parts:
         text += f"[{each}]" if isinstance(each, int) else f".{each}" if text else str(each)

@@ -1,4 +1,4 @@
-"""What every answer carries, and which requests are not looked at: a middleware around everything, static files too."""
+"""A middleware around all routes and static files: response headers, allowed hosts and request size limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from latchwork_workflows.web.problems import Problem
 
-#: Scripts and styles are files of ours: no text from a database can become one.
+#: Scripts and styles come only from our files, so text from a database cannot become one.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -28,13 +28,13 @@ _TOO_LARGE = 413
 
 
 class Safety:
-    """Headers of every answer; hosts by whose name we may be asked; the largest request.
+    """Adds headers to every response. Refuses unknown host names and requests that are too large.
 
     Args:
-        app: what is inside.
-        hosts: names that a browser may have for us, without port; ``*``: any. Otherwise a page of somebody else's,
-            whose name leads to us, could ask with the browser's rights.
-        larger: paths whose requests may be larger than others, with their most bytes.
+        app: The wrapped app.
+        hosts: The host names that browsers may use, without port. ``*``: any. Otherwise a page of another site whose
+            name resolves to this server could use the browser's rights (DNS rebinding).
+        larger: The limits in bytes of paths that accept larger requests.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], larger: Mapping[str, int]) -> None:
@@ -43,7 +43,7 @@ class Safety:
         self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,7 +66,7 @@ class Safety:
 
         try:
             await self._app(scope, limited, _dressed(send))
-        except Problem as error:  # only the one above comes so far
+        except Problem as error:  # raised by ``limited`` above
             await error.response()(scope, receive, _dressed(send))
 
     def _refused(self, headers: Headers, most: int) -> Problem | None:
@@ -81,7 +81,9 @@ class Safety:
 
 
 async def _drain(receive: Receive) -> None:
-    """Take in what is sent, up to a limit: who still sends when the line is closed may never see the answer."""
+    """Read the request up to a limit. A client that is still sending when the connection closes may never see the
+    response.
+    """
     seen, is_more = 0, True
     while is_more and seen < _MOST_DRAINED:
         message = await receive()

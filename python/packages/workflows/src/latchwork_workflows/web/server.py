@@ -1,4 +1,4 @@
-"""An app on a port, served by a thread: started, asked for its address, closed."""
+"""Serves an app on a port from a thread."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _STOP_S = 5.0
 
 
 class HttpServer:
-    """Serves an app until it is closed. One thread opens and closes it.
+    """Serves an app until it is closed. Use it from one thread.
 
     Args:
-        app: what is served.
-        host: name or address to bind.
-        port: 0 takes a free one.
-        taken: the address, from ``listening``, where it was taken before there was an app; then ours to close.
-        trusted_proxies: addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed. By
-            default nobody's: any client can send them.
-        limits: how many connections there may be, and how slow.
-        tls: certificate and key for HTTPS, from ``tls_context``. None: plain HTTP.
+        app: The app to serve.
+        host: The name or address to bind.
+        port: The port. 0 selects a free one.
+        taken: A socket from ``listening`` that was bound before the app existed. The server closes it.
+        trusted_proxies: Addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted. Default
+            none, because any client can send them.
+        limits: Limits for connections.
+        tls: The context from ``tls_context``, for HTTPS. None: plain HTTP.
     Raises:
-        LatchworkError: the address cannot be bound.
+        LatchworkError: The address cannot be bound.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where it is, as a browser on this machine writes it."""
+        """The address for a browser on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - only compared
         return f"{self._scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
     def start(self) -> None:
-        """Serve from now on; requests that come earlier wait in the socket."""
+        """Start to serve. Earlier connections wait in the socket."""
         self._thread.start()
 
     def close(self) -> None:
-        """End it: live streams first, then what is on its way, at most some seconds. Twice is fine."""
+        """Stop: end live streams, then wait some seconds for open requests. Idempotent."""
         live = getattr(self._app.state.site, "live", None)
         if live is not None:
             live.close()
@@ -99,13 +99,13 @@ class HttpServer:
 
 
 def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS settings of a server: TLS 1.2 or later, with the certificate chain and its key.
+    """Return the TLS context of a server: TLS 1.2 or later, with a certificate chain and its key.
 
     Args:
-        certificate: PEM file with the certificate, followed by those of the authorities between it and a root.
+        certificate: PEM file with the certificate, followed by its intermediate certificates.
         key: PEM file with the private key, without a passphrase.
     Raises:
-        LatchworkError: a file is missing, is not PEM, needs a passphrase, or the two do not belong together.
+        LatchworkError: A file is missing, is not PEM or needs a passphrase, or the key does not match the certificate.
     """
 
     def no_passphrase() -> str:
@@ -127,10 +127,10 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Take an address; who asks there waits until it is served.
+    """Bind an address. Connections wait until it is served.
 
     Raises:
-        LatchworkError: it cannot be bound.
+        LatchworkError: The address cannot be bound.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

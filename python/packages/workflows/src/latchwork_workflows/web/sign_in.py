@@ -1,4 +1,4 @@
-"""Signing in and out, by password or by a link that is good once. Forms: they work without JavaScript."""
+"""Sign-in and sign-out with forms that work without JavaScript: by password or one-time link."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _Word = Annotated[str, Form(max_length=300)]
 
 
 def local(path: str) -> str:
-    """The path if it is one of ours, else the first page: nobody is led elsewhere by a link to us."""
+    """Return the path if it is local, otherwise ``/``, so that links to us cannot redirect to other sites."""
     is_plain = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
     return path if is_plain else "/"
 
 
 @router.get("/sign-in")
-def form(request: Request, next: str = "/", link: str = "") -> Response:  # noqa: A002 - what the address says
-    """The form, or a button for a link: whoever fetches links ahead uses none up."""
+def form(request: Request, next: str = "/", link: str = "") -> Response:  # noqa: A002 - the name in the query
+    """Show the sign-in form, or a button for a link: a prefetched link must not be used up."""
     return _page(request, next, link=link)
 
 
@@ -35,9 +35,9 @@ def sign_in(
     name: _Word = "",
     password: _Word = "",
     link: _Word = "",
-    next: Annotated[str, Form(max_length=2000)] = "/",  # noqa: A002 - what the form says
+    next: Annotated[str, Form(max_length=2000)] = "/",  # noqa: A002 - the name in the form
 ) -> Response:
-    """Try it."""
+    """Sign in by password or link."""
     check_origin(request)
     site = request.app.state.site
     if link:
@@ -56,7 +56,7 @@ def sign_in(
 
 
 @router.post("/sign-out")
-def sign_out(request: Request, identity: Who) -> Response:  # noqa: ARG001 - nobody signs somebody else out
+def sign_out(request: Request, identity: Who) -> Response:  # noqa: ARG001 - requires a signed-in user
     """End the session."""
     site = request.app.state.site
     site.accounts.sign_out(request.cookies.get(site.cookie, ""))

@@ -1,6 +1,6 @@
-"""The editor: YAML, looked at while it is written, drawn as soon as it is right; tasks from forms of their types.
+"""The editor for YAML definitions: checked while the user types, drawn when valid, with forms to add tasks.
 
-Nothing is written before "Apply". Without JavaScript each button is a round of the same page.
+Nothing is stored before "Apply". Without JavaScript, each button reloads the page.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ tasks:
   params:
     script: echo "for $day"
 """
-#: Options of a task that the form has, besides what its type takes.
+#: Options of a task in the form, besides the parameters of its type.
 _OPTIONS = ("after", "retries", "retry_interval_s", "timeout_s", "worker_group")
 
 
 @router.get("/edit", response_class=HTMLResponse)
 def new(request: Request, who: Who) -> HTMLResponse:
-    """A workflow that is not there yet."""
+    """Show the editor for a new workflow."""
     if not who.may_somewhere(Role.EDITOR):
         raise Problem(403, f"{who.name} is no editor of any project; ask an administrator for that role")
     return _page(request, who, NEW, base=0)
@@ -62,20 +62,20 @@ def edit(
     name: NamePath,
     version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
 ) -> HTMLResponse:
-    """A version of a workflow, to be changed into a new one."""
+    """Show the editor for a version of a workflow. Applying it creates a new version."""
     shown = workflows.get(parts_of(request), who, project, name, version)
     return _page(request, who, write(shown.definition), base=shown.version, row=shown)
 
 
 @router.post("/edit/check", response_class=HTMLResponse)
 def check(request: Request, who: Who, yaml: _Text = "") -> HTMLResponse:
-    """The part of the page that says what is wrong, or draws what is right, as one types."""
+    """Show the problems, or the drawing if there are none. Updates the page while the user types."""
     return page(request, who, "checked.html", **_looked(parts_of(request), who, yaml))
 
 
 @router.post("/edit")
 async def send(request: Request, who: Who) -> Response:
-    """Check it, put a task in, or apply it: as the button says."""
+    """Check the text, add a task, or apply it, depending on the button."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
     return await run_in_threadpool(_send, request, who, sent)
 
@@ -102,7 +102,7 @@ def _send(request: Request, who: Identity, sent: dict[str, str]) -> Response:
 def _added(  # noqa: PLR0917 - one caller
     request: Request, who: Identity, text: str, base: int | None, kind: str, sent: dict[str, str]
 ) -> Response:
-    """A task from the form of its type, put behind the others."""
+    """Add a task from the form of its type after the other tasks."""
     parts, prefix = parts_of(request), f"{kind}-"
     if kind not in parts.types.names:
         raise Problem(422, f"there is no task type {kind[:40]!r}")
@@ -126,10 +126,10 @@ def _name(text: str) -> str:
 
 
 def with_task(text: str, task: dict[str, Any]) -> str:
-    """The text with a task more. Comments stay if the tasks are its last part, as they are in ours.
+    """Return the text with a task added. Comments are kept if ``tasks`` is the last key, as in our own texts.
 
     Raises:
-        DefinitionInvalid: the text is no YAML.
+        DefinitionInvalid: The text is not valid YAML.
     """
     values = read(text) if text.strip() else {"name": "my-workflow"}
     tasks = values.get("tasks")
@@ -187,7 +187,7 @@ def _page(
 
 
 def type_fields(parts: Parts, kind: str, sent: dict[str, str] | None = None) -> list[Field]:
-    """The fields of a task type's parameters, with what was sent if the form comes back."""
+    """Return the fields for the parameters of a task type, with the sent values if the form is shown again."""
     return _filled(_fields_of(parts.types.get(kind).params), sent, f"{kind}-p-")
 
 
@@ -197,7 +197,7 @@ def _option_fields(kind: str = "", sent: dict[str, str] | None = None) -> list[F
 
 @lru_cache(maxsize=1024)
 def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[Field, ...]:
-    """The fields of a model, of these names if any are given. Once for each: its schema takes milliseconds."""
+    """Return the fields of a model, all or those named. Cached, because computing a schema takes milliseconds."""
     schema = model.model_json_schema()
     if names:
         schema = {**schema, "properties": {name: schema["properties"][name] for name in names}}
@@ -205,7 +205,7 @@ def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[Fie
 
 
 def _filled(fields: tuple[Field, ...], sent: dict[str, str] | None, prefix: str) -> list[Field]:
-    """With what was sent, when the form comes back."""
+    """Return the fields with the sent values, for a form that is shown again."""
     if sent is None:
         return list(fields)
     return [

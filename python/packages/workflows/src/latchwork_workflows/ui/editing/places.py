@@ -1,4 +1,4 @@
-"""Where in a YAML text something is: the line of ``tasks[3].params.script``. Pure."""
+"""Finds the line of a path such as ``tasks[3].params.script`` in a YAML text. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LINE = re.compile(r"line (\d+)")
 
 
 def line_of(text: str, path: str) -> int | None:
-    """The line, from 1, of what a problem's path names, or of the nearest part around it; None: nobody can say."""
+    """Return the line, from 1, of a problem's path or of its nearest parent. None if it cannot be found."""
     direct = _LINE.match(path)
     if direct is not None:
         return int(direct.group(1))
