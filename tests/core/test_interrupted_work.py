@@ -7,15 +7,18 @@ import pytest
 from native import run
 
 SETUP = {
-    "assign an item set": ("h = hasher(20000); s = items(500000)", "h.assign(s, threads=1)"),
-    "assign with two threads": ("h = hasher(20000); s = items(500000)", "h.assign(s, threads=2)"),
-    "assign a list": ("h = hasher(20000); s = strings(500000)", "h.assign(s, threads=1)"),
+    "assign an item set": ("h = hasher(20000); s = items(1000000)", "while True: h.assign(s, threads=1)"),
+    "assign with two threads": ("h = hasher(20000); s = items(1000000)", "while True: h.assign(s, threads=2)"),
+    "assign a list": ("h = hasher(20000); s = strings(1000000)", "while True: h.assign(s, threads=1)"),
     "assign a generator": ("h = hasher(2)", "h.assign(map(str, range(10**8)))"),
-    "assign weighted": ("h = hasher(10000, weights=True); s = items(300000)", "h.assign(s, threads=1)"),
-    "assign in compat mode": ("h = hasher(2000, mode='compat'); s = items(100000)", "h.assign(s, threads=1)"),
-    "owners": ("h = hasher(10000); s = items(200000)", "h.owners(s, 20)"),
-    "owners, weighted": ("h = hasher(2000, weights=True); s = items(200000)", "h.owners(s, 20)"),
-    "assign evenly": ("h = hasher(5000); s = items(200000)", "h.assign_evenly(s, threads=1)"),
+    "assign weighted": ("h = hasher(10000, weights=True); s = items(300000)", "while True: h.assign(s, threads=1)"),
+    "assign in compat mode": (
+        "h = hasher(2000, mode='compat'); s = items(100000)",
+        "while True: h.assign(s, threads=1)",
+    ),
+    "owners": ("h = hasher(10000); s = items(200000)", "while True: h.owners(s, 20)"),
+    "owners, weighted": ("h = hasher(2000, weights=True); s = items(200000)", "while True: h.owners(s, 20)"),
+    "assign evenly": ("h = hasher(20000); s = items(500000)", "while True: h.assign_evenly(s, threads=1)"),
     "item set": ("s = strings(2000000)", "while True: c.ItemSet(s)"),
     "to_dict": ("a = hasher(9).assign(items(2000000))", "while True: a.to_dict()"),
     "join, weighted": (
