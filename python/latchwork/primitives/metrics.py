@@ -38,16 +38,16 @@ class _Families(Collector):
         registry.register(self)
 
     def watch(self, name: str, kind: str, primitive: Any) -> None:
-        """Ask it at each scrape from now on, as long as somebody else keeps it."""
+        """Include a primitive in each scrape from now on. It is referenced weakly."""
         with self._mutex:
             self._watched[name, kind] = primitive
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand."""
+        """Return no metrics in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """What is held at this moment."""
+        """Return the current state of all primitives."""
         held = GaugeMetricFamily("latchwork_primitive_held", "1 while it is held, or leads.", labels=_LABELS)
         left = GaugeMetricFamily(
             "latchwork_primitive_remaining_seconds",

@@ -76,7 +76,7 @@ class Once(Closes):
     once, and all get its result.
 
     Exactly one outcome is recorded, a result or a failure, and it stays until ``reset``. The function may run again if
-    its runner dies, is told to stop or loses its session before the outcome is recorded: writes that must happen once
+    its runner dies, is stopped or loses its session before the outcome is recorded: writes that must happen once
     belong under ``work.fence``. Construction does no I/O. Thread-safe, and shared by processes.
 
     Args:
@@ -110,12 +110,12 @@ class Once(Closes):
     async def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
         """Run the function unless it has run; otherwise wait for its outcome.
 
-        A function that ends after ``work`` has told it to stop may be half done, so its end is not an outcome. It runs
-        again here if our session is renewed after all, which is not a new start; otherwise on another node.
+        A function that ends after ``work`` was stopped may be half done, so its end is not an outcome. It runs again
+        here if our session is renewed after all, which is not a new start; otherwise on another node.
 
         Args:
-            fn: Called as ``fn(work)`` in this thread, by one process at a time as long as it stops when ``work`` tells
-                it to. Returns up to 990,000 bytes, or None.
+            fn: Called as ``fn(work)`` in this thread, by one process at a time as long as it stops in time. Returns up
+                to 990,000 bytes, or None.
             timeout_s: Seconds to wait for others and for the server. None waits forever. The function itself may take
                 longer.
         Returns:
@@ -128,7 +128,7 @@ class Once(Closes):
             SessionLost: Our session ended while waiting.
             OutcomeUnknown: It ran here, and it is unknown whether its outcome was recorded. Call again.
             Unavailable: The server could not be reached in time.
-            Closed, ForkedProcess: As for every primitive; also if it was told to stop and was closed meanwhile.
+            Closed, ForkedProcess: As for every primitive; also if it was stopped and closed meanwhile.
             LatchworkError: The call is inside a callback, or the function asks for its own outcome.
             TypeError: The function does not take one argument, is async or a generator, and was not called; or it
                 returned neither bytes nor None. Nothing is recorded.
@@ -203,11 +203,11 @@ class Once(Closes):
         return entry
 
     async def _await_turn(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
-        """Return our ticket once nobody is ahead of us; None if there is an outcome first, or after the timeout."""
+        """Return our ticket once it is first; None if there is an outcome before, or after the timeout."""
 
         def look(batch: Batch) -> None:
             if any(change.entry is not None for change in batch):
-                turn.call_off()  # not the other waiter: that one has the outcome to read yet
+                turn.call_off()  # not the other waiter, which still has to read the outcome
 
         with self._waits.waiter(waiter.session) as turn, self._store.watch(self._outcome_key) as watch:
             watch.subscribe(look)
@@ -234,7 +234,7 @@ class Once(Closes):
             self._waits.check()
 
     async def _run_once(self, fn: Callable[[Work], bytes | None], place: QueuePosition) -> Entry | None:
-        """Run the function, and record its end. Return None if it was told to stop before."""
+        """Run the function, and record its end. Return None if it was stopped before."""
         ownership = Ownership.by_session(self._what, place.fence, place.session, self._store.clock)
         try:
             value = await self._called(fn, ownership.guard_work())
@@ -367,7 +367,7 @@ class _WrongResult(Exception):
 
 
 class _ToldToStop(Exception):
-    """The function ended after it was told to stop. Its exception is the cause."""
+    """The function ended after it was stopped. Its exception is the cause."""
 
 
 def _result(entry: Entry, what: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Removal of what a primitive that nobody uses has left under its name."""
+"""Removal of the records of unused primitives."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _PREFIXES = (
     "queue",
     "takers",
 )
-#: What somebody still needs, though no session owns it: arrivals at a barrier, items and dead letters.
+#: Records that are still needed, though no session owns them: arrivals at a barrier, items and dead letters.
 _NEEDED = re.compile(r"arrived/|dead/|partitions/[^/]+/items/")
 
 
 @driven
 async def forget(store: Store, name: str) -> int:
-    """Remove what a primitive has left under its name, and return how many keys that were.
+    """Remove the records of an unused primitive. Return the number of keys removed.
 
     Works for every primitive, and for several that share a name. A client that begins to use the name at the same time
-    begins anew: a counter at 0, a group with its first view, a semaphore with the size that it was given. Keys that no
+    starts again: a counter at 0, a group with its first view, a semaphore with the size that it was given. Keys that no
     primitive wrote, names below this one, and the numbers of sequential keys stay.
 
     Args:
@@ -52,8 +52,8 @@ async def forget(store: Store, name: str) -> int:
     Returns:
         The number of keys removed; 0 if there was nothing.
     Raises:
-        Conflict: The name is in use: it is held, waited for, has members, items or dead letters, or was written at this
-            moment. Some records may be removed already, never one that is in use.
+        Conflict: The name is in use: it is held, waited for, has members, items or dead letters, or was written during
+            this call. Some records may be removed already, never one that is in use.
         InvalidKey: The name cannot be a primitive's.
         Unavailable, OutcomeUnknown: The server could not be reached; call again.
     """

@@ -36,9 +36,9 @@ class Barrier(Meeting, Closes):
     Args:
         store: The store, or a namespace of it. The caller closes it.
         name: The key of the barrier.
-        parties: The number of members, or the IDs of those that must arrive. The same for all members, unless
+        parties: The number of members, or the IDs of all members. The same for all members, unless
             ``per_generation`` is set: then the first arrival decides for its generation, and this may also be a
-            function that returns ``Expected``: the parties, and checks for the moment when they are written.
+            function that returns ``Expected``: the parties, and checks of the transaction that writes them.
         member_id: The ID of this member: unique, and the same after a restart.
         session: The session whose end ends our waits; the caller closes it. None uses the store's primary session.
         per_generation: Whether the first arrival at each generation decides its parties and timeout. All members must
@@ -58,12 +58,12 @@ class Barrier(Meeting, Closes):
             generation: The generation, for members that track it themselves; one that has passed returns at once. None
                 means the open one, or the one at which our process had arrived before a restart if that has passed
                 without our notice.
-            checks: Checks for the moment when our arrival is written. They are ignored if an earlier call or process
+            checks: Checks of the transaction that writes our arrival. They are ignored if an earlier call or process
                 has written it.
         Returns:
             The generation that has passed, from 0.
         Raises:
-            BarrierBroken: A timeout here or elsewhere, or it was aborted. ``missing`` names those that had not arrived.
+            BarrierBroken: A timeout here or elsewhere, or it was aborted. ``missing`` names the missing members.
                 The next generation is open.
             Conflict: A check failed. We have not arrived.
             SessionLost: Our session ended. The arrival counts; wait again.
@@ -127,7 +127,7 @@ class DoubleBarrier(Meeting):
     Args:
         store: The store, or a namespace of it. The caller closes it.
         name: The key of the barrier.
-        parties: The number of members, or the IDs of those that must arrive. The same for all members.
+        parties: The number of members, or the IDs of the members that must arrive. The same for all members.
         member_id: The ID of this member: unique, and the same after a restart.
         session: The session whose end ends our waits; the caller closes it. None uses the store's primary session.
         timeout_s: Seconds that ``with`` waits to enter, and again to leave. None waits forever.
@@ -203,7 +203,7 @@ class DoubleBarrier(Meeting):
 
     @driven
     async def members(self) -> list[str]:
-        """Return the members inside, sorted; before all have entered, those that have arrived."""
+        """Return the members inside, sorted; before all have entered, the members that have arrived."""
         board = await self._now()
         if board.phase % 2 == 0:
             return await self._here()

@@ -28,9 +28,9 @@ from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import At, Check, Delete, Entry, Fence, Op
 
-#: A transaction has so many checks and writes at most: fewer than any store allows.
+#: Maximum number of checks and of writes in a transaction: fewer than any store allows.
 _MOST_CHECKS, _MOST_OPS = 90, 60
-#: One of us opens a phase; who has waited so many seconds for it does it, too.
+#: One member of this process opens a phase. A member that has waited this many seconds opens it, too.
 _OPENS_S = 0.5
 
 
@@ -253,7 +253,7 @@ class Company:
                 mirror.on_change(self._on_change)
             finally:
                 self._begins = False
-            if signal not in self._listening:  # that is over already
+            if signal not in self._listening:  # it has stopped waiting already
                 self.ignore(signal)
         known = self._mirror
         self._wake(None if known is None else known.get(self._board_key))
@@ -288,7 +288,7 @@ class Company:
 
 
 def _gathered(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Request]]:
-    """Return the requests of the next call in order, and those that wait: reads first, no key written twice."""
+    """Return the requests of the next call in order, and the rest: reads first, no key written twice."""
     reads = [request for request in waiting if request.keys]
     if reads:
         return reads[:_MOST_OPS], [request for request in waiting if request not in reads[:_MOST_OPS]]
@@ -306,7 +306,7 @@ def _gathered(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Reques
 
 
 class Attendance:
-    """A wait of a member, which is in the company meanwhile. For one thread."""
+    """A context manager: the member belongs to the ``Company`` while it waits. Single-threaded."""
 
     def __init__(self, company: Company) -> None:
         self.company = company
@@ -322,7 +322,7 @@ class Attendance:
         self.company.leave(self)
 
     def may_follow(self, phase: int) -> bool:
-        """Return whether this member is the one of its company that follows the arrivals at a phase."""
+        """Return whether this member follows the arrivals at a phase for all members of this process."""
         return self.company.may_follow(self, phase)
 
     async def may_open(self, phase: int, waiter: Waiter) -> bool:
@@ -345,7 +345,7 @@ _companies: WeakKeyDictionary[Store, dict[str, Company]] = WeakKeyDictionary()
 
 
 def company_of(store: Store, name: str) -> Company:
-    """Return the company of a barrier: shared by all threads of a store, separate for a task."""
+    """Return the ``Company`` of a barrier: shared by all threads of a store, separate for a task."""
     if current() is not None:
         return Company(store, name)
     shelf = _companies.setdefault(store, {})
@@ -353,7 +353,7 @@ def company_of(store: Store, name: str) -> Company:
 
 
 def _forget(shelf: dict[str, Company], one: Company) -> None:
-    """Remove an empty company. Members that still have it may use it; a second one only costs more."""
+    """Remove an empty one. Members that still have it may use it; a second one only costs more."""
     for name, each in list(shelf.items()):
         if each is one:
             shelf.pop(name, None)

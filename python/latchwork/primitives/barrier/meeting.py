@@ -58,7 +58,7 @@ AGAIN_S = (2.0, 5.0)
 Choice = Callable[[Board, int], int | None]
 #: A member that was not the last to arrive ends the phase too, after such a pause: the last one may have died.
 _STAND_IN_S = (0.2, 0.6)
-#: Of many that come to a phase that nobody has opened, each waits up to so long before it does: one write is enough.
+#: Maximum random wait before a member opens a phase: of many members, one write is enough.
 _SPREAD_S = 0.03
 #: From the basis of the open phase to the members without which it is broken.
 Lacking = Callable[[int], Collection[str]]
@@ -447,7 +447,7 @@ class Meeting:
         if mine is None:
             return
         try:
-            with contextlib.suppress(Conflict):  # we have arrived anew, in another thread
+            with contextlib.suppress(Conflict):  # we have arrived again, in another thread
                 await here.company.delete(mine)
                 self._has_left = True  # for certain: what is not read has not to be
         except LatchworkError as error:
@@ -466,7 +466,7 @@ class _Arrival:
 
     @property
     def deadline_s(self) -> float | None:
-        """The seconds that the first arrival gave to the phase; None for ever."""
+        """The seconds that the first arrival gave to the phase; None for no limit."""
         return None if self.board.opening is None else self.board.opening.deadline_s
 
 

@@ -21,7 +21,7 @@ from latchwork.types import At, Check, Entry, Op, Put
 
 #: How many ended phases are remembered, for members that were away when they ended.
 REMEMBERED = 16
-#: Of more parties than that only some follow the arrivals, the others the board alone; see ``crowd``.
+#: With more parties than this, only some members follow the arrivals; the others follow only the board.
 MANY = 32
 
 
@@ -50,8 +50,8 @@ class Expected:
     """The parties of one generation of a barrier, as its first arrival determines them.
 
     Attributes:
-        parties: Their number, or the IDs of those that must arrive.
-        checks: Conditions for the moment when this is written; otherwise it is asked again.
+        parties: Their number, or the IDs of the members that must arrive.
+        checks: Conditions of the transaction that writes this. If one fails, the parties are determined again.
         ops: Operations in the same transaction.
         basis: A number of the caller that is stored with it; see ``Barrier.abort``.
     """
@@ -66,7 +66,7 @@ class Opening(Struct, frozen=True, omit_defaults=True):
     """What the first arrival at a phase has written, where each phase is opened.
 
     Attributes:
-        deadline_s: Seconds that each member counts from when it saw the phase open; None for ever.
+        deadline_s: Seconds that each member counts from when it saw the phase open; None for no limit.
         at: Seconds since the epoch on the clock of that machine, for people.
         basis: As in ``Expected``.
     """
@@ -158,14 +158,14 @@ class Board(Struct, frozen=True, omit_defaults=True):
         return self.is_open and len(arrived) >= self.parties
 
     def missing(self, arrived: Collection[str]) -> tuple[str, ...]:
-        """Return the missing members, sorted: of the expected IDs, or of those that arrived the last time."""
+        """Return the missing members, sorted: of the expected IDs, or of the last arrivals."""
         expected = self.names or self.regulars
         return tuple(sorted(set(expected) - set(arrived)))
 
     def passed(self, arrived: Iterable[str]) -> Board:
         """Return the state after the open phase has passed."""
         here = tuple(sorted(arrived))
-        kept = here if not self.is_per_phase or len(here) <= MANY else ()  # each who waits reads the whole board
+        kept = here if not self.is_per_phase or len(here) <= MANY else ()  # each waiting member reads the whole board
         return replace(self._after(self.phase + 1, Ended(self.phase, "", kept), kept), last_passed=self.phase)
 
     def broken(self, why: str, arrived: Collection[str], cycle: int) -> Board:

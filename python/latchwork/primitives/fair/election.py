@@ -102,17 +102,16 @@ class Election:
     ) -> T:
         """Campaign, run ``fn(term, work)`` in this thread, and resign.
 
-        ``work`` tells it to stop before the term can end. After it was told and has returned, the campaign starts
-        again. It may run several times on several nodes, but never on two at a time as long as it stops when told.
+        ``work`` stops it before the term can end. When it has returned after a stop, the campaign starts again. It may
+        run several times on several nodes, but never on two at a time as long as it stops in time.
 
         Args:
             fn: Checks ``work`` regularly, and writes with ``work.fence``.
             value: The public value at the beginning of each term.
             timeout_s: Seconds to wait for each election. None waits forever.
-            margin_s: Seconds before the end of a term at which it is told to stop. None uses a tenth of the session's
-                TTL.
+            margin_s: Seconds between the stop and the end of a term. None uses a tenth of the session's TTL.
         Returns:
-            The result of ``fn`` when it returned without having been told to stop.
+            The result of ``fn`` when it returned without a stop.
         Raises:
             WaitTimeout, SessionLost, Closed: As for ``campaign``.
             TypeError: ``fn`` cannot be called as ``fn(term, work)``, or is async or a generator.
@@ -155,7 +154,7 @@ class Election:
         """Resign all terms of this object, and end its campaigns. Thread-safe and idempotent."""
         if self._waits.home.is_foreign:
             return
-        self._waits.close()  # first: whoever campaigns from now on is refused
+        self._waits.close()  # first: new campaigns are refused from now on
         with self._lock:
             seats = list(self._seats)
         try:

@@ -320,7 +320,7 @@ class SessionLock(GuardsWork):
     def lose(self, hold: Hold) -> None:
         """Handle a lost hold, in the session's thread for listeners. Its work was stopped before."""
         if hold.given_back.is_set():
-            return  # released just before: nobody has lost anything
+            return  # released just before: nothing was lost
         session = hold.place.session
         level, how = (logging.INFO, "was closed") if session.state == "closed" else (logging.WARNING, "is lost")
         _log.log(level, "%s is lost: its session %s %s", self.what, session.id, how)

@@ -272,18 +272,17 @@ class LeaderLatch(GuardsWork, Participant):
 
     @driven
     async def run(self, fn: Callable[[Work], T], *, timeout_s: float | None = None, margin_s: float | None = None) -> T:
-        """Run ``fn(work)`` in this thread while we lead, and tell it to stop before our leadership can end.
+        """Run ``fn(work)`` in this thread while we lead, and stop it before our leadership can end.
 
-        After it was told to stop and has returned, it runs again once we lead again. It may run several times on
-        several nodes, but never on two at a time as long as it stops when told.
+        When it has returned after a stop, it runs again once we lead again. It may run several times on several nodes,
+        but never on two at a time as long as it stops in time.
 
         Args:
             fn: Checks ``work`` regularly, and writes with ``work.fence``.
             timeout_s: Seconds to wait for leadership, each time. None waits forever.
-            margin_s: Seconds before the end of leadership at which it is told to stop. None uses a tenth of the
-                session's TTL.
+            margin_s: Seconds between the stop and the end of leadership. None uses a tenth of the session's TTL.
         Returns:
-            The result of ``fn`` when it returned without having been told to stop.
+            The result of ``fn`` when it returned without a stop.
         Raises:
             WaitTimeout, SessionLost, Closed, PermissionDenied: As for ``wait``. After ``leave`` it waits for a start.
             TypeError: ``fn`` cannot be called as ``fn(work)``, or is async or a generator.

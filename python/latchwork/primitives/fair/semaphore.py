@@ -154,7 +154,7 @@ class Semaphore(SessionLock):
             if ours is not None:
                 raise BadRecord(f"key {ours.key!r} is no lease of {self.what}: another program wrote it; delete it")
             size = entries.get(self._size_key)
-            if size is None:  # somebody deleted it
+            if size is None:  # it was deleted
                 self._agreed = False
                 await self._agree()
                 continue

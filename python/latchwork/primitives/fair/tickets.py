@@ -4,7 +4,7 @@ Keys:  <name>/t-<nonce>   one per attempt to queue, bound to its owner's session
                           primitive as JSON. ZooKeeper appends a number
 Order: by the token of the creation, which grows with every write. Nothing appears ahead of a ticket later, and a
        ticket that has disappeared from ahead never returns.
-Turn:  each waiter watches exactly one ticket ahead of its own.
+Turn:  each waiter watches exactly one ticket ahead.
 
 docs/design/locks.md has the states, and which fence closes which race.
 """
@@ -257,8 +257,8 @@ class TicketQueue:
     async def ahead(self, place: QueuePosition, blocks: Blocks = everyone) -> list[str]:
         """Return the keys of tickets before ours that block it, nearest last; empty when it is our turn.
 
-        Any state of the queue with our ticket will do: all tickets ahead of it had been created by then, and those that
-        have gone never return. The first call needs no request if the creation named them.
+        Any state of the queue with our ticket is sufficient: all tickets ahead of it had been created by then, and a
+        deleted ticket never returns. The first call needs no request if the creation named them.
 
         Raises:
             SessionLost: Our session has ended.
@@ -537,14 +537,14 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
     blocks: Blocks = everyone,
     on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
-    """Wait until nothing that blocks is ahead of a place. Return False after the timeout or when called off.
+    """Wait until nothing that blocks is ahead of a place. Return False after the timeout or a cancellation.
 
     Raises:
         SessionLost: The session has ended, also if our turn seems to have come while we slept.
         LockLost: Our ticket is gone.
     """
     tell = on_ahead or _nobody
-    if place.is_new and place.older == ():  # its creation said that nobody is ahead
+    if place.is_new and place.older == ():  # its creation showed no ticket ahead
         place.is_new, has_turn = False, True
         tell(0)
     else:
@@ -565,7 +565,7 @@ async def _await_turn(  # noqa: PLR0917 - one caller
     blocks: Blocks,
     tell: Callable[[int], None],
 ) -> bool:
-    over: set[str] = set()  # for good; an older state of the queue may go on showing them for a while
+    over: set[str] = set()  # permanently, though older states of the queue may still show them
     while True:
         ahead = [key for key in await queue.ahead(place, blocks) if key not in over]
         tell(len(ahead))
@@ -582,7 +582,7 @@ async def _await_turn(  # noqa: PLR0917 - one caller
 
 
 async def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, beside: bool = False) -> bool:
-    """Wait until a ticket has gone or blocks no more. Return False after the timeout or when called off.
+    """Wait until a ticket has gone or blocks no more. Return False after the timeout or a cancellation.
 
     A ticket without a session is from another program and never ends; it counts as gone. With ``beside`` the waiter may
     get the names of the other tickets.

@@ -157,7 +157,7 @@ class Replica:
                 self._adopt(newest, state)
 
     def applied(self, entry: Entry, head: LogHead, steps: Iterable[ViewChangeStep]) -> None:
-        """Apply the steps to a head, without those that were applied already."""
+        """Apply the steps to a head, except steps that were applied already."""
         with self._lock:
             if self._head is not None and (self._life != head.life or entry.token <= self._head.token):
                 return
@@ -165,7 +165,7 @@ class Replica:
             if self._state.number == head.number:
                 self._head, self._life = entry, head.life
             if changes:
-                if self._told is not None and self._told.number >= changes[0].view.number:  # begun anew
+                if self._told is not None and self._told.number >= changes[0].view.number:  # a new life
                     changes = [difference(self._told, changes[-1].view)]
                 self._told = changes[-1].view
                 self._tell(changes)
@@ -416,11 +416,11 @@ class Follower:
             await waiter.pause(backoff.next_s())
 
     async def _is_called(self, place: QueuePosition, waiter: Waiter) -> bool:
-        """Wait until nobody, or only the writer, is ahead of us. Return False when called off."""
+        """Wait until no follower, or only the writer, is ahead of us. Return False after a cancellation."""
         over = ""
         while not waiter.is_off:
             ahead = await self._seats.ahead(place)
-            if not ahead or ahead[-1] == over:  # it is there all the same: it writes
+            if not ahead or ahead[-1] == over:  # it is still there: it writes
                 return True
             if not await until_over(ahead[-1], _waits, waiter, Patience(self._store.clock, None)):
                 return False
@@ -477,7 +477,7 @@ class Follower:
             _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
 
     async def _become_writer(self, place: QueuePosition) -> bool:
-        """Write in our ticket that we write, if nobody is ahead of us. The next follower becomes the deputy."""
+        """Mark our ticket as the writer's, if no follower is ahead of us. The next follower becomes the deputy."""
         if await self._seats.ahead(place):
             return False
         body = {**Ticket.of(place.ticket).body, _WRITES: True}

@@ -4,8 +4,8 @@ Keys:  <name>/members/<id>   one per member, bound to its session: weight, label
        <name>/evicted/<id>   evicted members, which do not join again by themselves
        views: see ``log``; who writes them: see ``follower``
 
-A member is in the group while its key exists. It follows the views from the first call that needs one. A member that
-nobody asks keeps no thread and no watch, and members of one process share one follower.
+A member is in the group while its key exists. It follows the views from the first call that needs one. Until then it
+uses no thread and no watch. Members of one process share one follower.
 
 docs/design/groups-and-queues.md has the races.
 """
@@ -71,7 +71,7 @@ class Group(Participant):
         session: The session of the member, which the caller closes. None uses the store's primary session.
         id_wait_s: Seconds to wait until another member with our ID has ended, such as that of our process before a
             restart. None waits for one and a half TTLs of our session, 0 not at all.
-        checks: Checks for the moment when we join. A failed one ends the group with ``Conflict``.
+        checks: Checks of the transaction that joins. A failed one ends the group with ``Conflict``.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Group(Participant):
         Raises:
             Closed: The group was closed.
         """
-        self._home.check()  # first: a child of a fork may find the lock held for ever
+        self._home.check()  # first: a child of a fork may find the lock held forever
         with self._changed.mutex:
             self._refuse_closed()
             if not self._started:
@@ -190,7 +190,7 @@ class Group(Participant):
             MemberEvicted: We were evicted.
             WaitTimeout: We are not in a view yet.
             SessionLost: The given session has ended.
-            Conflict: A check for the moment when we join failed.
+            Conflict: A check of the transaction that joins failed.
             Closed: The group or its store was closed, or it was never started.
             PermissionDenied: The account may not write here.
             LatchworkError: The call is inside a callback.
@@ -288,7 +288,7 @@ class Group(Participant):
 
     @driven
     async def remove(self) -> None:
-        """Delete what is stored of a group that has no members: its views begin anew with its next member.
+        """Delete the records of a group without members: its views start again with its next member.
 
         Raises:
             Conflict: it has members.

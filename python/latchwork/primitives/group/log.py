@@ -40,7 +40,7 @@ _OTHER = "use another name"
 
 #: Keys read, or deleted, in one request.
 _PAGE = 90
-#: So often a reader begins anew when what it reads is cleaned away meanwhile.
+#: How often a reader starts again when records are cleaned up while it reads them.
 _ATTEMPTS = 20
 
 
@@ -299,9 +299,7 @@ class Journal:
         return written.entries[0], head, step
 
     async def _based(self, head: LogHead, state: State) -> LogHead:
-        """Return the head with a base of this state, written if it is time. Nobody reads the base before the head names
-        it.
-        """
+        """Return the head, with a new base of this state if one is due. Readers find the base by the head."""
         due = BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state)
         if head.changes < due:
             return head

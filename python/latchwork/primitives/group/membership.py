@@ -28,9 +28,9 @@ from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
-#: How many TTLs to wait for a member of our id that is there already.
+#: How many TTLs to wait for another member with our ID to end.
 _PATIENCE_TTLS = 1.5
-#: Members of one store that ask to be let in at a time: a server that is asked too much at once answers nobody in time.
+#: Maximum number of members of one store that join at a time, so that the server is not overloaded.
 MOST_AT_ONCE = 64
 
 
@@ -42,7 +42,7 @@ class Membership:
         name: The key of the group.
         me: This member.
         what: The group, for messages.
-        checks: Checks for the moment when we join.
+        checks: Checks of the transaction that joins.
         id_wait_s: Seconds to wait for another member with our ID; None for 1.5 TTLs of our session.
     """
 

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 _BATCH = 500
 _TOGETHER = 50
-#: A lock nobody holds is forgotten when a later sweep, after at least so long, finds it unchanged.
+#: A free lock is deleted when a later sweep finds it unchanged after at least this many seconds.
 FORGET_FREE_AFTER_S = 600.0
 
 
@@ -225,5 +225,5 @@ class LockSweeper:
         try:
             await ask(self._store.commit, [check], [op])
         except (Conflict, KeyExists, Unavailable, OutcomeUnknown):
-            return 0  # somebody else was faster, or the next sweep is
+            return 0  # another client was faster, or the next sweep retries
         return 1

@@ -178,7 +178,7 @@ class LockKeeper(Starts):
             names: Only these locks. None: all of them.
             timeout_s: Seconds to wait for an unreachable server. None waits forever, 0 tries once.
         Returns:
-            The adopted locks by name, without those that others had taken over.
+            The adopted locks by name, without locks that others had taken over.
         Raises:
             ValueError: It is the current owner of this keeper.
             Unavailable, OutcomeUnknown: The server could not be reached in time. Adopted locks are in ``held()``; call

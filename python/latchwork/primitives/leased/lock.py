@@ -75,7 +75,7 @@ class PersistentLock(GuardsWork):
         self._lost_listeners: dict[object, Callable[[], None]] = {}
         self._failed_listeners: dict[object, Callable[[BaseException, float], None]] = {}
         self._listening = ExitStack()
-        self._told: HeldLock | None = None  # the hold whose loss was told
+        self._told: HeldLock | None = None  # the hold whose loss was reported
         self._closed = False
 
     def __repr__(self) -> str:

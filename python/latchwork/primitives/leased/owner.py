@@ -27,18 +27,18 @@ from latchwork.types import Entry, Exists, Fence
 
 _log = logging.getLogger(__name__)
 
-#: Thousands of locks are held at once, few of them have work: their ownerships are made when asked for.
+#: Guards the creation of ownerships on first use: of thousands of held locks only a few have work.
 _making = mutex()
 
-#: Gives the session to share renewals with, None when there is none at the moment.
+#: Returns the session to share renewals with; None if there is none now.
 SessionOfTheMoment = Callable[[], Session | None]
 
 
 class LockOwner(Renewer):
     """A UUID that is used once: created, renewed, then lost or given up. Thread-safe.
 
-    Its lease counts from its construction. With a session, it also ends a moment after the session does, because others
-    treat the end of the session as its own, unless it first says that it continues without one (see ``grace_s``).
+    Its lease counts from its construction. With a session, it also ends ``grace_s`` after the session, because others
+    treat the end of the session as the end of the owner, unless the owner is renewed without a session before.
 
     Args:
         clock: The clock of its lease.
@@ -95,11 +95,11 @@ class LockOwner(Renewer):
         return max(0.0, min(left_s, session.ends_at + self._grace_s - self.clock.now()))
 
     def spare_s(self, margin_s: float) -> float:
-        """Return the seconds until work must be told to stop, 0 or less if now.
+        """Return the seconds until work must be stopped, 0 or less if now.
 
-        Work is told ``margin_s`` seconds before the end of the lease. The end of the session leaves a shorter time, the
-        grace, in which the owner is renewed without one: at most half of it is for the work to stop, the rest for the
-        renewal.
+        Work is stopped ``margin_s`` seconds before the end of the lease. After the end of the session, a shorter time
+        is left, the grace, in which the owner is renewed without a session. At most half of it is for the work to stop,
+        the rest for the renewal.
         """
         spare_s, session = super().remaining_s() - margin_s, self._session
         if session is None:

@@ -4,7 +4,7 @@ Keys:   owners/<uuid>         O: one per owner, rewritten to renew it; a UUID is
         owners/<uuid>/alive   its sign: bound to the session that O names, created with O and never again
         locks/<name>          L: names its O, or none
 Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
-        session, a moment after the end of that (``grace_s``).
+        session, ``grace_s`` after the end of that session.
 Others: take over once they have seen O unchanged for 1.05 TTL since the *response* that showed it, or without its sign
         for ``grace_s`` (``Sightings``), in a transaction that checks exactly that O and that L (``plan``).
 docs/design/locks.md has the race that each check closes.

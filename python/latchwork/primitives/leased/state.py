@@ -206,7 +206,7 @@ class Holdings:
                 del self._doubts[name]
                 return None
             self._busy[name] = claimer
-            # A lost hold may still be at work: its lock is left to run out, or to be released by who holds it.
+            # The work of a lost hold may still be running: its lock expires, or its holder releases it.
             return frozenset(self.ids - {held.owner.id for held in self._all_held() if held.name == name})
 
     def settled(self, doubts: Iterable[InDoubt]) -> None:

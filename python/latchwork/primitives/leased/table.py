@@ -39,11 +39,11 @@ from latchwork.store.steps import ask
 from latchwork.store.store import Store, system_namespace
 from latchwork.types import At, Change, Check, Create, Delete, Entry, Exists, Op, Put
 
-#: Names that are read together; a transaction then takes as many of them as its limits allow.
+#: Number of names read together; a transaction then takes as many of them as its limits allow.
 _BATCH = 90
-#: So many locks at once are written without reading them first, as if they did not exist: true for a new job.
+#: From this many locks on, they are written without a read, as if they did not exist: true for a new job.
 _GUESS_FROM = 10
-#: Tries of a single lock that others write at the same moment; after these it counts as held.
+#: Attempts to take a single lock while others write it; after these it counts as held.
 _ROUNDS = 5
 
 
@@ -79,11 +79,11 @@ class LockTable:
     # What is known of the owners
 
     def note(self, changes: Iterable[Change]) -> list[str]:
-        """Take in changes from a watch of the owners, and return the IDs of those that are gone."""
+        """Record changes from a watch of the owners, and return the IDs of owners that are gone."""
         return self._note([(change.key, change.entry) for change in changes])
 
     def _note(self, found: Collection[tuple[str, Entry | None]]) -> list[str]:
-        """Take in keys of owners and signs from a response, and return the IDs of owners that are gone."""
+        """Record keys of owners and signs from a response, and return the IDs of owners that are gone."""
         now = self.store.clock.now()
         gone = []
         owners: list[tuple[str, Entry | None]] = []
@@ -129,13 +129,13 @@ class LockTable:
         return entries
 
     async def gone(self, owners: Sequence[str]) -> list[str]:
-        """Read these O and their signs, and return the IDs of those that are gone."""
+        """Read these O and their signs, and return the IDs of owners that are gone."""
         keys = [key for owner in owners for key in (self.owner_key(owner), self.sign_key(owner))]
         found = await ask(self.store.get_many, keys) if keys else []
         return self._note(list(zip(keys, found, strict=True)))
 
     async def silent_owners(self) -> list[tuple[str, Hashable]]:
-        """Read all O, and return the key and version of those that were unchanged for 2 of their TTLs."""
+        """Read all O, and return key and version of each one that was unchanged for 2 of its TTLs."""
         found = await ask(self.store.list, OWNERS)
         self._note([(entry.key, entry) for entry in found if entry.key.count("/") == 1])
         with self._lock:
@@ -179,7 +179,7 @@ class LockTable:
     ) -> dict[str, Take]:
         now = self.store.clock.now()
         takes = {}
-        with self._lock:  # one look at the sightings for all, so that no two plans of a batch contradict
+        with self._lock:  # the same sightings for all, so that no two plans of a batch contradict each other
             for name, entry in entries.items():
                 owner = owner_of(entry) or ""
                 key, owner_key, seen = self.lock_key(name), self.owner_key(owner), self._sightings.of(owner)
@@ -219,7 +219,7 @@ class LockTable:
                 self._sightings.gone(owner)
 
     async def free(self, held: dict[str, Entry]) -> list[str]:
-        """Free these locks if they are still as we hold them, and return the names of those that are not.
+        """Free these locks if they are still as we hold them, and return the names of the others.
 
         Raises:
             OutcomeUnknown, Unavailable: Some may not be free yet. Settle all of them.
@@ -254,7 +254,7 @@ class LockTable:
             return
         if not _same(entry, doubt.before):
             return  # its check can never hold again
-        # L is as that write's check wants it: write it first. If its owner lives, the other check has failed for good.
+        # L is as that write's check wants it: write it first. If its owner is alive, the other check can never hold.
         take = self._plans({doubt.name: entry}, None, FREE).get(doubt.name)
         if take is not None:
             await ask(self.store.commit, take.checks, take.ops)
@@ -310,7 +310,7 @@ class LockTable:
         """Renew another owner once, if it exists, so that no client takes its locks over meanwhile."""
         key = self.owner_key(owner)
         while (entry := await ask(self.store.get, key)) is not None:
-            record = OwnerRecord.decode(entry.value)  # it names no session any more, whose end could come any moment
+            record = OwnerRecord.decode(entry.value)  # without its session, which may end at any time
             value = entry.value if record is None else replace(record, session="").encode()
             with contextlib.suppress(Conflict):  # it renews itself, or was removed just now
                 await ask(self.store.commit, [At(entry)], [Put(key, value)])

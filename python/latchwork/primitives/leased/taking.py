@@ -1,4 +1,4 @@
-"""How a lock keeper takes locks: what it has taken is held, also when an error ends the call.
+"""Taking locks for a lock keeper. Locks taken before an error remain held.
 
 docs/design/locks.md has the race analysis.
 """
@@ -143,7 +143,7 @@ class Taking:
 
     @contextmanager
     def _claimed(self, names: Iterable[str], claimer: object) -> Iterator[list[str]]:
-        """Claim these names against other threads of this process, except those that are held or busy already."""
+        """Claim these names against other threads of this process, except names that are held or busy already."""
         try:
             yield self._state.claim(names, claimer)
         finally:
@@ -165,10 +165,10 @@ class Taking:
     # Adopting
 
     async def adopt(self, old: str, only: Collection[str] | None, patience: Patience) -> dict[str, HeldLock]:
-        """Take what another owner holds, from it and from nobody else; then remove it, unless it keeps some.
+        """Take the locks of another owner, only from that owner. Then remove it, unless it keeps some.
 
-        It is renewed once before, so that nobody else takes it for dead meanwhile. It is removed last, so that whatever
-        it took after we had looked is free then. An error says that not everything was taken; what was taken is held.
+        It is renewed once before, so that no client considers it dead meanwhile. It is removed last, so that locks
+        that it took after our read become free. After an error, some locks may not be taken; the others are held.
         """
         backoff = Backoff()
         granted: dict[str, HeldLock] = {}
@@ -178,10 +178,10 @@ class Taking:
         claimer = object()
         with undone_if_interrupted(lambda: self._upkeep.let_go(list(granted.values()))):
             while left:
-                with self._claimed(left, claimer) as claimed:  # also while we pause: nobody settles what is in doubt
+                with self._claimed(left, claimer) as claimed:  # also during the pause: no other thread settles doubts
                     await self._persist(partial(self._take, claimed, granted, claimer, old), patience, backoff)
                 left = self._state.are_busy(name for name in left if name not in granted)
-                if left and not await self._keep_on(patience, backoff):  # another thread of ours tries to have them
+                if left and not await self._keep_on(patience, backoff):  # another thread is taking them
                     return granted
             if len(names) == len(found):
                 await self._upkeep.delete(old)

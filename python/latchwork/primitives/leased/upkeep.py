@@ -1,6 +1,6 @@
-"""What a lock keeper does in the background: its thread, its owners, what is in doubt.
+"""The background work of a lock keeper: its thread, its owners, and its doubts.
 
-The thread renews the current owner, follows the other owners and has chores done. Nothing here takes a lock.
+The thread renews the current owner, follows the other owners and starts cleanups. Nothing here takes a lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class Upkeep:
-    """What goes on for one lock keeper in its thread: nothing here takes a lock. Safe to share between threads."""
+    """The background work of one lock keeper. Takes no locks. Safe to share between threads."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Upkeep:
         self._stopping = Signal()
         self._ended = Signal()
         self._starting = mutex()
-        self.keeper: object = None  # lives as long as the thread, whoever else drops it
+        self.keeper: object = None  # keeps it alive as long as the thread
         self._background: Background | None = None
-        self._runner: object = None  # an interrupt may leave a thread that was started and is not known
+        self._runner: object = None  # an interrupt may leave a started thread that is not recorded
         self._mirror: Mirror | None = None
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class Upkeep:
         await self.release_found(found, [held.name for held in locks if held not in found])
 
     async def release_found(self, found: Sequence[HeldLock], missing: list[str]) -> None:
-        """Give back what was found; ``LockLost`` if some had run out, or are missing."""
+        """Release the locks found. Raise ``LockLost`` if some had expired or are missing."""
         lost = [held.name for held in found if held.owner.is_over]
         gone = await self.give_back(found)
         failed = sorted({*lost, *gone, *missing})
@@ -193,7 +193,7 @@ class Upkeep:
         self.waits.trim()
 
     async def _bury(self, *, also_current: bool = False) -> None:
-        """Delete the keys of owners that ended and hold nothing; try those that fail again later."""
+        """Delete the keys of owners that have ended and hold nothing. Failed deletions are retried later."""
         for owner in self.state.to_bury(also_current=also_current):
             owner.follow_no_more()
             if await self.delete(owner.id, signed=owner.session is not None):
@@ -239,7 +239,7 @@ class Upkeep:
                 self.done_with(claimer)
 
     def end_soon(self) -> None:
-        """Give back what is held, and end the thread, in the background."""
+        """Release all locks, and end the thread, in the background."""
         held = self.state.close()
         self.closing.set()
         self.waits.close()
@@ -247,22 +247,22 @@ class Upkeep:
         self.end()
 
     def let_go(self, found: Sequence[HeldLock]) -> None:
-        """Hold these locks no more, and free them in the background; some of it may be done already."""
+        """Stop holding these locks, and free them in the background. Some steps may be done already."""
         claimer = object()
         self.state.take_back([held for held in found if held.is_kept], claimer)
         for held in found:
             held.end_work()
         self.done_with(claimer)
-        self._chores.signal()  # last: what they find busy they leave for a quarter of a TTL
+        self._chores.signal()  # last: busy names are skipped for a quarter of a TTL
 
     def done_with(self, claimer: object) -> None:
-        """End a claim; who waits for its names looks again."""
+        """End a claim, and wake the waits for its names."""
         self.waits.poke(self.state.done_with(claimer))
 
     # The owner
 
     def _renew_current(self) -> float:
-        """Lose, give up or renew the current owner if that is due; returns when the next of these is due."""
+        """Lose, give up or renew the current owner if that is due. Return when the next of these is due."""
         self.lose_if_over()
         owner = self.state.current
         if owner is None or self.state.give_up(owner):
@@ -325,7 +325,7 @@ class Upkeep:
         self.wake.set()
 
     def _unwatched(self) -> list[str]:
-        """Owners in the way that were read but are not in the mirror, which never tells that they are gone."""
+        """Return blocking owners that were read but are not in the mirror, which would never report their end."""
         mirror = self._mirror
         if mirror is None:
             return []

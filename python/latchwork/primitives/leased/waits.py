@@ -36,10 +36,10 @@ class _Group:
 
 
 class LockWaits:
-    """Waiters by name, and their watches. Safe to share between threads; fires nobody with its mutex held.
+    """Waiters by name, and their watches. Safe to share between threads. Fires waiters without its mutex held.
 
-    Locks that are held here, as ``state`` says, do not look free. ``wake`` is set when the end of an owner is waited
-    for, which no watch tells: call ``look_for_dead`` then.
+    Locks that are held here, by ``state``, do not look free. ``wake`` is set when a wait depends on the end of an
+    owner, which no watch reports: call ``look_for_dead`` then.
     """
 
     def __init__(self, table: LockTable, state: Holdings, wake: Signal) -> None:
@@ -53,7 +53,7 @@ class LockWaits:
         self._closed = False
 
     def add(self, name: str, fire: Fire) -> Callable[[], None]:
-        """Call ``fire``, which must not block, once the lock looks free, maybe at once; returns what cancels that."""
+        """Call ``fire``, which must not block, once the lock looks free, maybe at once. Return a cancel function."""
         prefix = name.partition("/")[0]
         with self._lock:
             closed, is_new = self._closed, prefix not in self._groups
@@ -67,7 +67,7 @@ class LockWaits:
         return partial(self.cancel, name, fire)
 
     async def until_free(self, name: str, patience: Patience, off: Signal) -> bool:
-        """Wait until the lock looks free, ``off`` is set or the time is over; False if it looked free at once."""
+        """Wait until the lock looks free, ``off`` is set, or a timeout. Return False if it looked free at once."""
         looks_free = Signal()
         fire = looks_free.set
         self.add(name, fire)
@@ -83,29 +83,29 @@ class LockWaits:
             self.cancel(name, fire)
 
     def names(self) -> list[str]:
-        """The names waited for, sorted."""
+        """Return the names with waiters, sorted."""
         with self._lock:
             return sorted(name for group in self._groups.values() for name in group.waiters)
 
     def blocking(self) -> list[str]:
-        """The owners whose locks are waited for, sorted."""
+        """Return the owners whose locks have waiters, sorted."""
         with self._lock:
             return sorted(self._blocked_by)
 
     def poke(self, names: Iterable[str]) -> None:
-        """Look at these names again, and fire those that look free."""
+        """Check these names, and fire the waiters of names that look free."""
         _call([fire for name in names if not self._state.is_ours(name) for fire in self._look(name)])
         if self._blocked_by:
             self._wake.set()
 
     def owner_gone(self, owner: str) -> None:
-        """An owner was removed: what it held is free."""
+        """Check the locks of an owner that was removed."""
         with self._lock:
             names = self._blocked_by.pop(owner, set())
         self.poke(names)
 
     def look_for_dead(self) -> float:
-        """Fire the waits for owners that are dead by now; returns when to ask again, at the latest."""
+        """Fire the waits for owners that are dead by now. Return the latest time for the next call."""
         due = math.inf
         for owner in self.blocking():
             dead_at = self._table.dead_at(owner)
@@ -116,12 +116,12 @@ class LockWaits:
         return due
 
     def trim(self) -> None:
-        """Close watches that nobody has needed for a while."""
+        """Close watches without waiters for a while."""
         before = self._clock.now() - _LINGER_S
         self._end(lambda group: not group.waiters and before > group.idle_since)
 
     def close(self) -> None:
-        """Close every watch and fire every waiter, whose next try says that it is closed."""
+        """Close every watch and fire every waiter; their next attempts report the close."""
         self._closed = True
         self._end(lambda _group: True)
 
@@ -129,7 +129,7 @@ class LockWaits:
         try:
             mirror = self._table.store.mirror(self._table.lock_key(prefix), wait=False)
         except BaseException:
-            self._end(lambda other: other is group)  # those that wait by now try again, too
+            self._end(lambda other: other is group)  # fires the waiters added meanwhile, too
             raise
         mirror.on_change(partial(self._changed, group))
         with self._lock:

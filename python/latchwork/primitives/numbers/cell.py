@@ -84,7 +84,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A try with an unknown outcome: what it read, and the number if it was applied."""
+    """An attempt with an unknown outcome: the state that it read, and the number if it was applied."""
 
     reading: Reading
     value: int
@@ -92,7 +92,7 @@ class Try:
 
 
 def fate(tried: Try, now: Reading, nonce: str) -> bool | None:
-    """Return whether a try was applied, given a later reading; None if that is unknown. Pure.
+    """Return whether an attempt was applied, given a later reading; None if that is unknown. Pure.
 
     A False is final once the next try is applied, or if the version differs: the late one checks the old version.
     """

@@ -2,9 +2,9 @@
 
 Keys:  <name>/permits           limit, interval, slack, and how many permits were given since the beginning; as JSON
        <name>/queue/t-<nonce>   one ticket per waiter, dies with its session
-Rule:  who takes permits knows, by its own clock, that the permits as many before them as the limit are older than the
-       interval and the slack; it writes their number on condition that nobody took any meanwhile; and it uses them only
-       if the answer comes within the slack.
+Rule:  a client takes a permit only if the permit that precedes it by the limit is older than interval plus slack by
+       that client's clock. It writes the number of permits on condition that no other client took any meanwhile. It
+       uses them only if the answer comes within the slack.
 
 From this follows what is promised: a permit is used, at the latest, the slack after it was written, and the one that
 follows it by the limit is written, at the earliest, the interval and the slack after that
@@ -114,7 +114,7 @@ class Window:
         self._age(now)
 
     def wait_s(self, count: int, now: float) -> float:
-        """Return the seconds until this many permits may be given if nobody else takes any; 0 if now."""
+        """Return the seconds until this many permits may be taken if no other client takes any; 0 if now."""
         self._age(now)
         assert self._permits is not None
         permits = self._permits

@@ -17,7 +17,7 @@ from latchwork.store.steps import driven
 from latchwork.store.store import Store
 from latchwork.types import Fence, Op
 
-#: What an id is taken for: from the id to the writes that record it.
+#: Given an ID, returns the writes that record it.
 Ops = collections.abc.Sequence[Op]
 Record = Callable[[int], Ops]
 
@@ -25,9 +25,9 @@ Record = Callable[[int], Ops]
 class Sequence:
     """The numbers 1, 2, 3 ...: every ID up to the last one has exactly one record.
 
-    There is no gap, whoever dies at any time, because the ID and its record are one transaction. For the same reason no
-    ID is given without a record in this store: a number that is only handed out is lost when its taker dies. Write a
-    record of another system afterwards, from the record here.
+    There is no gap, even after a crash, because the ID and its record are written in one transaction. For the same
+    reason no ID is given without a record in this store: a number without a record is lost when its client dies. Write
+    records in other systems afterwards, from the record here.
 
     Construction does no I/O. Thread-safe, and shared by processes.
 

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to go on trying to end a claim while the server cannot be reached.
+#: Seconds for which the end of a claim is retried while the server cannot be reached.
 TIMEOUT_S = 30.0
 
 
 class Standing(Enum):
-    """What the store says about a claim of ours."""
+    """The state of our claim in the store."""
 
     OURS = "ours"
     GONE = "gone"
@@ -48,7 +48,7 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """What all claims of one queue object share.
+    """The data that all claims of one queue object share.
 
     Attributes:
         store: the store of the queue.
@@ -76,7 +76,7 @@ class QueueInfo:
 class QueueClaim(GuardsWork):
     """One item taken from a queue: ``with queue.take() as claim: handle(claim.value)``.
 
-    The end of the ``with`` acknowledges it; an exception gives it back. Thread-safe.
+    The end of the ``with`` acknowledges it; an exception releases it. Thread-safe.
 
     Attributes:
         item: as it was taken, with this attempt counted.
@@ -102,7 +102,7 @@ class QueueClaim(GuardsWork):
 
     @property
     def _what(self) -> str:
-        """It, for messages."""
+        """Return its name for messages."""
         return self._info.item(self.item)
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ class QueueClaim(GuardsWork):
             raise
 
     async def _give_back_quietly(self, exc: BaseException | None) -> None:
-        """Give it back; the caller has to see the failure of its work, and not that of this."""
+        """Release it, without an exception: the caller has to see the failure of its work, not that of the release."""
         try:
             await steps_of(self.release)(repr(exc))
         except LatchworkError as error:
@@ -159,7 +159,7 @@ class QueueClaim(GuardsWork):
 
     @property
     def is_last(self) -> bool:
-        """Whether the item has had all its attempts: given back, and counted, it becomes a dead letter."""
+        """Whether this is the last attempt: a release that counts makes the item a dead letter."""
         return self.attempts >= self._info.max_attempts
 
     @property
@@ -188,14 +188,14 @@ class QueueClaim(GuardsWork):
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` if the claim is lost because its session is lost or closed. Returns a function to stop that.
 
-        It is not called when the item is acknowledged or given back.
+        It is not called when the item is acknowledged or released.
         """
         self._home.check()
         check_listener(fn)
         return self._session.on_lost(lambda: None if self._has_ended else fn(), or_closed=True)
 
     def remaining_s(self) -> float:
-        """Return the seconds it is certainly ours if no further renewal of the session succeeds. Does no I/O."""
+        """Return the seconds for which it is certainly ours without another renewal of the session. Does no I/O."""
         return 0.0 if self._has_ended or self._is_ending else self._session.remaining_s()
 
     def _owned(self) -> Ownership:
@@ -218,14 +218,14 @@ class QueueClaim(GuardsWork):
 
     @driven
     async def ack(self, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
-        """Remove the item, because it is done, in one transaction with writes of yours if you like.
+        """Remove the item, because it is done, optionally in one transaction with writes of yours.
 
         Your writes are applied once, however often the item was taken.
 
         Args:
             checks: must hold too.
             ops: written in the same transaction.
-            timeout_s: seconds to go on trying while the server cannot be reached.
+            timeout_s: seconds to retry while the server cannot be reached.
         Raises:
             LockLost: the item is not ours any more, or was removed; nothing was changed.
             Conflict: one of your checks or writes did not hold; the item is still ours.
@@ -245,10 +245,10 @@ class QueueClaim(GuardsWork):
         ops: Sequence[Op] = (),
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Give the item back to its old place. After the last attempt that counts it becomes a dead letter.
+        """Release the item to its old position. After the last attempt that counts it becomes a dead letter.
 
         Args:
-            why: the reason, kept in the item.
+            why: the reason, stored in the item.
             count: False: as if the item had not been taken this time.
             partition: move it to this partition instead, under the same sort key. Not in a bounded queue.
             checks: must hold too.
@@ -276,10 +276,10 @@ class QueueClaim(GuardsWork):
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Make a dead letter of the item, however many attempts it has left.
+        """Dead-letter the item, however many attempts it has left.
 
         Args:
-            why: the reason, kept in the letter.
+            why: the reason, stored in the letter.
             checks: must hold too.
             ops: written in the same transaction.
             timeout_s: as for ``ack``.
@@ -513,5 +513,5 @@ class CreateClaimed:
         return QueueClaim(self._info, self._item.at(item), self._item.value, claim, session=self._session)
 
     def doubtful(self) -> None:
-        """Note that it may have landed: the next take claims it, or it is given back after a second."""
+        """Note that it may have been applied: the next take claims it, or it is released after a second."""
         self._in_doubt.note([ClaimInDoubt(self._claim_key, self._item.key, self._nonce, self._session, None)])

@@ -4,8 +4,8 @@ Keys:  <name>/partitions/<partition>/sort_keys/<sort key>      empty, written by
        <name>/partitions/<partition>/items/<sort key>/<id>     an item: a line of JSON, then the value if it is small
        <name>/partitions/<partition>/claims/<sort key>/<id>    the taker of that item, bound to its session; JSON
        <name>/data/<number>                                    the value of an item, if it is large
-       <name>/dead/<letter>                                    an item that was given up, and where it was
-       <name>/takers/<partition>                               the line of waiting takers, see ``tickets``
+       <name>/dead/<letter>                                    an item that became a dead letter, and where it was
+       <name>/takers/<partition>                               the tickets of waiting takers, see ``tickets``
        <name>/tail, <name>/room, <name>/putters                numbered and bounded puts, see ``puts``
 """
 
@@ -86,7 +86,7 @@ class Names:
 
 
 class ItemHead(Struct, frozen=True, omit_defaults=True):
-    """What is stored before the value of an item: see ``QueueItem``; of a dead letter also where the item was."""
+    """The header of a stored item, see ``QueueItem``. In a dead letter it also has the item's old position."""
 
     attempts: Count
     size: Whole
@@ -109,16 +109,16 @@ class QueueItem:
     Attributes:
         id: unique under its sort key; in a ``Queue`` unique in the queue.
         attempts: how often it was taken.
-        why: the reason of the last taker that gave it back, or of who made it a dead letter.
+        why: the reason of the last release, or of the dead letter.
         size: bytes of its value.
         data_id: the name of a large value; empty when the value is in the item.
         value: a small value; empty when it is stored separately.
         partition: the partition it is in.
         sort_key: its sort key there.
-        letter: the name by which ``revive`` and ``drop`` know a dead letter; empty for an item that is none.
+        letter: the name of a dead letter, for ``revive`` and ``drop``; empty for other items.
         key: the key it was read from.
         version: of that key, as it was read.
-        nonce: of its put, as long as nobody has taken it.
+        nonce: identifies its put, until its first take.
         more: fields of a later version, kept as they are.
     """
 
@@ -149,7 +149,7 @@ class QueueItem:
 
     @property
     def check(self) -> At:
-        """The check that it is as it was read: not removed, taken or given back since then."""
+        """The check that it is as it was read: not removed, taken or released since then."""
         return At.of(self.key, self.version)
 
     @classmethod
@@ -157,7 +157,7 @@ class QueueItem:
         """Read the entry of an item.
 
         Raises:
-            BadRecord: it is no item.
+            BadRecord: it is not an item.
         """
         partition, _, sort_key, item_id = entry.key.split("/")[-4:]
         return _read(entry, (partition, sort_key, item_id))
@@ -167,7 +167,7 @@ class QueueItem:
         """Read the entry of a dead letter.
 
         Raises:
-            BadRecord: it is no dead letter.
+            BadRecord: it is not a dead letter.
         """
         letter = entry.key.rpartition("/")[2]
         return _read(entry, None, letter)
@@ -177,7 +177,7 @@ class QueueItem:
         return self.to_bytes(self.partition, self.sort_key, self.id)
 
     def to_bytes(self, *place: str) -> bytes:
-        """Encode it as an item; with its place as a dead letter."""
+        """Encode it as an item; a dead letter with its old position."""
         head = ItemHead(self.attempts, self.size, self.why, self.data_id, self.nonce, *place)
         return encode({**self.more, **to_builtins(head)} if self.more else head) + b"\n" + self.value
 
@@ -190,7 +190,7 @@ class QueueItem:
         return self._written(self.attempts + 1, self.key, self.version)
 
     def _written(self, attempts: int, key: str, version: Hashable) -> QueueItem:
-        """As ``replace``, in a fifth of the time: each take makes two."""
+        """A ``replace`` in a fifth of the time: each take calls it twice."""
         return QueueItem(
             self.id,
             attempts,
@@ -208,7 +208,7 @@ class QueueItem:
         )
 
     def given_back(self, why: str) -> QueueItem:
-        """Return it with the reason for which it was given back, or became a dead letter."""
+        """Return it with the reason of its release, or of the dead letter."""
         return replace(self, why=why[:MAX_WHY_CHARS])
 
     def not_taken(self) -> QueueItem:

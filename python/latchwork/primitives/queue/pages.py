@@ -5,12 +5,12 @@ are read from the index, then stretches of their items together with the claims 
 reads, or makes a server count, more than the items of one sort key: etcd counts all keys of a range, however few of
 them are asked for.
 
-A taker that sees many claimed items at the head remembers for a moment where the first free one was, and starts there.
+A taker that sees many claimed items at the head briefly remembers where the first free one was, and starts there.
 Otherwise a take would cost more the more items are claimed.
 
 Takers that all start at the head want the same items, and of their transactions one succeeds. So takers that know each
 other take the items of their own share first, by a hash of the id. They take items of other shares only when there are
-none of theirs, or when the first item of a share has not changed for a moment: its taker is busy, or gone. The items of
+none of theirs, or when the first item of a share has not changed for a while: its taker is busy, or gone. The items of
 its share that a taker has read and not needed it takes next, without reading them again; each claim checks that its
 item is as it was read. A share is a preference: two takers with the same share lose a round trip, and nothing else.
 
@@ -38,25 +38,25 @@ from latchwork.types import At, Delete, Entry
 
 _log = logging.getLogger(__name__)
 
-#: Items on the first page beyond those that are wanted, and on the largest: each page is twice as long as the last.
+#: Extra items on the first page, and on the largest: each page is twice as long as the one before.
 SPARE, LONGEST_PAGE = 16, 640
-#: Sort keys read from the index at once, and looked at together.
+#: Sort keys read from the index at once, and read together.
 SORT_KEYS_READ, SORT_KEYS_TOGETHER = 16, 16
 #: Up to this many lists are made one after the other in the calling thread.
 _FEW_LISTS = 2
-#: Claimed items at the head that are worth a hint.
+#: Number of claimed items at the head from which a hint is kept.
 MANY = 48
-#: Shares at most: a page has to have some items of each.
+#: Maximum number of shares: a page must have some items of each.
 MOST_SHARES = 8
 #: Seconds, and looks, for which the first item of another share stays the same before we take from that share.
 LEFT_S, LEFT_LOOKS = 0.05, 3
-#: Items of other shares taken in one look when there is none of ours.
+#: Maximum number of items of other shares taken per read, if there is none of ours.
 FEW = 2
 #: Seconds for which items that were read are taken without reading them again. New items before them wait that long.
 KEPT_S = 0.25
 #: Seconds for which an empty partition is not read again while items of other partitions are known.
 EMPTY_S = 0.02
-#: Sort keys that a glance looks at.
+#: Maximum number of sort keys that a glance reads.
 _GLANCED = 4
 
 
@@ -298,7 +298,7 @@ NO_SHARE = Share()
 
 @dataclass(slots=True)
 class Kept:
-    """What one taker remembers about a partition. One thread at a time.
+    """The memory of one taker about a partition. One thread at a time.
 
     Attributes:
         entries: items of its share that were free, in order.

@@ -1,11 +1,11 @@
-"""Puts that come one after the other: they number their items, or keep within a capacity.
+"""Ordered puts, one after the other: they number their items, or limit them to a capacity.
 
 Keys:  <name>/tail   the number of the last item that was put, see ``cell``
-       <name>/room   the capacity, and how many items may be put before they have to be counted again; JSON
+       <name>/room   the capacity, and the number of puts until the items have to be counted again; JSON
 
-Every put writes the tail on condition that it is as it was read, so puts are one after the other. All other steps only
-make items fewer. So a count of the items, made after the tail was read, leaves room for as many puts as the capacity
-exceeds it.
+Every put writes the tail on condition that it is unchanged, so puts come one after the other. All other steps only
+remove items. So after a count of the items, made after the tail was read, as many puts are possible as the capacity
+exceeds that count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CELL_PATIENCE_S = 30.0
 
 
 class Capacity(Struct, frozen=True):
-    """The capacity of a queue, None for no limit, and how many puts it has room for without counting its items."""
+    """The capacity of a queue, None for no limit, and the number of puts until its items have to be counted."""
 
     capacity: Positive | None
     free: Whole = 0
@@ -41,7 +41,7 @@ class Capacity(Struct, frozen=True):
         """Read what is stored.
 
         Raises:
-            BadRecord: it is no capacity.
+            BadRecord: it is not a capacity.
         """
         return _ROOM.decode_entry(entry)
 
@@ -54,7 +54,7 @@ _ROOM: Decoder[Capacity] = Decoder(Capacity, "a capacity of a queue", "use anoth
 
 
 class _Full(Exception):
-    """There is no room."""
+    """The queue is full."""
 
 
 class OrderedPuts:
@@ -65,10 +65,10 @@ class OrderedPuts:
         waits: the waits through its object.
         count: counts the items.
         capacity: items at most; None takes the stored capacity, or none.
-        label: how others see us when we wait for room.
+        label: shown to others in our ticket while we wait.
 
     Attributes:
-        putters: the tickets of the clients that wait for room.
+        putters: the tickets of the clients that wait for space.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class OrderedPuts:
         checks: Sequence[Check] = (),
         ops: Sequence[Op] = (),
     ) -> int:
-        """Put items in one transaction, within the stored capacity; wait for room before.
+        """Put items in one transaction, within the stored capacity. Wait while the queue is full.
 
         Args:
             creations: given the number of the first item, returns the writes that create all.
@@ -109,7 +109,7 @@ class OrderedPuts:
             The number of the first item.
         Raises:
             Conflict: one of the caller's checks or writes did not hold, or an item exists; nothing was put.
-            WaitTimeout: there was no room, or others put items all that time; nothing was put.
+            WaitTimeout: the queue was full, or others put items all that time; nothing was put.
             Unavailable, OutcomeUnknown: as for ``Queue.put``.
         """
 
@@ -169,7 +169,7 @@ class OrderedPuts:
                 return last - count + 1
 
     async def _use_room(self, count: int) -> list[Op]:
-        """Count room as used."""
+        """Return the writes that reduce the remaining capacity; count the items if it is used up."""
         if self._capacity is None:
             return []
         entry = await ask(self._store.get, self._names.room)
@@ -207,7 +207,7 @@ class OrderedPuts:
 
 
 class _HasRoom:
-    """Follows the partitions, and says whether they have fewer items than the capacity. Single-threaded."""
+    """Follows the partitions, and returns whether they have fewer items than the capacity. Single-threaded."""
 
     def __init__(self, partitions: str, capacity: int) -> None:
         self._partitions = partitions

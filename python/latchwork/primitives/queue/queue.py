@@ -49,13 +49,13 @@ class Queue(Closes):
     claim cannot end it. Construction does no I/O. Thread-safe, and safe to use from many processes.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which all is stored.
+        store: the store, or a namespace of it. The caller closes it.
+        name: the key below which everything is stored.
         capacity: items at most, claimed ones included. The first use decides; None takes the stored capacity, or no
             limit.
-        max_attempts: an item taken that often, and not acknowledged, becomes a dead letter; as the taker says.
-        session: the session that claims are bound to; it stays the caller's. None uses the store's primary session.
-        label: how others see this taker when they ask who has claimed an item.
+        max_attempts: an item taken that often, and not acknowledged, becomes a dead letter. Each taker sets it.
+        session: the session that claims are bound to, which the caller closes. None uses the store's primary session.
+        label: shown to others in the tickets of this taker.
     """
 
     def __init__(
@@ -88,23 +88,23 @@ class Queue(Closes):
         ops: Sequence[Op] = (),
         timeout_s: float | None = None,
     ) -> str:
-        """Put an item at the end, in one transaction with writes of yours if you like.
+        """Put an item at the end, optionally in one transaction with writes of yours.
 
-        An interrupt while it waits for room leaves nothing. An interrupt during the write itself is like a lost answer:
-        the item, and your writes, are put or not.
+        An interrupt while it waits for space leaves nothing. After an interrupt during the write itself, the item and
+        your writes may or may not have been put.
 
         Args:
             value: up to 990,000 bytes; up to 4,096 are cheapest.
             checks: must hold too.
             ops: written in the same transaction.
-            timeout_s: seconds to wait for room, and for the server; None waits forever, 0 tries once.
+            timeout_s: seconds to wait for space, and for the server; None waits forever, 0 tries once.
         Returns:
             The id of the item.
         Raises:
             Conflict: one of your checks or writes did not hold; nothing was put.
             WaitTimeout: the queue is full, or others put items all that time; nothing was put.
             ValueTooLarge, TypeError: before any I/O.
-            OutcomeUnknown: put or not, and no way to tell.
+            OutcomeUnknown: the item may have been put.
             Unavailable: the server could not be reached in time; nothing was put.
             SessionLost, Closed, ForkedProcess, LatchworkError: as for ``take``.
         """
@@ -112,7 +112,7 @@ class Queue(Closes):
 
     @driven
     async def put_many(self, values: Iterable[bytes], *, timeout_s: float | None = None) -> list[str]:
-        """Put items at the end, in order, many in one transaction; not all in one.
+        """Put items at the end, in order, in several transactions of many items.
 
         An error says nothing about the transactions before it. Arguments and errors as for ``put``.
         """
@@ -153,8 +153,8 @@ class Queue(Closes):
         """Take the first item that is free; wait for one.
 
         Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the
-        order in which they came, but a taker that comes just when an item does may be faster. The first look is at the
-        server that the store is connected to: an item that was put, or given back, through another server just before
+        order in which they came, but a taker that comes together with an item may be faster. The first read is from the
+        server that the store is connected to: an item that was put or released through another server just before
         may be overlooked in favor of one after it.
 
         Args:
@@ -172,7 +172,7 @@ class Queue(Closes):
         """
         return await steps_of(self._work.take)(_PARTITION, timeout_s)
 
-    # Looking around
+    # Reading
 
     @driven
     async def size(self) -> int:
@@ -189,25 +189,25 @@ class Queue(Closes):
 
     @driven
     async def claims(self) -> dict[str, Ticket]:
-        """Return who has claimed which item, by its id, sorted."""
+        """Return the holders of claims by item ID, sorted."""
         found = await steps_of(self._work.claims)(_PARTITION, _MAX_NUMBER)
         return {path.rpartition("/")[2]: ticket for path, ticket in found.items()}
 
     @driven
     async def takers(self) -> list[Ticket]:
-        """Return who waits for an item, in order."""
+        """Return the waiting takers, in order."""
         return await steps_of(self._work.takers)(_PARTITION)
 
     @driven
     async def putters(self) -> list[Ticket]:
-        """Return who waits for room, in order."""
+        """Return the waiting putters, in order."""
         return await self._puts.putters.tickets()
 
     # Dead letters
 
     @driven
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
-        """Return items that were given up, by priority and number, with the reason; without large values."""
+        """Return dead-lettered items with their reasons, by priority and number, without large values."""
         return await steps_of(self._work.dead_letters)(limit)
 
     @driven
@@ -219,7 +219,7 @@ class Queue(Closes):
         ops: Sequence[Op] = (),
         timeout_s: float | None = None,
     ) -> str:
-        """Put a dead letter at the end of the queue, with all its attempts left; return its new id.
+        """Requeue a dead letter at the end of the queue, with all its attempts left. Return its new ID.
 
         Args:
             item_id: ``item.letter`` of one of ``dead_letters``: the id of the item.
@@ -252,7 +252,7 @@ class Queue(Closes):
 
     @driven
     async def drop(self, item_id: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
-        """Delete a dead letter for good, in one transaction with writes of yours if you like.
+        """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 
         Raises:
             Conflict: there is no such letter, or one of your checks or writes did not hold.
@@ -260,15 +260,15 @@ class Queue(Closes):
         await steps_of(self._work.drop)(item_id, checks=checks, ops=ops)
 
     def close(self) -> None:
-        """Call off the waits through this object. Claims stay with their takers. From any thread; idempotent."""
+        """Cancel the waits through this object. Claims stay with their takers. Thread-safe and idempotent."""
         self._work.close()
 
 
 class PriorityQueue(Queue):
     """A ``Queue`` with priorities: ``queue.put(b"...", priority=0)`` is taken before all others.
 
-    An item of low priority waits as long as others come: nothing ages. Everything else is as for ``Queue``, and both
-    kinds of object may share a name: a plain queue puts with priority 5.
+    An item of low priority waits while items of higher priority come: priorities do not age. Everything else is as for
+    ``Queue``, and both kinds of object may share a name: a plain queue puts with priority 5.
     """
 
     @driven
@@ -288,7 +288,7 @@ class PriorityQueue(Queue):
     async def put_many(
         self, values: Iterable[bytes], *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
     ) -> list[str]:
-        """Put items of one priority, in order, many in one transaction; not all in one."""
+        """Put items of one priority, in order, in several transactions of many items."""
         return await self._put_many(list(values), _check_priority(priority), timeout_s)
 
 
@@ -310,7 +310,7 @@ def _item_id(priority: int, number: int) -> str:
 
 
 def _batches(values: list[bytes], most: int) -> Iterable[list[bytes]]:
-    """Divide values, in order, into as many and as large ones as one transaction takes."""
+    """Divide values, in order, into batches that fit in one transaction."""
     batch: list[bytes] = []
     size = 0
     for value in values:

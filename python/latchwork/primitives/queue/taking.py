@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 #: Checks or writes, and bytes, in one transaction.
 MOST_WRITES, MOST_BYTES = 90, 500_000
 MOST_TOGETHER = MOST_WRITES // 2
-#: Items that a taker with a share reads beyond those that it wants: it keeps them, and takes them without another look.
+#: Extra items that a taker with a share reads: it keeps them, and takes them without another read.
 READ_AHEAD = 124
 
-#: Seconds for which a take may start after many claimed items. An item that comes back before them waits that long.
+#: Seconds for which a take may start after many claimed items. An item released before them waits that long.
 HINT_S = 0.25
 
 #: Checks and writes of the caller's.
@@ -97,7 +97,7 @@ class TakeTry:
 
 
 def batch_of(tries: Sequence[TakeTry], most: int) -> list[TakeTry]:
-    """Return the first of these that fit into one transaction, at most so many and at least one."""
+    """Return the first of these that fit into one transaction, at least one and at most ``most``."""
     batch: list[TakeTry] = []
     keys: set[str] = set()
     checks: set[Check] = set()
@@ -208,20 +208,20 @@ class Taking:
             if not claims:
                 raise
             _log.info("%s: %d items were taken, the others not: %s", self._what, len(claims), error)
-        except BaseException:  # a function of the caller's failed, or an interrupt: no caller gets the claims
+        except BaseException:  # a callback failed, or an interrupt: no caller gets the claims
             self.give_up(claims, session)
             raise
         return claims
 
     def give_up(self, claims: Iterable[QueueClaim], session: Session) -> None:
-        """Leave claims that no caller gets to the next take; otherwise they are given back in the background."""
+        """Leave claims that no caller gets to the next take; otherwise they are released in the background."""
         self._in_doubt.note(
             ClaimInDoubt.certain(claim._claim, claim.item.key, session)  # noqa: SLF001
             for claim in claims
         )
 
     def _worth_a_look(self, wish: Wish) -> list[str]:
-        """Return the partitions to read: without those found empty a moment ago, if items of others are known."""
+        """Return the partitions to read, without partitions just found empty if items of others are known."""
         now = self._store.clock.now()
         kept = {partition: self._kept[partition] for partition in wish.partitions if partition in self._kept}
         if not any(each.fresh(now) for each in kept.values()):
@@ -231,7 +231,7 @@ class Taking:
     async def _take_from_partition(
         self, partition: str, wish: Wish, session: Session, claims: list[QueueClaim]
     ) -> None:
-        """Take items that were read before; else from where the first free one was a moment ago; else from the head."""
+        """Take items that were read before; else from where the first free one was recently; else from the head."""
         if len(claims) >= wish.limit:
             return
         had, now, share = len(claims), self._store.clock.now(), wish.share(partition)
@@ -331,7 +331,7 @@ class Taking:
         return TakeTry(source, item, self._names.claim_of(item), tuple(checks), tuple(ops))
 
     async def bury(self, item: QueueItem, extra: Extra) -> bool:
-        """Make a dead letter of an item that no client has claimed: its takers died, or its record is broken."""
+        """Dead-letter an item that no client has claimed: its takers died, or its record is broken."""
         checks, ops = extra(item)
         letter = item.id
         while True:

@@ -1,4 +1,4 @@
-"""A work queue: named items that takers claim, in partitions, of which every step can be part of your transaction.
+"""A work queue: named items in partitions, which takers claim. Every step can be part of your transaction.
 
 Keys:   see ``items``
 Order:  partitions as the taker lists them; in a partition by sort key, under a sort key by id, as text. Puts do not
@@ -42,26 +42,27 @@ from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
 
 
 class WorkQueue(Closes):
-    """Named items of bytes, in partitions, that takers claim: ``tasks.put("any", "s1", "task-7", b"...")`` here,
-    ``with tasks.take("any") as claim: handle(claim.value)`` there.
+    """A queue of named items of bytes, in partitions, which takers claim.
 
+    ``tasks.put("any", "s1", "task-7", b"...")`` here, ``with tasks.take("any") as claim: handle(claim.value)`` there.
     Every item is taken at least once, and by one taker at a time as far as fences reach: a taker that has lost its
     claim cannot end it. Construction does no I/O. Thread-safe, and safe to use from many processes.
 
-    Takers take from partitions. A sort key orders the items in a partition, and divides it so that no request is as
-    long as the partition. Put some hundred items with one sort key, and start another one then, or after some seconds:
-    each sort key with few items costs a take one look more. Both come into being with their first item, and vanish
-    when a taker finds them empty. A name is one segment of a key.
+    Takers take from partitions. A sort key orders the items in a partition, and divides the partition so that no
+    request reads all of it. Put a few hundred items under one sort key, then start another one, also after some
+    seconds: each sort key with few items costs a take one more read. Partitions and sort keys are created with their
+    first item, and removed when a taker finds them empty. A name is one segment of a key.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which all is stored.
-        capacity: items at most, claimed ones included. Every client that puts has to give the same one. With a
+        store: the store, or a namespace of it. The caller closes it.
+        name: the key below which everything is stored.
+        capacity: maximum number of items, claimed ones included. Every client that puts must pass the same one. With a
             capacity each put waits for the puts before it, ``put_ops`` and ``create_claimed`` are refused, and items
             stay in their partitions. None: no limit.
-        max_attempts: an item taken that often, and not acknowledged, becomes a dead letter; as the taker says.
-        session: the session that claims are bound to; it stays the caller's. None uses the store's primary session.
-        label: how others see this taker when they ask who has claimed an item.
+        max_attempts: an item taken that often, and not acknowledged, becomes a dead letter. Each taker sets it for its
+            takes.
+        session: the session that claims are bound to, which the caller closes. None uses the store's primary session.
+        label: shown to others in the tickets of this taker.
     """
 
     _is_numbered = False
@@ -166,7 +167,7 @@ class WorkQueue(Closes):
         ops: Sequence[Op] = (),
         timeout_s: float | None = None,
     ) -> None:
-        """Put an item, in one transaction with writes of yours if you like.
+        """Put an item, optionally in one transaction with writes of yours.
 
         Args:
             partition: as for ``put_ops``.
@@ -175,15 +176,15 @@ class WorkQueue(Closes):
             value: up to 990,000 bytes; up to 4,096 are cheapest.
             checks: must hold too.
             ops: written in the same transaction.
-            timeout_s: seconds to wait for room in a bounded queue; None waits forever, 0 tries once.
+            timeout_s: seconds to wait for a bounded queue to have space; None waits forever, 0 tries once.
         Raises:
             KeyExists: there is an item of this name; nothing was put.
             Conflict: one of your checks or writes did not hold; nothing was put.
             WaitTimeout: a bounded queue was full, or others put items all that time; nothing was put.
             InvalidKey, ValueTooLarge, TypeError: before any I/O.
-            OutcomeUnknown: it may be put, or be put later, or be taken and done already.
+            OutcomeUnknown: the item may be put, now or later, or even be taken and done already.
             Unavailable: nothing was put.
-            SessionLost: the session ended while waiting for room.
+            SessionLost: the session ended while waiting for space.
             Closed, ForkedProcess: the queue cannot be used here.
         """
         check_place(partition, sort_key, item_id)
@@ -244,15 +245,15 @@ class WorkQueue(Closes):
     async def remove(
         self, item: QueueItem, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, if_taken: bool = False
     ) -> bool:
-        """Remove an item that was read before, in one transaction with writes of yours if you like.
+        """Remove an item that was read before, optionally in one transaction with writes of yours.
 
         Args:
-            item: as it was read; an item that was taken or given back since then is another one.
+            item: as it was read; an item that was taken or released since then counts as another one.
             checks: must hold too.
             ops: written in the same transaction.
             if_taken: also while it is claimed: its taker can end it no more, and is not notified.
         Returns:
-            False: it is gone, or not as it was, or claimed; nothing was changed.
+            False if the item is gone, changed or claimed; nothing was changed.
         Raises:
             Conflict: one of your checks or writes did not hold; nothing was changed.
             Unavailable: nothing was changed.
@@ -270,11 +271,11 @@ class WorkQueue(Closes):
 
     @driven
     async def bury(self, item: QueueItem, why: str = "", checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> bool:
-        """Make a dead letter of an item that was read before and is not claimed, with writes of yours if you like.
+        """Dead-letter an item that was read before and is not claimed, optionally with writes of yours.
 
         Args:
-            item: as it was read; an item that was taken or given back since then is another one.
-            why: the reason, kept in the letter.
+            item: as it was read; an item that was taken or released since then counts as another one.
+            why: the reason, stored in the letter.
             checks: must hold too.
             ops: written in the same transaction.
         Returns:
@@ -294,14 +295,14 @@ class WorkQueue(Closes):
         """Take the first item of a partition that is free; wait for one.
 
         Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the
-        order in which they came, but a taker that comes just when an item does may be faster. The first look is at the
-        server that the store is connected to: an item that was put, or given back, through another server just before
+        order in which they came, but a taker that comes together with an item may be faster. The first read is from the
+        server that the store is connected to: an item that was put or released through another server just before
         may be overlooked in favor of one after it.
 
         Args:
             partition: the partition.
             timeout_s: seconds to wait; None waits forever, 0 tries once.
-            accept: called with a free item: whether it is wanted.
+            accept: called with a free item; returns whether it is wanted.
         Returns:
             A claim on the item: it is ours until we end it, or our session ends.
         Raises:
@@ -344,14 +345,14 @@ class WorkQueue(Closes):
         on_refused: Callable[[QueueItem], object] | None = None,
         share: Callable[[str], Share] | None = None,
     ) -> list[QueueClaim]:
-        """Take the first free items, many in one transaction; wait for none.
+        """Take the first free items, many in one transaction, without waiting.
 
         Takers that come at the same time may get neighboring items in any order.
 
         Args:
             partitions: where to look, one after the other.
             limit: items at most.
-            accept: called with a free item: whether it is wanted. An item that is wanted is not always taken.
+            accept: called with a free item; returns whether it is wanted. An item that is wanted is not always taken.
             extra: called with an item that is wanted: checks and writes in the transaction that takes it. Items of one
                 transaction may share checks; two that write the same key are taken one after the other.
             extra_dead: the same for the transaction that makes a dead letter of an item whose attempts are used up and
@@ -439,10 +440,10 @@ class WorkQueue(Closes):
 
         Args:
             partition: where to look.
-            timeout_s: seconds to wait; None waits forever, 0 looks once.
+            timeout_s: seconds to wait; None waits forever, 0 tries once.
             accept: as for ``try_take``.
         Returns:
-            False: the time has run out.
+            False after a timeout.
         Raises:
             SessionLost: our session ended while waiting.
             Unavailable, OutcomeUnknown: the server could not be reached in that time.
@@ -470,7 +471,7 @@ class WorkQueue(Closes):
             timeout_s: as for ``wait_free``.
             limit: if more items than this are free, none is returned.
             accept: as for ``try_take``.
-            stays: keep the place in the line, also when the time has run out. The next such call, of one thread,
+            stays: keep the position among the waiters, also after a timeout. The next such call, in one thread,
                 returns what is new, by the ``accept`` of this one. No other waiter is notified meanwhile: call
                 ``leave`` when you have enough.
             on_ahead: with ``stays``: called with the number of waiters ahead in the line, whenever that is looked at.
@@ -488,7 +489,7 @@ class WorkQueue(Closes):
         return None if seen is None else seen.free_items(limit)
 
     def leave(self, partition: str) -> None:
-        """Give up the place in line that ``wait_items`` kept, if there is one, in the background."""
+        """Leave the position among the waiters that ``wait_items`` kept, if there is one, in the background."""
         self._waiting.leave(partition)
 
     async def _wait(
@@ -505,7 +506,7 @@ class WorkQueue(Closes):
                 self._waits.refuse_ended(waiter)
             return seen
 
-    # Looking around
+    # Reading
 
     @driven
     async def partitions(self) -> list[str]:
@@ -532,7 +533,7 @@ class WorkQueue(Closes):
 
     @driven
     async def items(self, partition: str | None = None, limit: int = 100) -> list[QueueItem]:
-        """Return the first items of a partition, or of all in order of their names; claimed ones too.
+        """Return the first items of a partition, or of all partitions sorted by name, including claimed ones.
 
         Large values are left out.
         """
@@ -547,7 +548,7 @@ class WorkQueue(Closes):
 
     @driven
     async def size(self, partition: str | None = None) -> int:
-        """Return how many items a partition has, or all have; claimed ones too. Reads all their names."""
+        """Return the number of items of a partition, or of all, including claimed ones. Reads all their names."""
         self._waits.check()
         return await self._count(partition)
 
@@ -561,7 +562,7 @@ class WorkQueue(Closes):
 
     @driven
     async def claims(self, partition: str | None = None, limit: int = 1000) -> dict[str, Ticket]:
-        """Return who has claimed which item, by ``<partition>/<sort key>/<id>``, sorted; the first so many."""
+        """Return the holders of claims by ``<partition>/<sort key>/<id>``, sorted, up to ``limit``."""
         found: dict[str, Ticket] = {}
         for each in await self._partitions(partition):
             prefix = self._names.claims(each)
@@ -571,27 +572,27 @@ class WorkQueue(Closes):
 
     @driven
     async def holder(self, item: QueueItem) -> Ticket | None:
-        """Return who has claimed an item; None if it is not claimed."""
+        """Return the holder of the claim on an item; None if it is not claimed."""
         self._waits.check()
         entry = await ask(self._store.get, self._names.claim_of(item))
         return None if entry is None else Ticket.of(entry)
 
     @driven
     async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
-        """Return who has claimed each of these items; None for an item that is not claimed."""
+        """Return the holder of the claim on each of these items; None for an item that is not claimed."""
         self._waits.check()
         keys = [self._names.claim_of(item) for item in items]
         return [None if entry is None else Ticket.of(entry) for entry in await ask(self._store.get_many, keys)]
 
     @driven
     async def takers(self, partition: str) -> list[Ticket]:
-        """Return who waits for a partition, in order."""
+        """Return the waiting takers of a partition, in order."""
         check_member(partition, "partition")
         return await self._waiting.line(partition).tickets()
 
     @driven
     async def putters(self) -> list[Ticket]:
-        """Return who waits for room, in order; empty unless the queue is bounded."""
+        """Return the waiting putters, in order; empty unless the queue is bounded."""
         self._waits.home.check()
         return [] if self._puts is None else await self._puts.putters.tickets()
 
@@ -633,7 +634,7 @@ class WorkQueue(Closes):
 
     @driven
     async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
-        """Return items that were given up, with the reason, by the names of their letters; without large values."""
+        """Return dead-lettered items with their reasons, sorted by ``letter``, without large values."""
         self._waits.check()
         return [shown(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
 
@@ -647,7 +648,7 @@ class WorkQueue(Closes):
         ops: Sequence[Op] = (),
         timeout_s: float | None = None,
     ) -> QueueItem:
-        """Put a dead letter back where it was, with all its attempts left.
+        """Requeue a dead letter at its old position, with all its attempts left.
 
         Args:
             letter: ``item.letter`` of one of ``dead_letters``: the id of the item, or similar.
@@ -688,7 +689,7 @@ class WorkQueue(Closes):
 
     @driven
     async def drop(self, letter: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
-        """Delete a dead letter for good, in one transaction with writes of yours if you like.
+        """Delete a dead letter permanently, optionally in one transaction with writes of yours.
 
         Raises:
             Conflict: there is no such letter, or one of your checks or writes did not hold.
@@ -707,7 +708,7 @@ class WorkQueue(Closes):
         return entry
 
     def close(self) -> None:
-        """Call off the waits through this object. Claims stay with their takers. From any thread; idempotent."""
+        """Cancel the waits through this object. Claims stay with their takers. Thread-safe and idempotent."""
         if self._waits.home.is_foreign:
             return
         self._waits.close()

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A message shows so many characters of a name that cannot be used.
+#: Maximum number of characters of an invalid name in a message.
 _SHOWN = 130
 
-#: When somebody does not do what is theirs to do, the one of each further rank does it so many seconds later, ...
+#: If the client in charge does not act, the client of each further rank acts this many seconds later, ...
 STAND_IN_S = 0.15
 #: ... up to this rank.
 MOST_RANKS = 10

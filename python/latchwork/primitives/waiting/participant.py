@@ -86,7 +86,7 @@ class Participant(Starts):
                     self._fail(error)
                     break
                 _log.info("%s: %s tries again: %s", self._what, self._who, error)
-            except Exception:  # nobody must vanish silently, whatever went wrong once
+            except Exception:  # a participant must not vanish silently after an error
                 _log.exception("%s: %s failed unexpectedly and tries again", self._what, self._who)
             await self._pause(backoff.next_s())
         await self._depart()

@@ -222,7 +222,7 @@ class Waiter:
 
     @property
     def beside(self) -> tuple[str, ...] | None:
-        """Return what the last wait found next to its leaf; see ``Watch.beside``."""
+        """Return the names that the last wait found next to its leaf; see ``Watch.beside``."""
         watch = self._watch
         return None if watch is None else watch.beside
 

@@ -1,6 +1,6 @@
-"""Work under an ownership: it is told to stop before the ownership can end, even if the server is unreachable.
+"""Work under an ownership: it is stopped before the ownership can end, even if the server is unreachable.
 
-Our own clock decides, without I/O. A thread cannot be stopped from outside, so work must ask.
+The local clock decides, without I/O. A thread cannot be stopped from outside, so work must check its token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from latchwork.types import Fence
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: Part of the TTL by which work is told to stop before the ownership ends, unless it asks for another.
+#: Default margin between the stop of work and the end of the ownership, as a fraction of the TTL.
 MARGIN_PART = 0.1
 
 
@@ -101,7 +101,7 @@ class Work:
             return 0.0
         left_s = max(0.0, self._ownership.remaining_s() - self._margin_s)
         if left_s <= 0.0:
-            self._tell()  # who has seen it must not be told later, by our thread, that there was a renewal after all
+            self._tell()  # permanently: a later renewal must not contradict this result
         return left_s
 
     @driven
@@ -160,7 +160,7 @@ def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)
 
 
 async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
-    """Run work under its token, and return a tuple of its result; empty if it was told to stop."""
+    """Run work under its token. Return a tuple of its result; empty if it was stopped."""
     work.begin()
     try:
         result = await called(fn, work)
@@ -177,7 +177,7 @@ class GuardsWork(ABC):
     """An ownership that work can depend on."""
 
     def guard_work(self, margin_s: float | None = None) -> Work:
-        """Return a token that tells work to stop before the ownership can end: ``with lock.guard_work() as work:``.
+        """Return a token that stops work before the ownership can end: ``with lock.guard_work() as work:``.
 
         Args:
             margin_s: Seconds before the end. None uses a tenth of the TTL.
