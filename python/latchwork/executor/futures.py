@@ -145,8 +145,9 @@ class CallbackFuture(Future[T], Generic[T]):
             self.set_exception(error)
 
     def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call ``fn(self)`` in the thread that ends this future, or now if it has ended. ``fn`` must be quick and
-        internal.
+        """Call ``fn(self)`` in the thread that ends this future, or now if it has ended.
+
+        ``fn`` must be quick and internal.
         """
         super().add_done_callback(fn)
 
@@ -384,8 +385,9 @@ class Callbacks:
                 self._changed.ring()
 
     async def _next(self, turn: object) -> _Call | None:
-        """Return the next callback; None if another thread has taken over, or if the queue stayed empty for
-        ``LONG_S``.
+        """Return the next callback, or None.
+
+        None means that another thread has taken over, or that the queue stayed empty for ``LONG_S`` seconds.
         """
         is_last_look = False
         while True:

@@ -235,8 +235,9 @@ class ExecutorHooks(WorkerHooks):
     # Running tasks
 
     def gone(self, sid: str) -> list[str]:
-        """Note that a submitter is gone, and return the paths of its tasks that run here. None of its tasks will start
-        here.
+        """Note that a submitter is gone, and return the paths of its tasks that run here.
+
+        None of its tasks will start here.
         """
         with self._lock:
             self._gone[sid] = None
@@ -250,8 +251,9 @@ class ExecutorHooks(WorkerHooks):
             return {owner for _, owner in self._running.values()} - {DETACHED}
 
     def cancelled(self, item_id: str) -> str | None:
-        """Return the path of a cancelled task if it runs here. Otherwise prevent it from starting for ``MARKED_S``
-        seconds.
+        """Return the path of a cancelled task if it runs here.
+
+        Otherwise prevent it from starting for ``MARKED_S`` seconds.
         """
         now = self._store.clock.now()
         with self._lock:
@@ -299,8 +301,9 @@ class ExecutorHooks(WorkerHooks):
         return Run(call, item.id, timeout_s, attempt)
 
     def _elsewhere(self, item: TaskItem, claim: QueueClaim) -> Ending:
-        """Return the ending of a task in our lane whose function we lack: release it, or fail it if only we may
-        run it.
+        """Return the ending of a task in our lane whose function we lack.
+
+        The task is released to other members, or fails if only we may run it.
         """
         target = item.target
         if isinstance(target, Member) and target.otherwise == "fail":
@@ -341,8 +344,9 @@ class ExecutorHooks(WorkerHooks):
         return self._over(item, Outcome.failed(_died(item, claim.attempts, why)), keep=claim.item.id)
 
     def _home_of(self, claim: QueueClaim) -> str | None:
-        """Return the lane to release a task to: the lane of all if its lane is another member's; None keeps its
-        lane.
+        """Return the lane to which a task is released.
+
+        None keeps its lane. A task from another member's lane goes to the lane of all.
         """
         lane = claim.item.path.partition("/")[0]
         return None if lane in (ANY, self._node.lane) else ANY
@@ -476,8 +480,9 @@ class LargeOutcomes:
         return backoff.next_s() if is_named is None else None
 
     async def _is_named(self, written: _Written, fence: Fence) -> bool | None:
-        """Return whether a result refers to the outcome; None while one may still be written. Checks the claim
-        first.
+        """Return whether a result refers to the outcome; None while one may still be written.
+
+        Checks the claim first.
         """
         try:
             await ask(self._store.commit, [fence], [])

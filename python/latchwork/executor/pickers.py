@@ -76,8 +76,9 @@ class Picker(Protocol):
 
 @dataclass(frozen=True)
 class Pull:
-    """Prefers no member: any member with a free slot takes the oldest task. The default; a slow member delays no
-    task.
+    """Prefers no member: any member with a free slot takes the oldest task.
+
+    The default; a slow member delays no task.
     """
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol
@@ -87,8 +88,9 @@ class Pull:
 
 @dataclass(frozen=True)
 class Rank:
-    """Picks the member at index task number modulo group size, oldest member first, so each submitter spreads
-    evenly.
+    """Picks members in turn by task number, oldest member first.
+
+    The index is the task's number modulo the number of members, so each submitter spreads its tasks evenly.
     """
 
     def pick(self, task: TaskInfo, view: View, load: Mapping[str, Load]) -> str | None:  # noqa: ARG002 - the protocol

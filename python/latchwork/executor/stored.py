@@ -259,8 +259,9 @@ class StoredTasks:
         return [] if blob is None else self._blobs.delete_ops(blob)
 
     async def _is_taken_back(self, place: TaskLocation, is_over: Callable[[], bool], *, has_tried: bool) -> bool:
-        """Return whether a task without items was cancelled: no outcome exists or was fetched, or it has the outcome of
-        an earlier attempt of ours.
+        """Return whether a task without items was cancelled.
+
+        True if no outcome exists or was fetched, or if an earlier attempt of ours cancelled it.
         """
         entry = await ask(self._store.get, place.result_key)
         if entry is None:

@@ -127,8 +127,9 @@ class Submitter:
         return ticket.future
 
     def _queue_of(self, ticket: TaskTicket) -> deque[TaskTicket]:
-        """Return the queue of an unstored task. Tasks that need no member have a separate one, so they never wait for
-        placement.
+        """Return the queue of an unstored task.
+
+        Tasks that need no member have a separate one, so they never wait for placement.
         """
         wanted = self._wanted[ticket.number]
         is_plain = ticket.item is not None and is_for_all(ticket.item, wanted.picker, wanted.copies)

@@ -94,8 +94,9 @@ class ExecutorSweeper:
         return await self._drop(await self._shelves(), gone) if gone else 0
 
     async def _gone(self, seen: set[str]) -> set[str]:
-        """Return the submitters that are gone. Their leftovers were read before the submitters, so none of them is
-        new.
+        """Return the submitters that are gone.
+
+        Their leftovers were read before the submitters, so none of them is new.
         """
         seen = seen - {DETACHED}
         return seen - set(await ask(self._store.children, self._keys.subs)) if seen else set()
@@ -115,8 +116,9 @@ class ExecutorSweeper:
         return found
 
     async def _drop(self, shelves: Iterable[tuple[str, str, str]], gone: set[str]) -> int:
-        """Remove all tasks with the sort keys of departed submitters, even claimed ones: their results would be
-        refused.
+        """Remove all tasks with the sort keys of departed submitters.
+
+        Claimed tasks are removed too, because their results would be refused.
         """
         dropped = [(lane, prefix) for lane, prefix, sid in shelves if sid in gone]
         for _, prefix in dropped:

@@ -58,7 +58,7 @@ class Answers:
 
     @property
     def call_timeout_s(self) -> float:
-        """How long a call that starts now may take, in seconds."""
+        """Timeout of a call that starts now, in seconds."""
         return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
 
     def left_s(self, since: float | None = None) -> float:

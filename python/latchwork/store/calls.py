@@ -244,8 +244,9 @@ def check_value(key: str, value: bytes) -> None:
 
 
 def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
-    """Return the bytes that checks count. An absent key counts twice, because a server may check it by writing and
-    deleting it.
+    """Return the bytes that checks count.
+
+    An absent key counts twice, because a server may check it by writing and deleting it.
     """
     size = 0
     for check in checks:

@@ -190,8 +190,9 @@ class Core:
             return self._shared[key]
 
     def close(self) -> None:
-        """Close shared objects, sessions, watches and the backend, in that order. Call again to continue after an
-        interrupt.
+        """Close shared objects, sessions, watches and the backend, in that order.
+
+        Call again to continue after an interrupt.
 
         In a forked child, close nothing: it belongs to the parent.
         """

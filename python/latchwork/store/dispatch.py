@@ -61,8 +61,9 @@ class Dispatcher:
         return Lane(self._pool, drain, label)
 
     def outlet(self) -> Outlet:
-        """Make an outlet. It works after ``close``. After ``close_outlets`` it makes calls in the thread that submits
-        them.
+        """Make an outlet.
+
+        It works after ``close``. After ``close_outlets`` it makes calls in the thread that submits them.
         """
         return Outlet(self._futures, self._home)
 

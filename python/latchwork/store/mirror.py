@@ -62,8 +62,9 @@ class Mirror(Feed, Mapping[str, Entry]):
         return {self._scope.relative(key): self._scope.entry(entry) for key, entry in known}
 
     def stale_s(self) -> float:
-        """Return the seconds since the state was last known to be current; infinite before the first state, and in a
-        child.
+        """Return the seconds since the state was last known to be current.
+
+        Infinite before the first state, and in a forked child.
 
         On ZooKeeper, proving this needs a transaction. It runs once per second for half a minute after each call of
         this method. The first answer after a quiet time may therefore be as old as the last change.
@@ -104,11 +105,10 @@ class Mirror(Feed, Mapping[str, Entry]):
             await self._await(lambda seen=seen: self._version != seen, bool, left, "the awaited state")  # type: ignore[misc]
 
     def on_change(self, fn: Callable[[Batch], None]) -> Callable[[], None]:
-        """Call ``fn`` with each batch of changes, in order, in the store's callback pool. The first batch is the
-        current state.
+        """Call ``fn`` with each batch of changes, in order, in the store's callback pool.
 
-        States may be merged: a batch has the latest state of each key that changed since the last batch. A slow
-        listener may miss intermediate states, but never the last one.
+        The first batch is the current state. States may be merged: a batch has the latest state of each key that
+        changed since the last batch. A slow listener may miss intermediate states, but never the last one.
 
         Returns:
             A function that removes the listener.

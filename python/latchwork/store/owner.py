@@ -20,7 +20,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Closable(Protocol):
-    """What an owner closes: a core."""
+    """The object that an owner closes: a core."""
 
     url: str
 

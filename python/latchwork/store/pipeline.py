@@ -48,8 +48,9 @@ def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Con
 
 
 class Pipeline:
-    """The store's calls, each returning a future immediately. A call blocks while ``max_in_flight`` calls are in
-    flight.
+    """The store's calls, each returning a future immediately.
+
+    A call blocks while ``max_in_flight`` calls are in flight.
 
     Calls in flight are unordered: wait for the future of a call before making a call that must follow it. As a context
     manager, it waits at the end until every call has ended; errors stay in their futures. Thread-safe.

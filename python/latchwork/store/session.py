@@ -98,8 +98,10 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """``active``, ``suspect`` while renewals fail, ``lost`` permanently or in a forked child, or ``closed`` by
-        us.
+        """The current state, one of four.
+
+        ``active``; ``suspect`` while renewals fail; ``lost`` permanently, or in a forked child; ``closed`` by this
+        client.
         """
         if self._home.is_foreign:
             return "lost"
@@ -216,8 +218,9 @@ class Session:
             raise SessionLost(msg)
 
     def carry(self, backend: Backend, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit, like ``Backend.commit``. If the session's backend supports it, the transaction also renews the
-        session.
+        """Commit, like ``Backend.commit``.
+
+        If the session's backend supports it, the transaction also renews the session.
         """
         handle = self._backend
         if not isinstance(handle, Carries):

@@ -346,8 +346,9 @@ class Signal(threading.Event):
             call()
 
     def call_when_set(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Make a quick call when it is set, in the setting thread; now if it is set. Return a function that removes the
-        call.
+        """Make a quick call when it is set, in the setting thread; now if it is set.
+
+        Return a function that removes the call.
         """
         number = object()
         self._calls[number] = call

@@ -394,16 +394,17 @@ class Store:
         return self._core.open_session(ttl_s)
 
     def namespace(self, prefix: str) -> Store:
-        """Return the same interface below a prefix. It shares this store's connection and sessions, and closes
-        with it.
+        """Return the same interface below a prefix.
+
+        It shares this store's connection and sessions, and closes with it.
         """
         return _Namespace(self._owner, self._core, self._scope.namespace(prefix), self._limit)
 
     def shared(self, kind: Hashable, make: Callable[[Store], S]) -> S:
-        """Return the object that all users of this store and prefix share, made on first use and closed before the
-        store.
+        """Return an object shared by all users of this store and prefix.
 
-        For libraries, such as for a thread that many small objects need.
+        It is made on first use and closed before the store. For libraries, such as for a thread that many small objects
+        need.
 
         Args:
             kind: Identifies the object.

@@ -89,8 +89,9 @@ class LoopMailbox:
         return True
 
     def waiter(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
-        """Return a waiter that ends with a future, or after the given seconds, up to one second late. ``forget`` it
-        then.
+        """Return a waiter that ends with a future, or after the given seconds, up to one second late.
+
+        ``forget`` it then.
 
         All waiters share one timer: the awaited operation keeps its timeout, and this is a fallback.
         """
@@ -236,8 +237,9 @@ class Drive(Generic[T]):
             _log.exception("the cleanup of a cancelled call failed in the background")
 
     def abandon(self, error: BaseException) -> None:
-        """Raise this error in the protocol when it is next driven. A protocol that ends something is left to
-        complete.
+        """Raise this error in the protocol when it is next driven.
+
+        A protocol that ends something is left to complete.
         """
         if self._ends:
             return

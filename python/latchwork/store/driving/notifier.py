@@ -47,8 +47,9 @@ class Notifier:
         return _Rung(self, rings, clock, timeout_s)
 
     def call_when_rung(self, rings: int, call: Callable[[], object]) -> Callable[[], object]:
-        """Register a quick call for the next ring, or make it now if that has happened. Return a function that removes
-        it.
+        """Register a quick call for the next ring, or make it now if that has happened.
+
+        Return a function that removes it.
         """
         number = object()
         with self.mutex:

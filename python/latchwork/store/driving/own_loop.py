@@ -113,8 +113,9 @@ class OwnLoop:
             loop.close()
 
     def _went_on(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run the loop; False if a user's background task ended it by raising ``SystemExit`` or
-        ``KeyboardInterrupt``.
+        """Run the loop; False if a user's background task ended it.
+
+        A task does so by raising ``SystemExit`` or ``KeyboardInterrupt``.
         """
         try:
             loop.run_forever()
