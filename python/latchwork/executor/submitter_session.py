@@ -367,7 +367,7 @@ def _has_results(changes: Sequence[Change]) -> bool:
 
 
 class WorkerWatch:
-    """Looks for workers while tasks wait without results, and warns if there is none. For one thread.
+    """Looks for workers while tasks wait without results, and warns if there is none. Only one thread calls ``look``.
 
     Args:
         clock: The store's clock.

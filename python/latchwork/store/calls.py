@@ -244,7 +244,7 @@ def check_value(key: str, value: bytes) -> None:
 
 
 def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
-    """Return the bytes that checks count.
+    """Return the size of the checks in bytes, as counted against the limit.
 
     An absent key counts twice, because a server may check it by writing and deleting it.
     """
