@@ -162,9 +162,7 @@ class Blobs:
         await ask(self._store.delete_tree, self._path(ref))
 
     def forget(self, ref: BlobRef) -> None:
-        """Delete a value without a record, in the background, with retries until the store is closed. Does not
-        block.
-        """
+        """Delete a value without a record, in the background, with retries until the store closes. Does not block."""
         self._store.cleanup.add(partial(self._delete_unnamed, ref, Backoff(longest_s=_LONGEST_S)))
 
     @driven

@@ -178,7 +178,7 @@ class Functions:
         with self._mutex:
             there = self._by_name.get(one.name)
             if there is not None and not _is_same(there.fn, one.fn):
-                raise ValueError(f"another function is registered as {one.name!r}; give one of them a name= of its own")
+                raise ValueError(f"another function is registered as {one.name!r}; give one of them another name=")
             self._by_name[one.name] = one
             self._by_fn[one.fn] = one
 

@@ -141,7 +141,7 @@ class Side(SessionLock):
             )
         ticket = hold.place.ticket
         shared = encode({**read_object(ticket.value), "mode": "read"})
-        await self.hand_to_other(hold)  # first: others may read once this is written, before we learn about it
+        await self.hand_to_other(hold)  # first: others may read once this is written, before we hear of it
         try:
             await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])
         except OutcomeUnknown as error:  # others may read by now, so it is no writer's any more in any case

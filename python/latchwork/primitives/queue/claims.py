@@ -132,7 +132,7 @@ class QueueClaim(GuardsWork):
         try:
             await steps_of(self.release)(repr(exc))
         except LatchworkError as error:
-            _log.warning("%s could not be given back, the end of its session frees it: %s", self._what, error)
+            _log.warning("%s could not be released, the end of its session frees it: %s", self._what, error)
 
     async def _end_quietly(self, exc: BaseException | None) -> None:
         if self._has_ended:

@@ -101,7 +101,7 @@ class Work:
             return 0.0
         left_s = max(0.0, self._ownership.remaining_s() - self._margin_s)
         if left_s <= 0.0:
-            self._tell()  # permanently: a later renewal must not contradict this result
+            self._tell()  # who saw this 0 must not see a later renewal
         return left_s
 
     @driven
@@ -128,7 +128,7 @@ class Work:
 
     def _tell(self) -> None:
         if not self._done.is_set():
-            _log.warning("work under %s is told to stop", self._ownership.what)
+            _log.warning("work under %s is stopped", self._ownership.what)
         self.stop()
 
     async def _watch(self) -> None:

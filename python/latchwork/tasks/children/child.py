@@ -347,7 +347,7 @@ class DeadlineExtender:
         """Extend the deadline of a child from now on, but never beyond ``deadline``."""
         with self._mutex:
             if self._closed.is_set():
-                raise Closed("this leash was closed; make another one")
+                raise Closed("this deadline extender was closed; make another one")
             self._held[child] = deadline
             if self._thread is None:
                 self._thread = threading.Thread(target=self._keep, name="latchwork-leash", daemon=True)

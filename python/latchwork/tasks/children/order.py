@@ -75,7 +75,7 @@ def moment_text(until: float) -> str:
     """
     given: object = until
     if isinstance(given, bool) or not isinstance(given, (int, float)) or math.isnan(given):
-        raise ValueError(f"until must be a moment of the boot clock, in seconds, not {until!r}")
+        raise ValueError(f"until must be a time on the boot clock, in seconds, not {until!r}")
     return repr(max(0.0, float(until)))
 
 
@@ -113,7 +113,7 @@ class Shim:
         theirs_in, self.orders = os.pipe()
         self.reports, theirs_out = os.pipe()
         try:
-            self.process = subprocess.Popen(  # noqa: S603 - what it is for
+            self.process = subprocess.Popen(  # noqa: S603 - runs the command of the caller
                 [sys.executable, "-I", "-S", str(SHIM), label or "latchwork"],
                 stdin=theirs_in,
                 stdout=theirs_out,

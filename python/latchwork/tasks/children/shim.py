@@ -335,9 +335,7 @@ class Shim:
         return opened
 
     def tell(self, line: str, *, is_last: bool = True) -> None:
-        """Report to the parent, if it is there. The last report removes the note before: nothing is left of the
-        command.
-        """
+        """Report to the parent, if it is there. Before the last report, remove the note, as nothing is left."""
         with contextlib.suppress(OSError):
             if is_last and self.order.note:
                 os.unlink(self.order.note)  # noqa: PTH108 - without pathlib, which takes long to import
@@ -357,7 +355,7 @@ def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
     Imports nothing: this may run as another user, who cannot read the modules.
     """
     if b"/" in argv[0]:
-        os.execve(argv[0], argv, env)  # noqa: S606 - what it is for
+        os.execve(argv[0], argv, env)  # noqa: S606 - runs the command of the parent
     why: OSError = FileNotFoundError(2, "no such program")
     for folder in env.get(b"PATH", b"/usr/bin:/bin").split(b":"):
         try:

@@ -54,7 +54,7 @@ class WorkerSession(Protocol):
 
     @property
     def feeder(self) -> WorkerLoop:
-        """The feeder that claims the tasks."""
+        """The worker loop that claims the tasks."""
 
     @property
     def slots(self) -> Slots:
@@ -312,7 +312,7 @@ class Node(ABC, Generic[S]):
             is_stuck = len(work.slots.stuck) >= self._slots
             found = (
                 "its session has ended" if left_s <= 0.0 else None,
-                "every slot has a task that was asked to stop and goes on" if is_stuck else None,
+                "every slot has a task that was asked to stop and still runs" if is_stuck else None,
                 work.trouble(),
             )
             reasons = [each for each in found if each is not None]
@@ -414,7 +414,7 @@ class Node(ABC, Generic[S]):
             self._changed.notify_all()
             while not self._is_closed:
                 if session.state not in ("active", "suspect"):
-                    _log.warning("%s has lost its session; other nodes run what it had", self._what)
+                    _log.warning("%s has lost its session; other nodes take over its tasks", self._what)
                     return
                 self._store.clock.wait_condition(self._changed, None)
 

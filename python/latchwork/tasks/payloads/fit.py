@@ -228,9 +228,7 @@ def _make(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def _dataclass(kind: Any, fields: dict[str, Any]) -> Any:
-    """Create an object with its ``__post_init__``, but without its ``__init__``, whose parameters may not be the
-    fields.
-    """
+    """Create an object without its ``__init__``, whose parameters may not be the fields. Call its ``__post_init__``."""
     known = {each.name for each in dataclasses.fields(kind)}
     if fields.keys() != known:
         raise TypeError(f"fields {sorted(fields.keys() ^ known)} are missing, or too many")

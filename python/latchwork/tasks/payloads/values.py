@@ -84,7 +84,7 @@ def unpack(data: bytes | memoryview, what: str) -> Any:
     """
     try:
         return _PLAIN.decode(data)
-    except Exception:  # it holds markers, or is broken: the unpacker tells which
+    except Exception:  # it holds markers, or is broken: the unpacker handles both
         return _Unpacker(what).value(data)
 
 

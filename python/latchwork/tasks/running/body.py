@@ -182,7 +182,7 @@ class Body:
 
     def _find(self, place: FunctionPlace) -> Any:
         if "<" in place.qualname:
-            raise UnknownFunction(f"{place.name!r} is a function inside another: a process of its own cannot import it")
+            raise UnknownFunction(f"{place.name!r} is a function inside another: a separate process cannot import it")
         try:
             return reduce(getattr, place.qualname.split("."), self._module(place.module))
         except AttributeError:

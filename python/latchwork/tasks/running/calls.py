@@ -156,7 +156,7 @@ def _awaited(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: Run
             raise
         if context.is_overdue:
             raise TaskTimeout(f"task {context.task_id} was cancelled: its time was over") from error
-        raise TaskStopped(f"task {context.task_id} was told to stop, and cancelled") from error
+        raise TaskStopped(f"task {context.task_id} was stopped, and cancelled") from error
 
 
 def _with_context(

@@ -154,7 +154,7 @@ class Completion:
             self._lose(task)
             return
         path = task.path
-        _log.error("the end of item %s could not be decided; it is given back", path, exc_info=error)
+        _log.error("the end of item %s could not be decided; it is released", path, exc_info=error)
         self.end(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
 
     def end(self, task: Taken, ending: Ending) -> None:
@@ -171,7 +171,7 @@ class Completion:
 
     def _release(self, claim: QueueClaim, ending: Release) -> str:
         if ending.count and claim.is_last:
-            why = ending.why or f"given back {claim.attempts} times"
+            why = ending.why or f"released {claim.attempts} times"
             return self._bury(claim, Bury(why, tuple(self._hooks.at_last(claim, why))))
         why = self._hooks.why(claim, ending.why)
         claim.release(why, count=ending.count, partition=ending.lane, ops=self._hooks.at_end(claim), timeout_s=0.0)
@@ -215,7 +215,7 @@ class Completion:
         elif isinstance(error, Conflict) and task.outcome is not None and task.tries < _MOST_REFUSALS:
             self._again(task, partial(self.finish, task), at_once=task.tries == 1)
         else:
-            _log.error("item %s cannot be ended, and is given back: %s", task.path, error)
+            _log.error("item %s cannot be ended, and is released: %s", task.path, error)
             self.end(task, Release(why=str(error)[:200], after_s=1.0))
 
     # Release and dead-letter
@@ -228,10 +228,10 @@ class Completion:
         except (OwnershipLost, Closed):
             self._lose(task)
         except Conflict as error:
-            _log.info("item %s does not end as wished: %s", task.path, error)
+            _log.info("item %s could not be ended as decided: %s", task.path, error)
             self._again(task, partial(self._try, task, _instead(task.claim, ending)))
         except LatchworkError as error:
-            _log.warning("item %s does not end yet: %s", task.path, error)
+            _log.warning("item %s could not be ended, and is retried: %s", task.path, error)
             self._again(task, partial(self._try, task, ending))
         else:
             self._over(task, how)

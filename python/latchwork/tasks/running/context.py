@@ -89,7 +89,7 @@ class TaskContext(StopSignal):
             LatchworkError: the task runs in a separate process: open a connection there.
         """
         if self._store is None:
-            raise LatchworkError(f"task {self.task_id} runs in a process of its own; connect to the store there")
+            raise LatchworkError(f"task {self.task_id} runs in a separate process; connect to the store there")
         return self._store
 
     def remaining_s(self) -> float:

@@ -95,7 +95,7 @@ class TaskProcess:
         if context.deadline is not None and now >= context.deadline:
             return Outcome.failed(TaskTimeout(f"task {context.task_id} was ended by force: its time was over"))
         if context.should_stop or (end is not None and end.why in ("deadline", "told")):
-            return Outcome.failed(TaskStopped(f"task {context.task_id} was told to stop, and ended by force"))
+            return Outcome.failed(TaskStopped(f"task {context.task_id} was stopped, and ended by force"))
         return Outcome.failed(TaskProcessDied(f"the process of task {context.task_id} {end or 'ended'}"))
 
     def _start(self) -> Child:

@@ -146,9 +146,7 @@ class Slots:
 
     @property
     def typical_s(self) -> float:
-        """Typical duration of calls, in seconds; 1 at first. Rises fast after long calls, falls slowly after short
-        ones.
-        """
+        """Typical duration of calls in seconds, at first 1. Rises fast after long calls, and falls slowly."""
         return self._typical_s
 
     @property
@@ -287,7 +285,7 @@ class Slots:
         began = self._clock.now()
         try:
             if run.context.should_stop:
-                outcome = Outcome.failed(TaskStopped(f"task {run.context.task_id} was told to stop before it began"))
+                outcome = Outcome.failed(TaskStopped(f"task {run.context.task_id} was stopped before it began"))
             else:
                 outcome = self._outcome(run, process)
         except BaseException as error:
@@ -355,7 +353,7 @@ class Slots:
             return due
         run.is_late = True
         timed_out = context.deadline is not None and run.stopped_at >= context.deadline
-        text = f"task {context.task_id} did not end within {self._grace_s:g} s after it was told to stop"
+        text = f"task {context.task_id} did not end within {self._grace_s:g} s after it was stopped"
         outcome = Outcome.failed(TaskTimeout(text) if timed_out else TaskStopped(text))
         threading.Thread(target=run.end, args=(outcome,), name="latchwork-slots-late", daemon=True).start()
         _log.warning("%s; its slot is not free until it does", text)

@@ -161,9 +161,7 @@ class WorkerLoop(Starts):
         return True
 
     def spare(self) -> int:
-        """Return how many items may be claimed now without a look; 0 if the last look is too old: older items come
-        first.
-        """
+        """Return how many items may be claimed without a look; 0 if the last look is too old: older items are first."""
         with self._bell.mutex:
             return self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0
 
