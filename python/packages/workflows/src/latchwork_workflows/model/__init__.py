@@ -1,6 +1,6 @@
-"""What is to run: workflows as Python, YAML or JSON, and every problem of one that cannot run, by its place.
+"""Definitions of workflows as Python, YAML or JSON, and their validation, which reports every problem with its path.
 
-How text becomes a definition is kept inside; a ``Definition`` that is handed out is valid.
+The parsing of text is internal. A ``Definition`` returned by this package is valid.
 """
 
 from typing import TYPE_CHECKING

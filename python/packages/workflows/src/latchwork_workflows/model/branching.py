@@ -7,7 +7,7 @@
     sub_process("billing.close", {"day": day})
     got.map(load, "files")
 
-What a condition lets go on is made to come after it.
+Tasks chosen by a condition or switch automatically run after it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Nodes: TypeAlias = Node | Sequence[Node]
 
 
 class On:
-    """A run of another workflow that has succeeded; ``&`` and ``|`` join several. Immutable.
+    """A successful run of another workflow. ``&`` and ``|`` combine several. Immutable.
 
     Args:
-        workflow: ``project.name``, or a name of the project ``default``.
-        task: one of its tasks; ``*``: each of them; None: the run as a whole.
-        window: which runs: those whose schedule time is in ``today``, ``yesterday``, ``last_3_days`` (one for each
-            day), ``this_hour``, ``last_24_hours``, ``this_week``, ``last_monday``, ``last_month`` and their like,
-            counted from the schedule time of the run that waits. The newest in it counts.
+        workflow: ``project.name``, or a name in the project ``default``.
+        task: One of its tasks. ``*``: each of its tasks. None: the whole run.
+        window: Selects runs by schedule time: ``today``, ``yesterday``, ``last_3_days`` (one for each day),
+            ``this_hour``, ``last_24_hours``, ``this_week``, ``last_monday``, ``last_month`` and similar, relative to
+            the schedule time of the waiting run. The newest run in the window counts.
     """
 
     def __init__(self, workflow: str | Workflow, *, task: str | None = None, window: str = "today") -> None:
@@ -65,14 +65,14 @@ def sub_process(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """A run of another workflow; its outputs are those of this task.
+    """Return a task that runs another workflow. Its outputs are those of this task.
 
     Args:
-        workflow: which, by its newest version when the task starts.
-        params: what it is started with.
-        name: of the task; the workflow's, numbered, by default.
-        after: tasks to wait for.
-        options: as for ``task``, but for what only workers heed: ``retries``, ``timeout_s``, groups, ``env``.
+        workflow: The workflow. Its newest version at the start of the task is used.
+        params: The parameters of the run.
+        name: The name of the task. Default the name of the workflow, numbered.
+        after: Tasks to wait for.
+        options: As for ``task``, except those for workers: ``retries``, ``timeout_s``, groups, ``env``.
     """
     key = workflow.definition.key if isinstance(workflow, Workflow) else workflow
     given = {"workflow": key, **({"params": dict(params)} if params else {})}
@@ -87,15 +87,15 @@ def dependent(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Wait until other workflows have succeeded; their outputs are those of this task.
+    """Return a task that waits until other workflows have succeeded. Their outputs are those of this task.
 
-    What is missing or runs is waited for, for ``timeout_s`` at most if that is given.
+    It waits for missing and active runs, at most ``timeout_s`` if given.
 
     Args:
-        condition: what is waited for.
-        wait_s: seconds for which a failure may be mended; 0: it is a failure of this task at once.
-        name: of the task; ``dependent``, numbered, by default.
-        after: tasks to wait for before.
+        condition: The runs to wait for.
+        wait_s: Seconds to wait for a failed run to be repaired. 0: the task fails immediately.
+        name: The name of the task. Default ``dependent``, numbered.
+        after: Tasks to wait for first.
         options: ``timeout_s``, ``delay_s``, ``enabled``, ``description``.
     """
     given: dict[str, Any] = {"on": condition.plain}
@@ -113,14 +113,14 @@ def conditions(
     name: str | None = None,
     **options: Any,
 ) -> Node:
-    """Let a branch go on by how tasks have ended. A failure that is looked at here is none of the run.
+    """Return a task that chooses a branch by how other tasks have ended. Their failures do not fail the run.
 
     Args:
-        before: the tasks that are looked at.
-        success: what goes on if ``when`` is true.
-        failure: what goes on if not.
-        when: as in YAML, such as ``{"any": ["a", {"task": "b", "failed": True}]}``; None: all have succeeded.
-        name: of the task; ``conditions``, numbered, by default.
+        before: The tasks to evaluate.
+        success: The tasks that run if ``when`` is true.
+        failure: The tasks that run if it is false.
+        when: As in YAML, such as ``{"any": ["a", {"task": "b", "failed": True}]}``. None: all have succeeded.
+        name: The name of the task. Default ``conditions``, numbered.
         options: ``delay_s``, ``description``.
     """
     good, bad = _listed(success), _listed(failure)
@@ -136,13 +136,13 @@ def conditions(
 def switch(
     before: Nodes, cases: Mapping[str, Nodes], default: Nodes = (), *, name: str | None = None, **options: Any
 ) -> Node:
-    """Let the first branch go on whose expression is true.
+    """Return a task that chooses the first branch whose expression is true.
 
     Args:
-        before: the tasks that come before.
-        cases: by an expression of parameters and outputs, such as ``rows > 10 and country == 'de'``; what goes on.
-        default: what goes on if none is true.
-        name: of the task; ``switch``, numbered, by default.
+        before: The tasks to wait for.
+        cases: Tasks to run, by an expression of parameters and outputs such as ``rows > 10 and country == 'de'``.
+        default: The tasks that run if no expression is true.
+        name: The name of the task. Default ``switch``, numbered.
         options: ``delay_s``, ``description``.
     """
     branches = {when: _listed(then) for when, then in cases.items()}

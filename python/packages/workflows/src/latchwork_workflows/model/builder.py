@@ -1,4 +1,4 @@
-"""Workflows as Python: a function that is called once, to see which tasks it names and what flows between them.
+"""Workflows as Python: a function is called once to find its tasks and the data flow between them.
 
     @task(retries=3)
     def extract(day: str) -> dict: ...
@@ -8,9 +8,9 @@
         got = extract(day)
         load(got["rows"])
 
-Inside the function a task call is a ``Node``; ``node["rows"]`` stands for an output, a parameter for its value at run
-time. Neither has a value while the workflow is built, so they cannot be computed with. Outside, tasks are the plain
-functions.
+Inside the function, a task call returns a ``Node``, ``node["rows"]`` refers to an output, and a parameter refers to its
+value at run time. They have no values while the workflow is built, so the function cannot compute with them. Outside,
+tasks are plain functions.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _building: ContextVar[_Building | None] = ContextVar("latchwork_workflow_buildin
 
 
 class Template:
-    """Stands for a value that is there when the task runs: a parameter, or an output. Safe to share.
+    """A placeholder for a value at run time: a parameter or an output. Thread-safe.
 
     Attributes:
-        nodes: the tasks that it is of.
+        nodes: The tasks whose outputs it uses.
     """
 
     def __init__(self, text: str, nodes: tuple[str, ...] = ()) -> None:
@@ -66,11 +66,11 @@ class Template:
 
 
 class Node:
-    """A task of a workflow that is being built.
+    """A task of a workflow under construction.
 
     Attributes:
-        building: the workflow.
-        spec: the task as it is so far.
+        building: The workflow.
+        spec: The current spec of the task.
     """
 
     def __init__(self, building: _Building, spec: TaskSpec) -> None:
@@ -79,28 +79,28 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Unique in its workflow."""
+        """The name of the task, unique in its workflow."""
         return self.spec.name
 
     def after(self, *nodes: Node) -> Node:
-        """Wait for these too; returns itself."""
+        """Add tasks to wait for. Return this node."""
         self.building.put(self.spec, [*self.spec.after, *(self.building.of(each) for each in nodes)], self)
         return self
 
     def __rshift__(self, other: Node) -> Node:
-        """``a >> b``: b waits for a; returns b."""
+        """``a >> b``: b waits for a. Return b."""
         return other.after(self)
 
     def map(
         self, fn: TaskFunction[..., Any] | Workflow, items: str = "result", *, parallel: int | None = None, **fixed: Any
     ) -> Node:
-        """A task for each item of an output of this one; its outputs are lists of theirs, in the order of the items.
+        """Return a task that runs once for each item of an output of this one. Its outputs are lists, in item order.
 
         Args:
-            fn: called with an item as its first parameter; or a workflow, started with it.
-            items: the output that is a list.
-            parallel: so many at a time; None: as many as workers take.
-            fixed: further arguments, the same for all.
+            fn: The task, called with an item as its first argument, or a workflow, started with it.
+            items: The name of the output, which must be a list.
+            parallel: The maximum number at a time. None: as many as workers take.
+            fixed: Further arguments, the same for all items.
         """
         options: dict[str, Any] = {"map": str(self[items]), "map_parallel": parallel}
         item = Template("${item}")
@@ -115,19 +115,19 @@ class Node:
         return made.after(self)
 
     def __getitem__(self, output: str) -> Template:
-        """An output of it, for another task."""
+        """Return a reference to an output, for use in another task."""
         return Template(f"${{{self.name}.{output}}}", (self.name,))
 
 
 class _Building:
-    """One workflow while its function is called."""
+    """A workflow whose function is being called."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.specs: dict[str, TaskSpec] = {}
 
     def add(self, fields: dict[str, Any], name: str, *, named: bool, nodes: Iterable[str]) -> Node:
-        """A task more; a name that was made is numbered, one that was given is not."""
+        """Add a task. A default name is numbered, a given name is not."""
         if name in self.specs:
             if named:
                 raise DefinitionInvalid([Problem("tasks", f"two tasks are called {name!r}; give one another name=")])
@@ -141,11 +141,11 @@ class _Building:
         return node
 
     def put(self, spec: TaskSpec, after: Iterable[str], node: Node) -> None:
-        """The task as it is now."""
+        """Store the current spec of a task."""
         node.spec = self.specs[spec.name] = spec.model_copy(update={"after": tuple(dict.fromkeys(after))})
 
     def of(self, node: object) -> str:
-        """The name of a node of this workflow."""
+        """Return the name of a node of this workflow."""
         if not isinstance(node, Node):
             raise TypeError(f"after takes tasks of this workflow, not {node!r}")
         if node.building is not self:
@@ -163,14 +163,14 @@ def _now_building(what: str) -> _Building:
 
 
 def _plain(value: object, nodes: set[str], place: str) -> Any:
-    """The JSON of an argument; notes the tasks that it is of."""
+    """Return an argument as JSON, and collect the tasks whose outputs it uses."""
     if isinstance(value, Template):
         nodes.update(value.nodes)
         return str(value)
     if isinstance(value, Node):
         return _plain(value["result"], nodes, place)
     if isinstance(value, str):
-        return value.replace("${", "$${")  # what Python code says is meant as it stands
+        return value.replace("${", "$${")  # text in Python code is literal
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, (date, datetime)):
@@ -185,7 +185,7 @@ def _plain(value: object, nodes: set[str], place: str) -> Any:
 
 
 class TaskFunction(Generic[P, R]):
-    """A function that can be a task. Called outside a workflow it is the function itself."""
+    """A function that can be used as a task. Outside of workflows, calling it calls the function."""
 
     def __init__(self, fn: Callable[P, R], name: str, options: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, fn)
@@ -194,11 +194,11 @@ class TaskFunction(Generic[P, R]):
         self._options = dict(options)
 
     def options(self, **changed: Any) -> TaskFunction[P, R]:
-        """The same function with other options, for one call: ``extract.options(retries=5)(day)``."""
+        """Return the same task with other options, for one call: ``extract.options(retries=5)(day)``."""
         return TaskFunction(self.__wrapped__, changed.pop("name", self._name), {**self._options, **changed})
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """The function's result; inside a workflow a ``Node``."""
+        """Return the result of the function, or a ``Node`` inside a workflow."""
         building = _building.get()
         if building is None:
             return self.__wrapped__(*args, **kwargs)
@@ -256,14 +256,14 @@ def shell(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """A task that runs a script by ``sh -e``; parameters and outputs are there as environment variables.
+    """Return a task that runs a script. Parameters and outputs are available as environment variables.
 
     Args:
-        script: what to run.
-        interpreter: what reads it, with its arguments, such as ``["python3"]``; empty: ``sh -e``.
-        name: of the task; ``shell``, numbered, by default.
-        after: tasks to wait for.
-        options: as for ``task``.
+        script: The script.
+        interpreter: The interpreter with its arguments, such as ``["python3"]``. Empty: ``sh -e``.
+        name: The name of the task. Default ``shell``, numbered.
+        after: Tasks to wait for.
+        options: As for ``task``.
     """
     given = {"script": script, **({"interpreter": list(interpreter)} if interpreter else {})}
     return add("shell", given, name=name, after=after, **options)
@@ -278,7 +278,7 @@ def add(
     default_name: str | None = None,
     **options: Any,
 ) -> Node:
-    """A task of any type; ``default_name`` is what it is called, with a number, if nobody says."""
+    """Return a task of any type. Without a name, it is called ``default_name``, numbered."""
     building = _now_building(f"{type_}()")
     _check_options(options)
     nodes: set[str] = set()
@@ -296,25 +296,25 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 class Cron(ScheduleSpec):
-    """When a workflow starts by itself: ``Cron("0 3 * * *", tz="Europe/Berlin")``."""
+    """The schedule of a workflow: ``Cron("0 3 * * *", tz="Europe/Berlin")``."""
 
     def __init__(self, cron: str, **fields: Any) -> None:
         super().__init__(cron=cron, **fields)
 
 
 class Alerts(AlertsSpec):
-    """Who is told of what: ``Alerts("ops", on="all", failover=True)``."""
+    """The alerts of a workflow: ``Alerts("ops", on="all", failover=True)``."""
 
     def __init__(self, *channels: str, **fields: Any) -> None:
         super().__init__(**{"channels": channels, **fields})
 
 
 class Workflow:
-    """A workflow that Python code describes. Immutable; safe to share.
+    """A workflow defined in Python. Immutable, thread-safe.
 
     Attributes:
-        definition: what it says.
-        order: its tasks, each after those that it waits for.
+        definition: The definition.
+        order: The names of its tasks in topological order.
     """
 
     def __init__(self, built: Checked) -> None:
@@ -324,27 +324,27 @@ class Workflow:
 
     @property
     def name(self) -> str:
-        """Unique in its project."""
+        """The name of the workflow, unique in its project."""
         return self.definition.name
 
     def __call__(self, **params: Any) -> Node:
-        """Inside another workflow: a task that is a run of this one, started with these parameters."""
+        """Return a task of another workflow that runs this one with these parameters."""
         _now_building(self.name)
         given = {"workflow": self.definition.key, **({"params": params} if params else {})}
         return add("sub_process", given, default_name=self.name)
 
     def test(self, *, schedule_time: float | None = None, **params: Any) -> TestRun:
-        """Run all of it in this process: no database, no store, and the clock jumps to whatever is waited for.
+        """Run the workflow in this process, without database or store. The clock skips all waiting times.
 
-        Python tasks are called here: a debugger stops in them, and a test may replace what they use.
+        Python tasks are called in this process, so a debugger can stop in them and a test can replace what they use.
 
         Args:
-            schedule_time: that times count from, in seconds since the epoch; None: now.
-            params: values instead of the workflow's.
+            schedule_time: The schedule time, in seconds since the epoch. None: now.
+            params: Values that replace the parameters of the workflow.
         Returns:
-            What became of it and of each task; ``check()`` raises unless it succeeded.
+            The results of the run and of each task. ``check()`` raises unless the run succeeded.
         Raises:
-            LatchworkError: it has no such parameter.
+            LatchworkError: The workflow has no such parameter.
         """
         from latchwork_workflows.trying import try_out
 

@@ -1,4 +1,4 @@
-"""The workflows that this process has described, by name: what one that starts another finds when it is tried out."""
+"""The workflows that this process has defined, by name. Test runs find sub-processes here."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from latchwork_workflows.model.model import Definition
 
 
 class Described(Protocol):
-    """A workflow, as ``Workflow`` is one.
+    """The interface of ``Workflow``.
 
     Attributes:
-        definition: what it says.
-        order: its tasks, each after those that it waits for.
+        definition: The definition.
+        order: The names of its tasks in topological order.
     """
 
     definition: Definition
     order: tuple[str, ...]
 
 
-#: Those that somebody has still; the newest of a name.
+#: Workflows that are still referenced. A later one replaces an earlier one of the same name.
 BUILT: WeakValueDictionary[str, Described] = WeakValueDictionary()

@@ -1,9 +1,9 @@
-"""What a task's outputs follow from, as one key: where it is the same, the outputs of the last success may stand. Pure.
+"""The cache key of a task. If the key is the same, the outputs of the last success may be reused. Pure.
 
-The key is the sha256 of canonical JSON: project, tenant, type, parameters and environment with their values filled in.
-A type that has texts of a language of its own (a script, a statement) sees all values as variables, so all of them are
-a part of the key; but of what differs for every run, such as the schedule time, only what such a text names.
-Secrets are unknown to masters: what names one has no key.
+The key is the SHA-256 of canonical JSON: project, tenant, type, parameters and environment, with values filled in.
+Types with text in another language (a script, a statement) expose all values as variables, so the key includes all
+values. Values that differ in every run, such as the schedule time, are included only if the text names them. Masters do
+not know secrets, so a task that names one has no key.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def cache_key_of(
     quoted: frozenset[str],
     index: int = -1,
 ) -> str | None:
-    """The key; None of a task that has none.
+    """Return the cache key, or None if the task has none.
 
     Args:
-        run: the instance.
-        task: of its definition.
-        n: number of the attempt.
-        outputs: of the tasks that have ended, by name.
-        quoted: parameters in whose text nothing is filled in.
-        index: of an element of a map; -1 of any other task.
+        run: The instance.
+        task: The task in the definition.
+        n: The number of the attempt.
+        outputs: The outputs of ended tasks, by name.
+        quoted: Names of parameters whose text is not filled in.
+        index: The index of an element of a map. -1 for other tasks.
     Raises:
-        KeyError, ValueError: as for ``values_of``.
+        KeyError, ValueError: As for ``values_of``.
     """
     if task.cache_s is None:
         return None
@@ -65,12 +65,12 @@ def cache_key_of(
 
 
 def names_secret(value: object) -> bool:
-    """Whether a secret is named anywhere in it."""
+    """Return whether the value names a secret anywhere."""
     return f"${{{SECRET}" in json.dumps(value, default=str)
 
 
 def _seen(run: Run, task: TaskSpec, n: int, values: Mapping[str, Any], quoted: frozenset[str]) -> dict[str, Any]:
-    """The values that a text of another language may look at."""
+    """Return the values that text in another language can read."""
     texts = [str(value) for name, value in task.params.items() if name in quoted]
     if not texts:
         return {}

@@ -1,9 +1,9 @@
-"""Expressions of workflows, such as ``len(files) > 1000 and day != "sunday"``: a small language of its own.
+"""Expressions of workflows, such as ``len(files) > 1000 and day != "sunday"``.
 
-It has the syntax of Python's expressions and nothing else of Python. Values are those of JSON. There are no attributes,
-methods, comprehensions or powers: ``list.files`` and ``list["files"]`` read a field of an object. Whole numbers have 64
-bits, other numbers are finite, text has at most ``MOST_TEXT`` characters. Each operation takes steps of a budget, those
-on text and lists as many as they are large, so that no expression takes noticeable time or memory. Pure.
+The language uses the syntax of Python expressions and nothing else of Python. Values are those of JSON. There are no
+attributes, methods, comprehensions or powers: ``list.files`` and ``list["files"]`` read a field of an object. Integers
+have 64 bits, other numbers are finite, text has at most ``MOST_TEXT`` characters. Each operation uses steps of a
+budget, in proportion to the size of its text or lists, so that no expression takes much time or memory. Pure.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-#: So deep are expressions, and values that are compared, nested at most.
+#: The maximum depth of expressions, and of compared values.
 MAX_DEPTH = 40
-#: An expression has at most so many characters.
+#: The maximum length of an expression, in characters.
 MOST_SOURCE = 1000
-#: Text has at most so many characters.
+#: The maximum length of text, in characters.
 MOST_TEXT = 100_000
-#: Steps that all expressions of one task may take together.
+#: The maximum number of steps for all expressions of one task.
 MOST_STEPS = 100_000
-#: So many characters are compared, searched or joined in one step.
+#: The number of characters that one step compares, searches or joins.
 _CHARACTERS_A_STEP = 100
-#: Text with more characters is not read as a number.
+#: Longer text is not parsed as a number.
 _MOST_DIGITS = 40
 _LEAST_WHOLE, _MOST_WHOLE = -(2**63), 2**63 - 1
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,19})\s*", re.ASCII)
@@ -70,7 +70,7 @@ class ExpressionError(ValueError):
 
 
 class Budget:
-    """The steps that are left for the expressions of one task."""
+    """The remaining steps for the expressions of one task."""
 
     def __init__(self, steps: int = MOST_STEPS) -> None:
         self._steps = self._left = steps
@@ -79,7 +79,7 @@ class Budget:
         """Use up steps.
 
         Raises:
-            ExpressionError: So many are not left.
+            ExpressionError: Not enough steps remain.
         """
         self._left -= steps
         if self._left < 0:
@@ -130,7 +130,9 @@ class Expression:
         return _Evaluation(self.source, names, Budget() if budget is None else budget).value(self._root)
 
     def is_true(self, names: Mapping[str, Any], budget: Budget | None = None) -> bool:
-        """Whether its value counts as true: all but ``None``, ``False``, 0, and what is empty. As for ``value``."""
+        """Return whether the value is true: anything except ``None``, ``False``, 0 and empty values. As for
+        ``value``.
+        """
         return bool(self.value(names, budget))
 
 
@@ -144,12 +146,12 @@ def _parsed(source: str) -> ast.expr:
         raise ExpressionError(f"it has {len(source):,} characters; an expression has at most {MOST_SOURCE:,}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes in texts
+            warnings.simplefilter("ignore")  # about escapes in text
             return ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError) as error:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ExpressionError(f"{source!r:.60} is not an expression: {why}") from None
-    except (RecursionError, MemoryError):  # how the parser refuses what is nested too deep
+    except (RecursionError, MemoryError):  # raised by the parser for deep nesting
         raise ExpressionError(_too_deep()) from None
 
 
@@ -161,13 +163,13 @@ _LANGUAGE = "there are names, fields, numbers, text, lists, comparisons, in, and
 
 
 class _Check:
-    """Raises for what no expression may have."""
+    """Raises for unsupported syntax."""
 
     def __init__(self, source: str) -> None:
         self._source = source
 
     def expression(self, node: ast.expr, depth: int) -> None:
-        """Check a node and all below it."""
+        """Check a node and all nodes below it."""
         if depth > MAX_DEPTH:
             raise ExpressionError(_too_deep())
         for part in self._operands(node):
@@ -214,12 +216,12 @@ class _Check:
 
 
 def _text_of(source: str, node: ast.expr) -> str:
-    """The text of a node, for a message."""
+    """Return the source of a node, for a message."""
     return (ast.get_source_segment(source, node) or source)[:60]
 
 
 def _field_of(node: ast.AST) -> str | None:
-    """The field that ``list.files`` and ``list["files"]`` read."""
+    """Return the field that ``list.files`` and ``list["files"]`` read."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
@@ -240,7 +242,7 @@ def _kind(value: Any) -> str:
 
 
 def _usable(value: Any) -> Any:
-    """The value, if it is within the bounds of numbers and text."""
+    """Return the value if it is within the limits of numbers and text."""
     if isinstance(value, int) and not _LEAST_WHOLE <= value <= _MOST_WHOLE:
         raise ExpressionError("a whole number has more than 64 bits")
     if isinstance(value, float) and not math.isfinite(value):
@@ -251,7 +253,7 @@ def _usable(value: Any) -> Any:
 
 
 def _number_in(value: Any, form: re.Pattern[str], read: Callable[[str], float]) -> float | None:
-    """The number that a value is, or that text has; None for anything else."""
+    """Return a number, or the number in a text. None for other values."""
     if isinstance(value, str):
         found = form.fullmatch(value) if len(value) <= _MOST_DIGITS else None
         return None if found is None else read(found.group(1))
@@ -259,7 +261,7 @@ def _number_in(value: Any, form: re.Pattern[str], read: Callable[[str], float]) 
 
 
 def _is_equal(left: Any, right: Any, budget: Budget, depth: int = 0) -> bool:
-    """Whether two values are the same JSON; those of different kinds are not."""
+    """Return whether two values are the same JSON. Values of different types are not equal."""
     budget.take()
     if depth > MAX_DEPTH:
         raise ExpressionError(f"values that are compared are nested more than {MAX_DEPTH} deep")
@@ -286,12 +288,12 @@ class _Evaluation:
         self._budget = budget
 
     def value(self, node: ast.expr) -> Any:
-        """The value of a node."""
+        """Return the value of a node."""
         self._budget.take()
         return self._kinds[type(node)](self, node)
 
     def _said(self, node: ast.expr, value: Any) -> str:
-        """An operand and what it is, for a message."""
+        """Return an operand with its value, for a message."""
         source = _text_of(self._source, node)
         if isinstance(node, ast.Constant) or value is None:
             return f"{source} is {_kind(value)}"

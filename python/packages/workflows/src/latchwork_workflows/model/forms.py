@@ -1,4 +1,4 @@
-"""Definitions as text: YAML and JSON, read and written. What is read is plain values, not yet looked at."""
+"""Reads and writes definitions as YAML and JSON. Reading returns plain values without validation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from latchwork_workflows.model.model import Definition
 
 MOST_TEXT = 4_000_000
 MAX_DEPTH = 50
-#: Values, counted as often as they are referred to: a few aliases can stand for billions.
+#: The maximum number of values, counting every use of an alias: a few aliases can expand to billions.
 MOST_VALUES = 500_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only; a key that stands twice is a mistake, and ``on`` and ``3:10`` are text."""
+    """Loads plain values only. Duplicate keys are errors, and ``on`` and ``3:10`` are text."""
 
     merged = 0
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Not too much: what is merged (``<<``) is written out for each mention, before any value is made."""
+        """Limit merges (``<<``), which are expanded for each use before any value is created."""
         self.merged += len(node.value)
         if self.merged > MOST_VALUES:
             told = f"it merges more than {MOST_VALUES:,} values; use fewer aliases"
@@ -30,12 +30,12 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
     def fetch_flow_collection_start(self, token: type) -> None:
-        """Not too deep: each level costs the scanner time for every level around it."""
+        """Limit the nesting depth, because the scanner takes time for each level around a level."""
         _check_depth(self.flow_level, self.get_mark())
         super().fetch_flow_collection_start(token)
 
     def add_indent(self, column: int) -> bool:
-        """As above."""
+        """Limit the nesting depth of indented blocks."""
         _check_depth(len(self.indents), self.get_mark())
         return bool(super().add_indent(column))
 
@@ -79,13 +79,13 @@ _resolve("tag:yaml.org,2002:float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?
 
 
 def read(text: str, *, most_text: int = MOST_TEXT) -> Any:
-    """The plain values of a YAML or JSON text (JSON is YAML).
+    """Return the plain values of a YAML or JSON text. JSON is valid YAML.
 
     Args:
-        text: of a mapping.
-        most_text: characters that it has at most.
+        text: The text, which must contain a mapping.
+        most_text: The maximum number of characters.
     Raises:
-        DefinitionInvalid: it is neither; the problem has the line.
+        DefinitionInvalid: The text is invalid. The problem includes the line.
     """
     if len(text) > most_text:
         raise DefinitionInvalid([Problem("", f"the text has {len(text):,} characters; at most {most_text:,}")])
@@ -105,7 +105,7 @@ def read(text: str, *, most_text: int = MOST_TEXT) -> Any:
 
 
 def _check_values(value: object) -> None:
-    """What refers to itself, or is more than anybody means, has more values than the limit."""
+    """Refuse too many values, including expanded aliases and recursive ones."""
     open_ = [value]
     for _ in range(MOST_VALUES):
         if not open_:
@@ -119,7 +119,7 @@ def _check_values(value: object) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks."""
+    """Writes text of several lines as blocks."""
 
 
 def _text(dumper: _Dumper, value: str) -> yaml.Node:
@@ -128,14 +128,14 @@ def _text(dumper: _Dumper, value: str) -> yaml.Node:
 
 
 _Dumper.add_representer(str, _text)
-_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers  # what it leaves bare is read back as the same
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers  # unquoted text is read back as text
 
 
 def write(definition: Definition) -> str:
-    """The definition as YAML, in the order of its fields, without defaults; ``read`` has the same again."""
+    """Return a definition as YAML, in field order, without defaults. ``read`` returns the same values."""
     return as_yaml(definition.model_dump(mode="json", exclude_defaults=True))
 
 
 def as_yaml(plain: Any) -> str:
-    """Plain values as YAML that ``read`` takes, in their order."""
+    """Return plain values as YAML that ``read`` accepts, in their order."""
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

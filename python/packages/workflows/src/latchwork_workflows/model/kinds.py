@@ -1,6 +1,6 @@
-"""Our own task types as functions, for workflows in Python: ``rows = sql("postgresql://etl@db/facts", "SELECT 1")``.
+"""Built-in task types as functions, for workflows in Python: ``rows = sql("postgresql://etl@db/facts", "SELECT 1")``.
 
-What is written into a parameter as ``${name}`` is filled in where it runs; a ``Node``'s output may stand there too.
+``${name}`` in a parameter is filled in when the task runs. An output of a ``Node`` can be used too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ def sql(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """Statements in one transaction; ``:day`` in them is bound to the parameter ``day``.
+    """Return a task that runs SQL statements in one transaction. ``:day`` in them is bound to the parameter ``day``.
 
     Args:
-        connection: a URL of SQLAlchemy without the password, or the name of a stored connection.
-        statement: one, or several.
-        parameters: further values for ``:name``.
+        connection: A SQLAlchemy URL without password, or the name of a stored connection.
+        statement: One or more statements.
+        parameters: Additional values for ``:name``.
         password: ``${secret:name}``.
-        rows: so many of the last statement's rows are shown in the log; None: 20.
-        mail: have all of them sent: ``{"channel": "ops", "to": ["boss@example.org"], "subject": "Orders"}``.
-        name: of the task; ``sql``, numbered, by default.
-        after: tasks to wait for.
-        options: as for ``task``.
+        rows: The number of rows of the last statement to show in the log. None: 20.
+        mail: Mail all rows: ``{"channel": "ops", "to": ["boss@example.org"], "subject": "Orders"}``.
+        name: The name of the task. Default ``sql``, numbered.
+        after: Tasks to wait for.
+        options: As for ``task``.
     """
     text = statement if isinstance(statement, str) else tuple(statement)
     given = {"connection": connection, "statement": text, "parameters": parameters, "password": password or None}
@@ -51,7 +51,7 @@ def procedure(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """A stored procedure, its arguments bound. Arguments as for ``sql``."""
+    """Return a task that calls a stored procedure with bound arguments. Arguments as for ``sql``."""
     given = {"connection": connection, "procedure": procedure, "arguments": arguments, "password": password or None}
     return _add("procedure", given, name=name, after=after, **options)
 
@@ -70,10 +70,10 @@ def http(
     silent_s: float | None = None,
     **options: Any,
 ) -> Node:
-    """One request. Arguments as the parameters of the type ``http``; options as for ``task``.
+    """Return a task that sends one request. Arguments are the parameters of the type ``http``, options as for ``task``.
 
-    ``silent_s`` is its parameter ``timeout_s``, the seconds that the server may be silent: the option of that name is
-    how long an attempt may take.
+    ``silent_s`` sets its parameter ``timeout_s``: the seconds that the server may be silent. The option ``timeout_s``
+    limits the whole attempt.
     """
     given = {
         "url": url,
@@ -96,7 +96,7 @@ def spark(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """An application for ``spark-submit``; ``params`` are further parameters of the type ``spark``."""
+    """Return a task that runs an application with ``spark-submit``. ``params`` are parameters of the type ``spark``."""
     return _add("spark", {**(params or {}), "application": application}, name=name, after=after, **options)
 
 
@@ -108,7 +108,7 @@ def mapreduce(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """A job for ``hadoop jar``; ``params`` are further parameters of the type ``mapreduce``."""
+    """Return a task that runs a job with ``hadoop jar``. ``params`` are parameters of the type ``mapreduce``."""
     return _add("mapreduce", {**(params or {}), "jar": jar}, name=name, after=after, **options)
 
 
@@ -120,20 +120,20 @@ def of_type(
     after: Iterable[Node] = (),
     **options: Any,
 ) -> Node:
-    """A task of any type, by its name: one that an installed package adds.
+    """Return a task of any type, including types of installed packages.
 
     Args:
-        type_: what ``type:`` says in YAML.
-        params: of the type.
-        name: of the task; the type's, numbered, by default.
-        after: tasks to wait for.
-        options: as for ``task``.
+        type_: The name of the type, as in YAML.
+        params: The parameters of the type.
+        name: The name of the task. Default the name of the type, numbered.
+        after: Tasks to wait for.
+        options: As for ``task``.
     """
     return _add(type_, params or {}, name=name, after=after, **options)
 
 
 def noop(*, name: str | None = None, after: Iterable[Node] = (), **options: Any) -> Node:
-    """Nothing: a place where branches meet."""
+    """Return a task that does nothing, to join branches."""
     return _add("noop", {}, name=name, after=after, **options)
 
 

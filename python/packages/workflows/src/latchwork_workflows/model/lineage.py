@@ -1,4 +1,4 @@
-"""Which other workflows a definition names: those it starts, and those whose runs it waits for. Pure."""
+"""The other workflows that a definition names: those it starts, and those whose runs it waits for. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.state.conditions import Other, leaves
 from latchwork_workflows.types.logical import DependentParams, SubProcessParams
 
-#: Types whose tasks name other workflows.
+#: Task types that name other workflows.
 NAMING = ("sub_process", "dependent")
 
 
 class Named(NamedTuple):
-    """That a task names a workflow.
+    """A reference from a task to a workflow.
 
     Attributes:
-        workflow: ``project.name`` of the one that is named; it need not be there.
-        kind: ``sub_process``, it is started, or ``dependent``, it is waited for.
-        task: which names it.
-        window: of a dependent: the run of which time; empty for a sub-process.
-        of_task: of a dependent: the task that counts; empty: the whole run, ``*``: all tasks.
+        workflow: ``project.name`` of the named workflow, which need not exist.
+        kind: ``sub_process`` if it is started, ``dependent`` if the task waits for it.
+        task: The task that names it.
+        window: For a dependent: the window of its runs. Empty for a sub-process.
+        of_task: For a dependent: the task to wait for. Empty: the whole run. ``*``: all tasks.
     """
 
     workflow: str
@@ -34,12 +34,12 @@ class Named(NamedTuple):
 
 
 def named_by(definition: Definition) -> tuple[Named, ...]:
-    """All that a definition names, in the order of its tasks, each once."""
+    """Return the references of a definition, in task order, without duplicates."""
     return tuple(dict.fromkeys(each for task in definition.tasks for each in named_in(task)))
 
 
 def named_in(task: TaskSpec) -> list[Named]:
-    """The workflows that one task names."""
+    """Return the references of one task."""
     try:
         if task.type == "sub_process":
             return [Named(full_name(SubProcessParams.model_validate(task.params).workflow), task.type, task.name)]
@@ -47,6 +47,6 @@ def named_in(task: TaskSpec) -> list[Named]:
             found = leaves(DependentParams.model_validate(task.params).on.condition())
             others = [each for each in found if isinstance(each, Other)]
             return [Named(full_name(each.workflow), task.type, task.name, each.window, each.task) for each in others]
-    except ValidationError:  # of a version that this one would refuse
+    except ValidationError:  # written by a version with other rules
         return []
     return []

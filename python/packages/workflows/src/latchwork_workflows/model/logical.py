@@ -1,4 +1,4 @@
-"""What is wrong with logical tasks and maps of a definition, each by its place; and what a switch chooses. Pure."""
+"""Validates logical tasks and maps of a definition, and chooses the branch of a switch. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from latchwork_workflows.state.conditions import Ended, leaves
 from latchwork_workflows.types.logical import ConditionsParams, SubProcessParams, SwitchParams
 
 M = TypeVar("M", bound=BaseModel)
-#: Fields that are for workers: a task that no worker gets has none of them.
+#: Fields for workers. Logical tasks, which do not run on workers, cannot have them.
 _OF_WORKERS = ("retries", "worker_group", "pool", "environment", "env", "max_queued_s", "cache_s")
 
 
 def problems(definition: Definition) -> Iterator[Problem]:
-    """Of all tasks, in their order."""
+    """Yield the problems of all tasks, in their order."""
     after = {each.name: each.after for each in definition.tasks}
     for index, task in enumerate(definition.tasks):
         path = f"tasks[{index}]"
@@ -39,7 +39,7 @@ def problems(definition: Definition) -> Iterator[Problem]:
 
 
 def _read(model: type[M], task: TaskSpec) -> M | None:
-    """Its parameters; None where they are wrong, which was told."""
+    """Return the parameters of a task. None if they are invalid, which is reported elsewhere."""
     try:
         return model.model_validate(task.params)
     except ValidationError:
@@ -61,7 +61,7 @@ def _is_reference(text: str) -> bool:
     try:
         found = list(references(text))
     except ValueError:
-        return True  # which is told where references are looked at
+        return True  # reported by the check of references
     return len(found) == 1 and text == f"${{{found[0].name}}}"
 
 
@@ -113,7 +113,7 @@ def _switch(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -> It
 
 
 def names_of_cases(task: TaskSpec, tasks: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The names in the expressions of a switch, each with its place; of the outputs of tasks, ``list.files``."""
+    """Yield the names in the expressions of a switch, each with its path. Outputs of tasks appear as ``list.files``."""
     given = _read(SwitchParams, task) if task.type == "switch" else None
     for index, case in enumerate(given.cases if given is not None else ()):
         with suppress(ExpressionError):
@@ -131,19 +131,19 @@ def _heads(task: TaskSpec, path: str, names: Sequence[str], after: Mapping[str, 
 
 
 def full_name(name: str) -> str:
-    """``project.name`` of what may be a name of the project ``default``."""
+    """Return ``project.name`` for a name, which may be in the project ``default``."""
     return name if "." in name else f"default.{name}"
 
 
 def chosen(task: TaskSpec, values: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the tasks that a switch lets go on.
+    """Return the tasks that a switch chooses.
 
     Args:
         task: The switch.
         values: Parameters and outputs by name.
-        outputs: Of all tasks that have ended, by name: ``extract.rows`` in an expression.
+        outputs: The outputs of all ended tasks, by name: ``extract.rows`` in an expression.
     Raises:
-        ValueError: An expression has no value with these. The message names the task, the field and the expression.
+        ValueError: An expression has no value. The message names the task, the field and the expression.
     """
     given = SwitchParams.model_validate(task.params)
     names = {**outputs, **{name: value for name, value in values.items() if "." not in name}}

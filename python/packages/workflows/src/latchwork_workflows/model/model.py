@@ -1,7 +1,7 @@
-"""A workflow as people write it: fields, types and limits. Immutable; what parts mean together is in ``validate``.
+"""The definition of a workflow: fields, types and limits. Immutable. ``validate`` checks how the parts fit together.
 
-The JSON form of ``Definition`` is what is stored with each version and what the API speaks; YAML is the same in other
-clothes. Fields that are not given have their documented defaults and are left out when written.
+The JSON form of ``Definition`` is stored with each version and used by the API. YAML has the same structure. Omitted
+fields have their documented defaults, and defaults are omitted when written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from latchwork_workflows.state import LOGICAL, AlertRule, OnFailure, OnTimeout, Plan, Rule
 from latchwork_workflows.types.logical import rule_of
 
-#: Names are segments of keys in the store, and words of a command line.
+#: Names are used in keys of the store and on command lines.
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Priority = Literal["highest", "high", "medium", "low", "lowest"]
-#: In the order in which tasks are taken.
+#: In the order in which workers take tasks.
 PRIORITIES: tuple[Priority, ...] = ("highest", "high", "medium", "low", "lowest")
 Seconds = Annotated[float, Field(ge=0, le=366 * 86_400)]
 Text = Annotated[str, StringConstraints(max_length=10_000)]
@@ -161,21 +161,21 @@ class Definition(Part):
     tasks: tuple[TaskSpec, ...]
 
     def task(self, name: str) -> TaskSpec:
-        """The task of this name; KeyError if there is none."""
+        """Return the task of this name. Raises KeyError if there is none."""
         return next(each for each in self.tasks if each.name == name)
 
     def to_json(self) -> str:
-        """The canonical form: the same for the same definition, defaults left out."""
+        """Return the canonical JSON: identical for equal definitions, without defaults."""
         return self.model_dump_json(exclude_defaults=True)
 
     @property
     def key(self) -> str:
-        """``project.name``, by which commands and other workflows name it."""
+        """``project.name``, which commands and other workflows use to name it."""
         return f"{self.project}.{self.name}"
 
 
 def plan_of(definition: Definition, order: tuple[str, ...]) -> Plan:
-    """What ``advance`` has to know of a definition; ``order`` has each task after those that it waits for."""
+    """Return the plan that ``advance`` needs. ``order`` contains the tasks in topological order."""
     by_name = {each.name: each for each in definition.tasks}
     return Plan(
         {name: _rule(by_name[name]) for name in order},

@@ -1,4 +1,4 @@
-"""The moments that a backfill is for: which schedule times the dates of a workflow stand for. Pure."""
+"""The schedule times of a backfill for a set of dates. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from zoneinfo import ZoneInfo
 from latchwork.schedules import Cron
 from latchwork_workflows.model.model import ScheduleSpec
 
-#: A backfill has so many instances at most.
+#: The maximum number of instances of a backfill.
 MOST_MOMENTS = 5_000
-#: So many of them are at work at a time, at most.
+#: The maximum number of instances that run at a time.
 MOST_PARALLEL = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class DateRange:
-    """The dates from ``first`` to ``last``, both included.
+    """The dates from ``first`` to ``last``, inclusive.
 
     Raises:
-        ValueError: the last is before the first.
+        ValueError: ``last`` is before ``first``.
     """
 
     first: date
@@ -39,14 +39,13 @@ class DateRange:
 
 
 def moments_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None, now: float) -> list[float]:
-    """The schedule times that dates stand for, the oldest first, each once.
+    """Return the schedule times for these dates, oldest first, without duplicates.
 
-    Without a schedule each date is its midnight in UTC. With one it is every fire time of that date, in the time zone
-    of the schedule, whatever its ``start``, ``end`` and ``misfire`` say. Dates of a range on which it does not fire are
-    left out.
+    Without a schedule, each date is midnight UTC. With a schedule, each date has all its fire times in the time zone of
+    the schedule, regardless of ``start``, ``end`` and ``misfire``. Dates of a range without fire times are left out.
 
     Raises:
-        ValueError: there is none, there are too many, one has not come yet, or a date named by itself has none.
+        ValueError: There are no times or too many, one is in the future, or a single date has no fire time.
     """
     _check(dates, now)
     found = _midnights(dates) if schedule is None else _fires(dates, schedule)
@@ -61,9 +60,9 @@ def moments_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None,
 
 
 def _check(dates: DateRange | Sequence[date], now: float) -> None:
-    """Dates that a database or a calendar could not hold are refused before anybody counts through them."""
+    """Refuse dates outside the range of databases and calendars, before they are enumerated."""
     ends = (dates.first, dates.last) if isinstance(dates, DateRange) else tuple(dates)
-    latest = datetime.fromtimestamp(now, UTC).date() + timedelta(days=1)  # it may be tomorrow somewhere
+    latest = datetime.fromtimestamp(now, UTC).date() + timedelta(days=1)  # it may be tomorrow in another time zone
     for each in ends:
         if each.year < 1970 or each > latest:
             why = "has not come yet; end before it" if each > latest else "is before 1970; begin later"
@@ -101,7 +100,7 @@ def _between(cron: Cron, first: date, last: date, zone: ZoneInfo, most: int) -> 
     for _ in range(most + 1):
         try:
             at = cron.fire_after(at)
-        except ValueError:  # never again
+        except ValueError:  # it never fires again
             return
         if at >= end:
             return

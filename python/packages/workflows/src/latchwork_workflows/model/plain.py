@@ -1,4 +1,6 @@
-"""Values that every part of the system can hold: JSON without halves of characters, NULs, or too much depth. Pure."""
+"""Checks for values that all parts of the system can store: JSON without lone surrogates, NULs or deep nesting.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,12 @@ from collections.abc import Iterator, Mapping
 
 from latchwork.spi import MAX_DEPTH, is_number
 
-#: Parameters of a start take so many bytes at most: each of its tasks gets them.
+#: The maximum size of start parameters in bytes. They are sent to each task.
 MOST_PARAMS_BYTES = 900_000
 
 
 def plain_problems(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """What is wrong with a value, each with its path."""
+    """Yield the problems of a value, each with its path."""
     if depth > MAX_DEPTH:
         yield path, f"it is nested more than {MAX_DEPTH} deep"
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The spec of an attempt: what a worker gets, of a definition and an instance. Pure."""
+"""Builds the spec of an attempt for a worker, from a definition and an instance. Pure."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def spec_of(
     index: int = -1,
     cache_key: str | None = None,
 ) -> Spec:
-    """What a worker gets of an attempt.
+    """Return the spec of an attempt.
 
     Args:
-        run: the instance.
-        task: of its definition.
-        row: the id of the task's row.
-        n: number of the attempt.
-        outputs: of the tasks that have ended, by name.
-        place: shard, and code and version of the workflow.
-        index: of an element of a map; -1 of any other task.
-        cache_key: by which its outputs are kept; None: they are not.
+        run: The instance.
+        task: The task in the definition.
+        row: The ID of the task's row.
+        n: The number of the attempt.
+        outputs: The outputs of ended tasks, by name.
+        place: The shard, and the code and version of the workflow.
+        index: The index of an element of a map. -1 for other tasks.
+        cache_key: The key for caching its outputs. None: they are not cached.
     Raises:
-        KeyError, ValueError: as for ``values_of``.
+        KeyError, ValueError: As for ``values_of``.
     """
     shard, code, version = place
     head = Head(
@@ -61,9 +61,9 @@ def spec_of(
 
 
 def env_of(run: Run, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of a task and of its environment: but for those that something nearer than that has the name of.
+    """Return the environment variables of a task, except those that a value with higher precedence shadows.
 
-    Scripts have values as variables; the environment's would stand in their place.
+    Scripts get values as variables, which the environment would otherwise replace.
     """
     environment = run.environment_of(task).items()
     return {**{name: each for name, each in environment if values.get(name, each) == each}, **task.env}
@@ -72,12 +72,12 @@ def env_of(run: Run, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str
 def connections_of(
     run: Run, task: TaskSpec, env: Mapping[str, str], values: Mapping[str, Any]
 ) -> dict[str, Mapping[str, str]]:
-    """The stored connections that a task names, as far as they are there: a worker says which is missing."""
+    """Return the stored connections that a task names. Missing ones are left out, and the worker reports them."""
     names = {each[len(CONNECTION) :] for each in names_in([task.params, env]) if each.startswith(CONNECTION)}
     given = task.params.get("connection")
     try:
         given = fill(given, values, run.moment) if isinstance(given, str) else None
-    except (KeyError, ValueError):  # the worker says so
+    except (KeyError, ValueError):  # reported by the worker
         given = None
     if isinstance(given, str):
         names.add(given)
@@ -95,7 +95,7 @@ def queue_key_of(
     forced: bool,
     is_limited: bool = False,
 ) -> str:
-    """Lane, shelf and the task's priority of an attempt that is submitted now: with its row and number, the item."""
+    """Return the partition and sort key of an attempt submitted now. With the row and the number, it forms the item."""
     pools = [] if forced or task.pool is None else [task.pool]
     if is_limited and not forced:
         pools.append(project_pool(definition.project))

@@ -1,14 +1,14 @@
-"""``${name}`` in the fields of a task: parsed once, when a definition is applied; filled in when a task starts. Pure.
+"""References ``${name}`` in the fields of a task: parsed when a definition is applied, filled in at run time. Pure.
 
-``${day}``               a parameter, or an output of a task before this one
-``${extract.rows}``      the output ``rows`` of the task ``extract``
-``${time:%Y-%m-%d,-1d}`` the schedule time, moved by an amount and written by strftime: s, m and h are time that passes,
-                        d and w keep the time on the clock
-``${secret:warehouse}``  a secret of the worker's machine, which nothing that is stored ever holds
-``${connection:shop}``   the URL of a stored connection, with its password, put together by the worker
-``$${``                  the two characters ``${``
+    ``${day}``               a parameter, or an output of a preceding task
+    ``${extract.rows}``      the output ``rows`` of the task ``extract``
+    ``${time:%Y-%m-%d,-1d}`` the schedule time, shifted and formatted with strftime: s, m and h are elapsed time,
+                             d and w keep the time of day
+    ``${secret:warehouse}``  a secret of the worker's machine, which is never stored elsewhere
+    ``${connection:shop}``   the URL of a stored connection with its password, built by the worker
+    ``$${``                  the two characters ``${``
 
-A field that is one reference and nothing else keeps the type of the value; in longer text it is written as text.
+A field that consists of a single reference keeps the type of the value. In longer text, the value is inserted as text.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from typing import Any, NamedTuple
 
 _PART = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")
-#: What the name of a secret has before it.
+#: The prefix of secret names.
 SECRET = "secret:"  # noqa: S105 - it is none
-#: What the name of a stored connection has before it.
+#: The prefix of connection names.
 CONNECTION = "connection:"
 _WITH_KIND = re.compile(r"(?:secret|connection):[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHIFT = re.compile(r"([+-]\d{1,6})([smhdw])")
 _MOST_SHIFT = timedelta(days=36_525)  # a hundred years
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-#: A value with its references filled in has at most so many characters and values.
+#: The maximum number of characters and values of a value with its references filled in.
 MOST_FILLED = 1_000_000
-#: A variable with more bytes is refused by Linux, which counts its name too (131,072).
+#: The maximum size of a variable in bytes. Linux allows 131,072 including the name.
 MOST_VARIABLE = 128_000
 
 
 class Reference(NamedTuple):
-    """One ``${...}``.
+    """A reference ``${...}``.
 
     Attributes:
-        name: of a parameter or output, of a secret behind ``SECRET``, of a connection behind ``CONNECTION``; empty for
-            a time.
-        format: of a time, for strftime; empty otherwise.
-        shift: by which a time is moved.
-        is_elapsed: whether the shift is time that passes, which hours are; days keep the time on the clock.
+        name: The name of a parameter or output, of a secret after ``SECRET``, or of a connection after ``CONNECTION``.
+            Empty for a time.
+        format: The strftime format of a time. Otherwise empty.
+        shift: The shift of a time.
+        is_elapsed: Whether the shift is elapsed time, as for hours. Days keep the time of day.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Reference(NamedTuple):
 
 
 def references(text: str) -> Iterator[Reference]:
-    """All of a text, in order.
+    """Yield the references of a text, in order.
 
     Raises:
-        ValueError: one that is not closed, or is neither a name nor a time.
+        ValueError: A reference is not closed, or is neither a name nor a time.
     """
     for part in _PART.finditer(text):
         if part.group() == "${":
@@ -91,7 +91,7 @@ def _time(inner: str) -> Reference:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """All texts of plain JSON, but for the names of its mappings."""
+    """Yield all texts of plain JSON, except the keys of mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -103,7 +103,7 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def names_in(value: object) -> Iterator[str]:
-    """All names that texts of plain JSON refer to; texts of a language of their own, that do not parse, have none."""
+    """Yield all names that texts of plain JSON refer to. Text in another language that does not parse has none."""
     for text in texts_in(value):
         if "${" in text:
             with suppress(ValueError):
@@ -111,19 +111,19 @@ def names_in(value: object) -> Iterator[str]:
 
 
 def variable_of(name: str) -> str:
-    """What a script calls it: ``extract.rows`` is ``$extract_rows``."""
+    """Return the name of a value in scripts: ``extract.rows`` is ``$extract_rows``."""
     return re.sub(r"[.-]", "_", name)
 
 
 def variable_text(value: Any) -> str:
-    """A value as the text of an environment variable."""
+    """Return a value as the text of an environment variable."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def not_a_variable(text: str) -> str:
-    """Why a text cannot be the value of an environment variable; empty if it can."""
+    """Return why a text cannot be the value of an environment variable, or an empty text if it can."""
     if "\0" in text:
         return "it has a NUL character"
     size = len(text.encode("utf-8", "surrogateescape"))
@@ -131,19 +131,19 @@ def not_a_variable(text: str) -> str:
 
 
 def fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str) -> Any:
-    """The value with all references in its texts filled in, also inside lists and mappings.
+    """Return the value with all references filled in, including those inside lists and mappings.
 
     Args:
-        value: plain JSON.
-        known: what ``${name}`` stands for.
-        schedule_time: what ``${time:...}`` starts from.
-        quote: how a value becomes part of a longer text, where the text is of a language that has to be quoted for.
+        value: Plain JSON.
+        known: Values by name.
+        schedule_time: The base of ``${time:...}``.
+        quote: Quotes a value for insertion into longer text in another language.
     Raises:
-        KeyError: a name that is not known; its argument is the name.
-        ValueError: it has more than ``MOST_FILLED`` characters and values then.
+        KeyError: A name is unknown. The argument is the name.
+        ValueError: The result has more than ``MOST_FILLED`` characters and values.
     """
     found = _fill(value, known, schedule_time, quote)
-    if _size(found, MOST_FILLED) > MOST_FILLED:  # parameters may have others many times, and those others again
+    if _size(found, MOST_FILLED) > MOST_FILLED:  # nested references can expand exponentially
         raise _too_large(value)
     return found
 
@@ -163,7 +163,7 @@ def _too_large(value: Any) -> ValueError:
 
 
 def _size(value: Any, most: int) -> int:
-    """How many characters and values there are in it; above ``most`` the count ends."""
+    """Return the number of characters and values. Stops counting above ``most``."""
     if isinstance(value, str):
         return 1 + len(value)
     size = 1
@@ -206,6 +206,6 @@ def _value(reference: Reference, known: Mapping[str, Any], schedule_time: dateti
 
 
 def _moved(moment: datetime, reference: Reference) -> datetime:
-    """A time that is moved; one that the clock skips, since it was set forward, is as much later."""
+    """Return a shifted time. A local time skipped by daylight saving is moved forward by the gap."""
     start = moment.astimezone(UTC) if reference.is_elapsed else moment
     return (start + reference.shift).astimezone(UTC).astimezone(moment.tzinfo)

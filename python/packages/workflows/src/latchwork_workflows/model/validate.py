@@ -1,7 +1,7 @@
-"""All that is wrong with a definition, each by its place. Pure but for the task types, which are asked.
+"""Finds all problems of a definition, each with its path. Pure, except for the checks of task types.
 
-First its form (fields and types), then each task by its type, then what parts mean together: names, order, references,
-the schedule. Each step looks only at what the ones before found right.
+It checks the form (fields and types), then each task by its type, then how parts fit together: names, order,
+references, the schedule. Each step only checks parts that passed the steps before.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.registry import UnknownType
 
 MOST_TASKS = 5_000
-#: So many items has a map at most.
+#: The maximum number of items of a map.
 MOST_ITEMS = 1_000
 MOST_BYTES = 1_000_000
-#: What every task may refer to.
+#: Names that every task may refer to.
 BUILT_IN = frozenset({"schedule_time", "business_date", "instance_id", "task_name", "attempt", "workflow", "project"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def in_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """The tasks, each after those that it waits for, else in the order given.
+    """Return the tasks in topological order. Otherwise, the given order is kept.
 
     Raises:
-        ValueError: some wait for each other; its argument is the cycle, the first named again at the end.
+        ValueError: There is a cycle. The argument is the cycle, with the first task repeated at the end.
     """
     place = {name: index for index, name in enumerate(after)}
     sorter = TopologicalSorter(after)
@@ -61,7 +61,7 @@ def in_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 
 def ancestors(after: Mapping[str, Sequence[str]], order: Sequence[str]) -> dict[str, frozenset[str]]:
-    """All that each task waits for, also through others."""
+    """Return all direct and indirect predecessors of each task."""
     found: dict[str, frozenset[str]] = {}
     for name in order:
         found[name] = frozenset(after[name]).union(*(found[before] for before in after[name]))
@@ -69,11 +69,11 @@ def ancestors(after: Mapping[str, Sequence[str]], order: Sequence[str]) -> dict[
 
 
 class Checked(NamedTuple):
-    """A definition that can be run.
+    """A valid definition.
 
     Attributes:
-        definition: what it says.
-        order: its tasks, each after those that it waits for.
+        definition: The definition.
+        order: The names of its tasks in topological order.
     """
 
     definition: Definition
@@ -81,14 +81,14 @@ class Checked(NamedTuple):
 
 
 def checked(given: object, types: TaskTypes, settings: Settings | None = None) -> Checked:
-    """The definition that plain values say.
+    """Validate plain values and return their definition.
 
     Args:
-        given: as JSON or YAML has it, or a ``Definition``.
-        types: the task types that may be used.
-        settings: what is stored for its project; None: nobody can say, so a plain name may be one that is.
+        given: Values from JSON or YAML, or a ``Definition``.
+        types: The available task types.
+        settings: The stored settings of its project. None: unknown, so a plain name may refer to one.
     Raises:
-        DefinitionInvalid: with every problem that was found.
+        DefinitionInvalid: Contains every problem found.
     """
     try:
         definition = given if isinstance(given, Definition) else Definition.model_validate(given)
@@ -122,7 +122,7 @@ def checked(given: object, types: TaskTypes, settings: Settings | None = None) -
 
 
 def validate(given: object, types: TaskTypes, settings: Settings | None = None) -> list[Problem]:
-    """Every problem of a definition, in its order; empty if it can be run. Arguments as for ``checked``."""
+    """Return every problem of a definition, in order. Empty if it is valid. Arguments as for ``checked``."""
     try:
         checked(given, types, settings)
     except DefinitionInvalid as error:
@@ -131,7 +131,7 @@ def validate(given: object, types: TaskTypes, settings: Settings | None = None) 
 
 
 def problems_of(text: str, types: TaskTypes) -> list[Problem]:
-    """Every problem of a definition as YAML or JSON, also that it is neither; empty if it can be run."""
+    """Return every problem of a YAML or JSON text, including syntax errors. Empty if it is valid."""
     try:
         return validate(read(text), types)
     except DefinitionInvalid as error:
@@ -139,16 +139,16 @@ def problems_of(text: str, types: TaskTypes) -> list[Problem]:
 
 
 def needs_of(text: str, types: TaskTypes) -> list[Problem]:
-    """What has to be stored for the project of a definition, or its tasks will fail; of one that is valid.
+    """Return the settings that the project of a valid definition must have, or its tasks fail.
 
-    Each by the place that names it: connections, environments, and names that are no parameters of the definition.
+    Each is given as a problem with its path: connections, environments, and names that are not parameters.
 
     Raises:
-        DefinitionInvalid: with every problem.
+        DefinitionInvalid: Contains every problem of an invalid definition.
     """
     found = checked(read(text), types)
     nothing = Settings()
-    if found.definition.environment is None:  # else any name may be one of its variables
+    if found.definition.environment is None:  # otherwise any name may be a variable of the environment
         values = list(_references(found.definition, found.order, types, nothing))
     else:
         values = []
@@ -178,7 +178,7 @@ def _join(path: str, more: str) -> str:
 
 
 def _unstorable(definition: Definition) -> Iterator[Problem]:
-    """Values that are no JSON, or that no database or process can hold."""
+    """Yield values that are not valid JSON, or that databases or processes cannot store."""
     yield from (Problem(*each) for each in plain_problems(definition.params, "params"))
     for index, task in enumerate(definition.tasks):
         for part in ("params", "env", "map"):
@@ -227,7 +227,7 @@ def _no_variable(name: str) -> str:
 
 
 def _params(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
-    """What its type says; a value that is a reference has no type yet, and is looked at again when it is filled in."""
+    """Yield the problems found by the task type. References have no type yet, so they are checked when filled in."""
     try:
         kind = types.get(task.type)
     except UnknownType as error:
@@ -271,7 +271,7 @@ def _schedule(definition: Definition) -> Iterator[Problem]:
 
 
 def _alerts(definition: Definition) -> Iterator[Problem]:
-    """Whether there are channels of these names is not asked: they may come later, and ``doctor`` says which do not."""
+    """Yield the problems of alerts. Channels need not exist yet. ``doctor`` reports missing ones."""
     spec = definition.alerts
     if spec is None:
         return
@@ -289,7 +289,9 @@ def _moment(value: datetime) -> float:
 def _references(
     definition: Definition, order: tuple[str, ...], types: TaskTypes, settings: Settings | None
 ) -> Iterator[Problem]:
-    """Outputs are named when tasks run, so a plain name may be one; a task that is named has to come before."""
+    """Yield the problems of references. A plain name may be an output, known at run time. Named tasks must come
+    before.
+    """
     before = ancestors({each.name: each.after for each in definition.tasks}, order)
     names = {each.name for each in definition.tasks}
     for name, value in definition.params.items():
@@ -314,7 +316,7 @@ def _references(
 
 
 def _unknown(name: str, definition: Definition, settings: Settings | None) -> str:
-    """What is wrong with a reference in a parameter of the workflow."""
+    """Return the problem of a reference in a parameter of the workflow."""
     if name.startswith((SECRET, CONNECTION)):
         return f"'${{{name}}}' is known to workers alone; name it in the tasks"
     known = BUILT_IN | definition.params.keys()
@@ -355,7 +357,7 @@ def _misplaced(  # noqa: PLR0917 - one caller
 
 
 def _texts(value: object, path: str) -> Iterator[tuple[str, Reference | str]]:
-    """Each reference with its path, or what is wrong with it."""
+    """Yield each reference with its path, or its problem."""
     if isinstance(value, str):
         try:
             found: list[Reference | str] = list(references(value))

@@ -1,8 +1,7 @@
-"""What ``${name}`` stands for in a task of an instance. Pure.
+"""The values of ``${name}`` in a task of an instance. Pure.
 
-What is nearer to the run counts: what the start said, then the workflow's parameters, then outputs of tasks before,
-then what the task itself is given, then its environment, then parameters of the project, then those of everything. What
-is built in cannot be replaced.
+Precedence, highest first: parameters given at the start, parameters of the workflow, outputs of preceding tasks, values
+of the task, its environment, parameters of the project, shared parameters. Built-in values cannot be replaced.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Run:
-    """One instance, as far as values follow from it.
+    """An instance, with the data that determines its values.
 
     Attributes:
-        definition: what is run.
-        instance: its id.
-        schedule_time: seconds since the epoch.
-        params: what the start said.
-        shared: parameters of everything and of the project, the project's over the others.
-        environments: variables by the name of their environment: those that the definition and its tasks name.
-        connections: stored connections by name, as far as the definition names them: ``url``, and ``secret``, the name
-            of the password.
+        definition: The definition.
+        instance: The ID of the instance.
+        schedule_time: Seconds since the epoch.
+        params: The parameters given at the start.
+        shared: The parameters of all projects and of this project, which take precedence.
+        environments: Variables by the name of their environment, for those that the definition and its tasks name.
+        connections: The stored connections that the definition names, by name: ``url``, and ``secret``, the name of the
+            password.
     """
 
     definition: Definition
@@ -52,10 +51,10 @@ class Run:
     connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def environment_of(self, task: TaskSpec | None) -> Mapping[str, str]:
-        """The variables of a task's environment, or of the definition's where the task names none, or is None.
+        """Return the variables of the environment of a task, or of the definition if the task is None or names none.
 
         Raises:
-            ValueError: there is no environment of that name.
+            ValueError: There is no environment of this name.
         """
         name = (task.environment if task is not None else None) or self.definition.environment
         if name is None:
@@ -72,7 +71,7 @@ class Run:
 
     @property
     def tz(self) -> str:
-        """The time zone that times are told in: the schedule's."""
+        """The time zone of the schedule, in which times are formatted."""
         return self.definition.schedule.tz if self.definition.schedule is not None else "UTC"
 
     @property
@@ -81,24 +80,24 @@ class Run:
         return datetime.fromtimestamp(self.schedule_time, ZoneInfo(self.tz))
 
 
-#: What elements of a map have besides what all tasks have.
+#: The additional built-in names of elements of a map.
 OF_ELEMENTS = frozenset({"item", "map_index"})
 
 
 def values_of(
     run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int = -1
 ) -> dict[str, Any]:
-    """What ``${name}`` stands for in a task.
+    """Return the values of ``${name}`` in a task.
 
     Args:
-        run: the instance.
-        task: of its definition.
-        n: number of the attempt.
-        outputs: of the tasks that have ended, by name.
-        index: of an element of a map; -1 of any other task.
+        run: The instance.
+        task: The task in the definition.
+        n: The number of the attempt.
+        outputs: The outputs of ended tasks, by name.
+        index: The index of an element of a map. -1 for other tasks.
     Raises:
-        KeyError: a parameter refers to a name that nothing has; its argument is the name.
-        ValueError: parameters refer to each other; the items of a map are no list; there is no such environment.
+        KeyError: A parameter refers to an unknown name. The argument is the name.
+        ValueError: Parameters refer to each other, the items of a map are not a list, or an environment does not exist.
     """
     if index >= 0:
         return _of_element(run, task, n, outputs, index)
@@ -112,7 +111,7 @@ def values_of(
 
 
 def items_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    """The items of a map. Errors as for ``values_of``."""
+    """Return the items of a map. Errors as for ``values_of``."""
     items = fill(task.map, values_of(run, task, n, outputs), run.moment)
     if not isinstance(items, list):
         raise ValueError(f"the items of {task.name!r} are to be a list, not {items!r:.100}")  # noqa: TRY004
@@ -120,7 +119,7 @@ def items_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str
 
 
 def gathered(outputs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The outputs of a map: lists of those of its elements, in their order; None where one has none."""
+    """Return the outputs of a map: lists of the outputs of its elements in order, with None where one is missing."""
     each = list(outputs)
     keys = dict.fromkeys(key for values in each for key in values)
     return {key: [values.get(key) for values in each] for key in keys}
@@ -129,7 +128,9 @@ def gathered(outputs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def _of_element(
     run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], index: int
 ) -> dict[str, Any]:
-    """Those of its task, the item, and without the list of all: that would be sent once for each of them."""
+    """Return the values of an element: those of its task and the item, without the list, which would be sent each
+    time.
+    """
     known = values_of(run, task, n, outputs)
     items = items_of(run, task, n, outputs)
     named = set(names_in([task.params, task.env]))
@@ -141,14 +142,14 @@ def _of_element(
 
 
 def params_of(run: Run) -> dict[str, Any]:
-    """The parameters of an instance as they are used; for people. Errors as for ``values_of``."""
+    """Return the effective parameters of an instance, for display. Errors as for ``values_of``."""
     params = {**run.definition.params, **run.params}
     known = {**run.shared, **run.environment_of(None), **built_in(run, "", 0)}
     return _resolved(params, run.definition.params.keys() - run.params.keys(), known, run.moment)
 
 
 def _plain(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Outputs of all tasks before this one by their own names; those of nearer ones count."""
+    """Return the outputs of all preceding tasks by their own names. Nearer tasks take precedence."""
     found: dict[str, Any] = {}
     for each in before:
         for name, value in outputs.get(each, {}).items():
@@ -157,7 +158,7 @@ def _plain(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> d
 
 
 def _without_large(run: Run, task: TaskSpec, found: dict[str, Any]) -> dict[str, Any]:
-    """Leave out outputs that are no variables, unless the task has their names: those of a map may be large."""
+    """Leave out outputs that cannot be variables, unless the task names them: outputs of maps may be large."""
     large = [name for name, value in found.items() if not_a_variable(variable_text(value))]
     if large:
         texts = texts_in([run.definition.params, task.params, task.env, task.map])
@@ -169,7 +170,7 @@ def _without_large(run: Run, task: TaskSpec, found: dict[str, Any]) -> dict[str,
 
 
 def _tasks_before(run: Run, task: TaskSpec) -> Iterator[str]:
-    """The names of all tasks before this one, near ones first."""
+    """Yield the names of all preceding tasks, nearest first."""
     seen: set[str] = set()
     level = list(task.after)
     while level:
@@ -179,7 +180,7 @@ def _tasks_before(run: Run, task: TaskSpec) -> Iterator[str]:
 
 
 def built_in(run: Run, task: str, n: int) -> dict[str, Any]:
-    """What every task has, whatever anybody says."""
+    """Return the built-in values, which cannot be replaced."""
     return {
         "schedule_time": run.moment.isoformat(),
         "business_date": (run.moment - timedelta(days=1)).date().isoformat(),
@@ -194,7 +195,7 @@ def built_in(run: Run, task: str, n: int) -> dict[str, Any]:
 def _resolved(
     params: Mapping[str, Any], templates: frozenset[str] | set[str], known: Mapping[str, Any], moment: datetime
 ) -> dict[str, Any]:
-    """Parameters with their references filled in. What a start says is a value as it stands."""
+    """Return the parameters with their references filled in. Values given at the start are literal."""
     found: dict[str, Any] = {}
 
     def resolve(name: str, above: tuple[str, ...]) -> None:
@@ -215,9 +216,9 @@ def _resolved(
 
 
 def _named(task: TaskSpec, before: Collection[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """``task.output`` of what the task refers to, and of what a script of it may mean by ``$task_output``.
+    """Return ``task.output`` for the outputs that the task refers to, or that its script may use as ``$task_output``.
 
-    Not of all tasks before it: a thousand of them have up to 64 kB each.
+    Outputs of other preceding tasks are left out: a thousand tasks may have up to 64 kB each.
     """
     found: dict[str, Any] = {}
     for name in set(names_in([task.params, task.env, task.map])):
