@@ -1,6 +1,6 @@
-"""Why a task, or a run, is where it is, and what would change that: said from what database and store show.
+"""Explains why a task or a run is in its state and what would change it, from data of the database and the store.
 
-What a task that the master holds itself waits for is a part of its own.
+Tasks that the master runs itself have a separate module.
 """
 
 from latchwork_workflows.explain.held import Held

@@ -1,4 +1,4 @@
-"""Why a task that its master holds is where it is: of which run, for which workflow, how far. Pure."""
+"""Explains the state of tasks that the master runs itself. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from latchwork_workflows.state.conditions import Other
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is known of a task that its master holds.
+    """Known data about a task that its master runs itself.
 
     Attributes:
         kind: ``sub_process``, ``dependent``, ``switch``, ``conditions`` or ``map``.
-        child: id and state of its run; None: it has none.
-        wanted: of a dependent: each run that it waits for, and whether that is as wanted.
-        elements: of a map: the states of its elements, by name.
-        until: when it is given up, in seconds since the epoch; None: never.
+        child: ID and state of its child run. None: it has none.
+        wanted: Of a dependent: each run that it waits for, and whether that is fulfilled.
+        elements: Of a map: the states of its elements, by name.
+        until: Time at which it fails, in seconds since the epoch. None: never.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Held:
 
 
 def why_held(state: TaskState, known: Held, now: float) -> str:
-    """The answer; empty where that of any other task says it."""
+    """Return the explanation. Empty if the one for other tasks applies."""
     if known.kind == "sub_process" and known.child is not None:
         return _child(state, *known.child)
     if known.kind == "dependent" and state is TaskState.RUNNING:

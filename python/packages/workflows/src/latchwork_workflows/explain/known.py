@@ -1,4 +1,4 @@
-"""Why a task is where it is, in a sentence that says what it waits for and what would change that. Pure."""
+"""Explains in one sentence why a task is in its state and what would change it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
 from latchwork_workflows.state.records import NOT_TAKEN, OVER
 
-#: So much of an error is said; the log has all of it.
+#: Maximum number of characters of an error that are shown. The log has all of it.
 _MOST_SAID = 300
 _PLAIN = {
     TaskState.SUCCESS: "It has succeeded.",
@@ -28,11 +28,11 @@ class Crew(NamedTuple):
     """The workers of a worker group.
 
     Attributes:
-        workers: how many live.
-        knowing: how many of these know the type of the task.
-        slots: how many tasks they take at a time, together.
-        busy: how many they have.
-        refusing: how many of those that know the type run no task of its tenant.
+        workers: Number of workers that are online.
+        knowing: How many of them know the type of the task.
+        slots: Total number of slots.
+        busy: Number of used slots.
+        refusing: How many of the ``knowing`` workers do not run tasks of its tenant.
     """
 
     workers: int
@@ -43,11 +43,11 @@ class Crew(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """The tasks before a queued one, of those that wait for the same: in its lane.
+    """The tasks before a queued one in its partition.
 
     Attributes:
-        tasks: how many.
-        is_more: there are more than that.
+        tasks: Number of tasks.
+        is_more: There are more than that.
     """
 
     tasks: int
@@ -58,9 +58,9 @@ class Full(NamedTuple):
     """A pool without a free slot.
 
     Attributes:
-        pool: The name of the pool.
-        size: how many slots it has.
-        holders: who has them, in words; may be empty.
+        pool: Name of the pool.
+        size: Number of its slots.
+        holders: Descriptions of the holders. May be empty.
     """
 
     pool: str
@@ -70,30 +70,30 @@ class Full(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known around a task.
+    """Known data about a task.
 
     Attributes:
-        state: of the task.
-        n: its newest attempt.
-        failures: attempts that failed.
-        wake_at: when it goes on by itself, in seconds since the epoch.
-        instance: state of its run.
-        others: the states of all tasks of the run, by name.
-        owner: who has the shard; empty: nobody yet.
-        crew: the workers of its group; None: the store was not asked.
-        sizes: The sizes of all pools, by name.
-        full: what it needs a slot of and has none free.
-        held: of a task that its master holds; None: of any other.
-        is_cut: whether no branch that leads to it was chosen.
-        last: how its newest attempt ended; empty: none has.
-        error: what that attempt said of it, if it failed.
-        worker: that has it now; empty: none, or not known.
-        blamed: the task far behind which it waits and which failed; empty: none.
-        cached_from: the run whose outputs it has; None: it ran itself.
-        until: when it is given up if it is still queued then, in seconds since the epoch; None: never.
-        ahead: who is before it in the queue; None: not known.
-        cancel_sent_at: when its cancel was sent, in seconds since the epoch, 0 if that is not known; None: it was not,
-            as far as is known.
+        state: State of the task.
+        n: Number of its newest attempt.
+        failures: Number of failed attempts.
+        wake_at: Time of its next transition, in seconds since the epoch.
+        instance: State of its run.
+        others: States of all tasks of the run, by name.
+        owner: Master of the shard. Empty: none yet.
+        crew: Workers of its group. None: the store was not queried.
+        sizes: Sizes of all pools, by name.
+        full: Pools of which it needs a slot and that have none free.
+        held: Set for a task that its master runs itself. None: any other task.
+        is_cut: Whether no branch that leads to it was chosen.
+        last: Outcome of its newest ended attempt. Empty: there is none.
+        error: Error of that attempt, if it failed.
+        worker: Its current worker. Empty: none, or not known.
+        blamed: Failed upstream task that blocks it. Empty: none.
+        cached_from: Run whose outputs it has. None: it ran itself.
+        until: Time at which it fails if it is still queued, in seconds since the epoch. None: never.
+        ahead: Tasks before it in the queue. None: not known.
+        cancel_sent_at: Time at which its cancel was sent, in seconds since the epoch. 0: time unknown. None: not sent,
+            as far as known.
     """
 
     state: TaskState
@@ -119,13 +119,13 @@ class Known:
 
 
 def why(name: str, known: Known, definition: Definition, now: float) -> str:
-    """The answer.
+    """Return the explanation.
 
     Args:
-        name: of the task.
-        known: of it.
-        definition: the version that its run has.
-        now: seconds since the epoch.
+        name: Name of the task.
+        known: Known data about it.
+        definition: The version of its run.
+        now: Seconds since the epoch.
     """
     task = definition.task(base_of(name))
     state = known.state
@@ -250,7 +250,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def blamed(definition: Definition, states: Mapping[str, TaskState]) -> dict[str, str]:
-    """For each task that neither is done nor has failed: the first failed task that it is somewhere behind of."""
+    """Return, for each unfinished task, the first failed task upstream of it."""
     behind: dict[str, list[str]] = {}
     for task in definition.tasks:
         for each in task.after:

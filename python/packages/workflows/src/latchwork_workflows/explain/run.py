@@ -1,4 +1,4 @@
-"""Why a run is where it is: its own cause, or those of its tasks that hold up the rest. Pure."""
+"""Explains why a run is in its state: its cause, or the tasks that block the rest. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from latchwork.spi import counted
 from latchwork_workflows.state import FAILED, InstanceState, TaskState
 
-#: So many tasks are named; the others are counted.
+#: Maximum number of tasks that are named. The others are counted.
 _MOST = 3
 _STUCK = frozenset({TaskState.RETRY_WAIT, TaskState.DELAYED, TaskState.READY, TaskState.SUBMITTED})
 
@@ -18,8 +18,8 @@ class Cause(NamedTuple):
     """One reason.
 
     Attributes:
-        task: whose; empty: of the run itself.
-        text: a sentence.
+        task: Name of the task. Empty: the run itself.
+        text: A sentence.
     """
 
     task: str
@@ -28,12 +28,12 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What is known around a run.
+    """Known data about a run.
 
     Attributes:
-        ahead: the runs of its workflow that have a place while it waits for its turn.
-        owner: who has the shard; empty: nobody yet.
-        backfill: of which it is a date; None: of none.
+        ahead: IDs of the active runs of its workflow, while it waits for the concurrency limit.
+        owner: Master of the shard. Empty: none yet.
+        backfill: ID of the backfill that it is a date of. None: none.
     """
 
     ahead: Sequence[int] = ()
@@ -48,14 +48,14 @@ def causes(
     reasons: Mapping[str, str],
     around: Around,
 ) -> list[Cause]:
-    """Why it does not go on, or why it failed; empty while something of it is at work, and once it is over well.
+    """Return why a run does not continue, or why it failed. Empty while a task is running, and after a success.
 
     Args:
-        state: of the run.
-        tasks: the states of its tasks, in the order of the definition.
-        held: those that its master has itself: they wait, although they count as running.
-        reasons: of tasks, by name; what is not there is not told.
-        around: the run.
+        state: State of the run.
+        tasks: States of its tasks, in the order of the definition.
+        held: Tasks that the master runs itself: they wait, although they count as running.
+        reasons: Reasons by task. Tasks without one are left out.
+        around: Known data about the run.
     """
     if state is InstanceState.SUBMITTED:
         return [Cause("", _unbegun(around))]

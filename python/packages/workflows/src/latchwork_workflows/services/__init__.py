@@ -1,6 +1,6 @@
-"""What people may see and do, with their roles checked, in one place: the API and the pages are two faces of it.
+"""What accounts may see and do, with their roles checked. Both the API and the pages call these services.
 
-Nothing here writes run state: what is asked of a run becomes a command for the master that has its shard.
+Nothing here writes run state: an action on a run becomes a command for the master that owns its shard.
 """
 
 from latchwork_workflows.services.errors import EXPECTED, problem_of

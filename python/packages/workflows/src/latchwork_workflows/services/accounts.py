@@ -1,7 +1,7 @@
 """Accounts: who may create and change them.
 
 Only a person who signed in with a browser changes accounts, roles and tokens. So a leaked token, whatever its role,
-creates nothing that outlasts it.
+creates nothing that outlives it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from latchwork_workflows.web import Identity, Problem, Role
 
 
 def create(parts: Parts, who: Identity, name: str, password: str | None) -> None:
-    """Make an account; it may do nothing yet.
+    """Create an account without roles.
 
     Raises:
         Problem: 403, 409, 422.
@@ -33,19 +33,20 @@ def change(
     password: str | None = None,
     current: str = "",
 ) -> None:
-    """Switch an account on or off (administrators, but not themselves), or give it another password (or one's own).
+    """Enable or disable an account (administrators, but not their own), or change a password (one's own, or as
+    administrator).
 
     Args:
-        parts: of the desk.
-        who: asks.
-        name: of the account.
-        enabled: whether it is on; None changes nothing.
-        password: a new one, which ends all sessions and tokens of the account; None changes nothing.
-        current: the password of the person who asks, which a new password needs if they have one: a browser that was
+        parts: The parts of this process.
+        who: The account that asks.
+        name: Name of the account.
+        enabled: Whether it is enabled. None: no change.
+        password: New password, which ends all sessions and tokens of the account. None: no change.
+        current: Current password of the account that asks. Needed for a new password if it has one, so that a browser
             left open is not enough.
     Raises:
         Problem: 403, 404, 409, 422.
-        TooManyTries: the current password was wrong too often.
+        TooManyTries: The current password was wrong too often.
     """
     need_session(who)
     if name != who.name or enabled is not None:
@@ -61,7 +62,7 @@ def change(
 
 
 def set_role(parts: Parts, who: Identity, name: str, project: str, role: Role | None) -> None:
-    """What an account may do in a project. Administrators of everything keep at least one of them.
+    """Set the role of an account in a project. At least one administrator of all projects remains.
 
     Raises:
         Problem: 403, 404, 409.
@@ -76,7 +77,7 @@ def set_role(parts: Parts, who: Identity, name: str, project: str, role: Role | 
 def new_token(
     parts: Parts, who: Identity, title: str, *, role: Role | None = None, lasts_s: float | None = None
 ) -> tuple[int, str]:
-    """A token for oneself.
+    """Create a token for one's own account. Return its ID and secret.
 
     Raises:
         Problem: 403.
@@ -86,11 +87,11 @@ def new_token(
 
 
 def revoke(parts: Parts, who: Identity, token_id: int) -> None:
-    """End a token: one's own, or as an administrator.
+    """Revoke a token: one's own, or any as an administrator.
 
     Raises:
         Problem: 403.
-        UnknownAccount: there is none, or it is somebody else's.
+        UnknownAccount: The token does not exist, or belongs to another account.
     """
     need_session(who)
     only_of = None if who.may(Role.ADMIN) else who.name
@@ -98,11 +99,11 @@ def revoke(parts: Parts, who: Identity, token_id: int) -> None:
 
 
 def new_link(parts: Parts, who: Identity, name: str) -> str:
-    """A secret that signs a browser in as an account, once.
+    """Return a secret that signs a browser in as an account, once.
 
     Raises:
         Problem: 403.
-        UnknownAccount: there is no account of this name.
+        UnknownAccount: The account does not exist.
     """
     need_session(who)
     need(who, Role.ADMIN)
@@ -110,7 +111,7 @@ def new_link(parts: Parts, who: Identity, name: str) -> str:
 
 
 def need_session(who: Identity) -> None:
-    """Refuse programs.
+    """Refuse requests with a token.
 
     Raises:
         Problem: 403.
@@ -122,7 +123,7 @@ def need_session(who: Identity) -> None:
 def audit(
     parts: Parts, who: Identity, *, by: str = "", before: int | None = None, most: int = 100
 ) -> list[history.Told]:
-    """What people did in the projects that one administers, the newest first.
+    """Return the actions of users in the projects that the account administers, the newest first.
 
     Raises:
         Problem: 403.

@@ -1,4 +1,4 @@
-"""Alerts and their deliveries, and the channels, which administrators of all projects keep."""
+"""Alerts, their deliveries, and the channels, which administrators of all projects manage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def listed(
     """Return the newest alerts that ``who`` may see. Tests of channels need a role in all projects.
 
     Raises:
-        Problem: 422, there is no such state.
+        Problem: 422, the state is unknown.
     """
     if state and state not in STATES:
         why = f"{state[:40]!r} is none of {', '.join(STATES)}"
@@ -50,7 +50,7 @@ def find(parts: Parts, who: Identity, number: int) -> Alert:
     """Return an alert.
 
     Raises:
-        Problem: 404, there is none that ``who`` may see.
+        Problem: 404, it does not exist or ``who`` may not see it.
     """
     with parts.database.read() as connection:
         row = alerts.find_alert(connection, number)
@@ -60,7 +60,7 @@ def find(parts: Parts, who: Identity, number: int) -> Alert:
 
 
 def resend(parts: Parts, who: Identity, number: int) -> None:
-    """Send a delivery again, from the start, whatever became of it. Anyone who got it gets another message.
+    """Send a delivery again from the start, whatever its state. Recipients that got it get another message.
 
     Raises:
         Problem: 403, 404, 409 while it is being sent.
@@ -94,7 +94,7 @@ def set_channel(
     """Create or replace a channel. Return whether it is new.
 
     Raises:
-        Problem: 403; 422 with each option that cannot be used.
+        Problem: 403; 422 with each invalid option.
     """
     need(who, Role.ADMIN)
     try:
@@ -110,7 +110,7 @@ def set_channel(
 
 
 def remove_channel(parts: Parts, who: Identity, name: str) -> None:
-    """Delete a channel. Its deliveries wait for another channel of this name, and are given up at last.
+    """Delete a channel. Its deliveries wait for another channel of this name, and fail in the end.
 
     Raises:
         Problem: 403, 404.
@@ -123,7 +123,7 @@ def remove_channel(parts: Parts, who: Identity, name: str) -> None:
 
 
 def test_channel(parts: Parts, who: Identity, name: str) -> int:
-    """Send a test by a channel. Return the ID of its alert, whose delivery has the result.
+    """Send a test message through a channel. Return the ID of its alert, whose delivery has the result.
 
     Raises:
         Problem: 403, 404.

@@ -1,4 +1,4 @@
-"""Attempts and what they wrote: read by part, whole, or as it grows."""
+"""Attempts and their logs: read in parts, whole, or as they grow."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from latchwork_workflows.web import Identity, Problem, aside
 
 _PART = 65_536
 _PERIOD_S = 0.5
-#: So many looks that find nothing new are one that asks the database, and one sign of life.
+#: After this many reads without new text, the database is queried, or a ping is sent.
 _OVER_EACH, _PING_EACH = 4, 30
 
 
 class Found(NamedTuple):
-    """An attempt with what pages show of its task and run.
+    """An attempt with the data of its task and run that pages show.
 
     Attributes:
         attempt: The attempt.
-        log_ref: Where its log is.
+        log_ref: Location of its log.
         task: The row of its task.
     """
 
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 
 def find(parts: Parts, who: Identity, name: str) -> Found:
-    """An attempt that somebody may see.
+    """Return an attempt that the account may see.
 
     Raises:
         Problem: 404.
@@ -57,12 +57,12 @@ def find(parts: Parts, who: Identity, name: str) -> Found:
 
 
 async def find_later(parts: Parts, who: Identity, name: str) -> Found:
-    """The same, for who may not block."""
+    """Call ``find`` in a thread, for async callers."""
     return await run_in_threadpool(find, parts, who, name)
 
 
 def read(parts: Parts, found: Found, offset: int, limit: int = _PART) -> LogText:
-    """A part of its log; an empty one where there is none yet.
+    """Return a part of the log. Empty if there is no log yet.
 
     Raises:
         Problem: 503, this process cannot read logs.
@@ -86,7 +86,7 @@ def read(parts: Parts, found: Found, offset: int, limit: int = _PART) -> LogText
 
 
 def tail(parts: Parts, found: Found, most: int = _PART) -> LogText:
-    """The end of its log, from the start of a line."""
+    """Return the end of the log, from the start of a line."""
     try:
         size = _logs(parts).size(found.log_ref)
     except (LogMissing, OSError):
@@ -99,7 +99,7 @@ def tail(parts: Parts, found: Found, most: int = _PART) -> LogText:
 
 
 def part(parts: Parts, found: Found, offset: int, limit: int) -> LogPart:
-    """Return a part of its log as it was written. Empty: there is none yet.
+    """Return a part of the log as it was written. Empty if there is no log yet.
 
     Raises:
         Problem: 503, this process cannot read logs.
@@ -115,7 +115,7 @@ def part(parts: Parts, found: Found, offset: int, limit: int) -> LogPart:
 
 
 def whole(parts: Parts, found: Found) -> Iterator[bytes]:
-    """All of it, as it was written."""
+    """Return the whole log in chunks, as it was written."""
     logs, offset = _logs(parts), 0
 
     def chunks(offset: int) -> Iterator[bytes]:
@@ -132,11 +132,11 @@ def whole(parts: Parts, found: Found) -> Iterator[bytes]:
 
 
 async def follow(parts: Parts, found: Found, offset: int, is_closed: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
-    """The log as it grows, as events of a stream. While it cannot be read nothing comes, and then what came since."""
+    """Yield the log as it grows, as server-sent events. After a read error, the missed text follows later."""
     idle = 0
     yield b"retry: 3000\n\n"
     while not is_closed():
-        # Whether its attempt is over is asked less often, and before the log is read: what it wrote last comes too.
+        # The end of the attempt is checked less often, and before the log is read, so that its last output is included.
         part, is_over = await aside(_look, parts, found, offset, idle % _OVER_EACH == 0)
         if part.text:
             idle, offset = 1, part.next
@@ -152,7 +152,7 @@ async def follow(parts: Parts, found: Found, offset: int, is_closed: Callable[[]
 
 
 def _look(parts: Parts, found: Found, offset: int, is_asked: bool) -> tuple[LogText, bool]:
-    """What was written since, and whether the attempt is over: the log of a worker that died never ends by itself."""
+    """Return the new text, and whether the attempt has ended: the log of a dead worker never ends."""
     nothing = LogText(text="", offset=offset, next=offset, ended=False)
     try:
         is_over = is_asked and _is_over(parts, found)
@@ -175,7 +175,7 @@ def _logs(parts: Parts) -> LogStore:
 
 
 def _whole_letters(data: bytes) -> int:
-    """How many bytes are whole characters of UTF-8: the rest of the last one comes with the next part."""
+    """Return the number of bytes that form complete UTF-8 characters. The next part contains the rest."""
     for back in range(1, 4):
         lead = data[-back]
         if lead >= 0xC0:

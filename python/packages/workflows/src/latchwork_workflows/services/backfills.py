@@ -1,4 +1,4 @@
-"""Backfills: one workflow for many dates, asked for, looked at and stopped."""
+"""Backfills: run one workflow for many dates. Start, read and stop them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Row: TypeAlias = Any
 def start(
     parts: Parts, who: Identity, project: str, name: str, given: BackfillRequest, *, unique_key: str | None = None
 ) -> CommandSent:
-    """Ask for a backfill.
+    """Request a backfill.
 
     Raises:
         Problem: 403, 404, 422 naming the field.
-        WrongState: the workflow is offline.
-        KeyReused: the key was given before, for another command.
+        WrongState: The workflow is offline.
+        KeyReused: The key was used before, for another command.
     """
     with parts.database.read() as connection:
         row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
@@ -75,7 +75,7 @@ def start(
 
 
 def behind(parts: Parts, who: Identity, project: str, name: str, dependents: str) -> list[str]:
-    """The workflows that a backfill with ``dependents`` leads to, as ``project.name``.
+    """Return the workflows that a backfill with ``dependents`` also runs, as ``project.name``.
 
     Raises:
         Problem: 403, the account may not run one of them; 404.
@@ -95,7 +95,9 @@ def _behind(connection: sa.Connection, who: Identity, key: str, dependents: str)
 
 
 def _need_behind(who: Identity, project: str) -> None:
-    """As ``need``, for a project that nobody asked for by its name: who may not see it is not told that."""
+    """Like ``need``, for a project that the request did not name. The error does not name a project that the account
+    may not see.
+    """
     if who.may(Role.VIEWER, project):
         need(who, Role.OPERATOR, project)
         return
@@ -112,9 +114,9 @@ def _follow(  # noqa: PLR0917 - one caller
     dates: DateRange | Sequence[date],
     first: Asked,
 ) -> None:
-    """A backfill of a workflow that waits for the one of ``first``, in its shard and after it.
+    """Request a backfill of a dependent workflow, in the shard of ``first`` and after it.
 
-    There it is made after the runs that it waits for: made before, its tasks would find those of another time.
+    It is created after the runs that it waits for. If it were created before them, its tasks would find older runs.
     """
     try:
         moments = moments_of(dates, each.definition.schedule, time.time())
@@ -139,7 +141,9 @@ def _follow(  # noqa: PLR0917 - one caller
 
 
 def _fresh(given: BackfillRequest) -> dict[str, bool]:
-    """Only where it is asked for: a key that was given before this could be asked is of the same command still."""
+    """Return ``no_cache`` only if it is set, so that an idempotency key from an older version still matches its
+    command.
+    """
     return {"no_cache": True} if given.no_cache else {}
 
 
@@ -185,7 +189,7 @@ def listed(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Backfill]:
-    """Return backfills, the newest first: of all, of a project, or of a workflow of it.
+    """Return backfills, the newest first: all, those of a project, or those of one of its workflows.
 
     Raises:
         Problem: 404.
@@ -210,14 +214,15 @@ def runs(
     after: float | None = None,
     limit: int | None = None,
 ) -> list[BackfillRun]:
-    """The runs of a backfill, the oldest moment first: ``id``, ``schedule_time``, ``state``, when it began and ended.
+    """Return the runs of a backfill with ``id``, ``schedule_time``, ``state``, start and end, the oldest schedule time
+    first.
 
     Args:
-        parts: of the desk.
-        who: asks.
-        number: of the backfill.
-        state: in this state; empty: in any.
-        after: of moments behind this one.
+        parts: The parts of this process.
+        who: The account that asks.
+        number: ID of the backfill.
+        state: Only those in this state. Empty: any.
+        after: Only those with a later schedule time.
         limit: The most to return. None: all.
     Raises:
         Problem: 404.
@@ -229,7 +234,7 @@ def runs(
 
 
 def moments(parts: Parts, who: Identity, project: str, name: str, dates: DateRange | Sequence[date]) -> list[float]:
-    """The schedule times that a backfill of these dates would have, the oldest first. Nothing is asked for.
+    """Return the schedule times that a backfill of these dates would have, the oldest first. Requests nothing.
 
     Raises:
         Problem: 404, 422.
@@ -248,11 +253,11 @@ def _moments(dates: DateRange | Sequence[date], body: Definition) -> list[float]
 
 
 def stop(parts: Parts, who: Identity, number: int, *, unique_key: str | None = None) -> CommandSent:
-    """Ask that a backfill ends: none of its dates starts any more, and those at work are stopped.
+    """Request to stop a backfill: no more dates start, and the running ones are stopped.
 
     Raises:
         Problem: 403, 404, 409.
-        KeyReused: the key was given before, for another command.
+        KeyReused: The key was used before, for another command.
     """
     row = row_of(parts, who, number)
     need(who, Role.OPERATOR, row.project)

@@ -14,10 +14,11 @@ from latchwork_workflows.web import Identity, Problem, Role
 
 
 def store(parts: Parts, who: Identity, data: bytes) -> StoredBundle:
-    """Keep a bundle, which is named by the SHA-256 of its bytes. Idempotent.
+    """Store a bundle, named by the SHA-256 of its bytes. Idempotent.
 
     Raises:
-        Problem: 403, the account is no editor of any project; 413; 422, it is no zip; 503, there is no log store.
+        Problem: 403, the account is not an editor of any project; 413; 422, it is not a zip file; 503, there is no log
+            store.
     """
     if not who.may_somewhere(Role.EDITOR):
         raise Problem(

@@ -1,4 +1,4 @@
-"""Commands: what became of them, and how a start is withdrawn."""
+"""Commands: their results, and how to withdraw a start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _about(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:
 
 
 def stop(parts: Parts, who: Identity, number: int) -> None:
-    """Withdraw a start that no master has carried out yet, or stop the run that it led to.
+    """Withdraw a start that no master has carried out yet, or stop the run that it created.
 
     Raises:
         Problem: 403, 404; 409 if it started no run, was refused, or its run has ended.

@@ -1,4 +1,4 @@
-"""Exceptions as problems of HTTP."""
+"""Converts exceptions to HTTP problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETRY_S = 5
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """Return the problem of an exception of ours. None: it is not expected here."""
+    """Return the problem for an exception. None: the exception is not expected here."""
     if isinstance(error, (UnknownAccount, LogMissing)):
         error = UnknownWorkflow(str(error))
     if isinstance(error, TooManyTries):

@@ -33,15 +33,15 @@ from latchwork_workflows.types.logical import DependentParams
 from latchwork_workflows.web import Identity
 
 Row: TypeAlias = Any
-#: So many tasks before a queued one are counted, and so many lanes read for one answer.
+#: Maximum number of tasks that are counted before a queued one, and of partitions that are read for one answer.
 MOST_AHEAD, _MOST_LANES = 200, 4
-#: So many cancels are looked for.
+#: Maximum number of cancels to look up.
 _MOST_CANCELS = 200
 _LOGICAL = frozenset({"sub_process", "dependent", "switch", "conditions"})
 
 
 class _Read(NamedTuple):
-    """What was read for all of the tasks at once."""
+    """Data that was read for all of the tasks at once."""
 
     owner: str
     held: Mapping[str, Held]
@@ -55,15 +55,15 @@ class _Read(NamedTuple):
 def reasons(  # noqa: PLR0917 - one run, as it was read
     parts: Parts, who: Identity, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
 ) -> dict[str, str]:
-    """Why each of these tasks is where it is, by name.
+    """Return why each of these tasks is in its state, by name.
 
     Args:
-        parts: of the desk.
-        who: asks: who holds a slot is told them as far as they may see it.
-        row: of the instance.
-        body: the version that it has.
-        tasks: of its run; elements of maps are needed only if they are asked for.
-        names: which are asked for.
+        parts: The parts of this process.
+        who: The account that asks. Holders of slots that it may not see are hidden.
+        row: The row of the run.
+        body: Its version of the definition.
+        tasks: Tasks of the run. Map elements are needed only if they are in ``names``.
+        names: Tasks to explain.
     """
     wanted, known = set(names), {each.name for each in body.tasks}
     asked = [each for each in tasks if each.name in wanted and base_of(each.name) in known]
@@ -129,15 +129,15 @@ def _is_queued(task: Row) -> bool:
 
 
 def _lane(task: Row) -> tuple[str, ...]:
-    """What a queued task needs a slot of each."""
+    """Return the pools of which a queued task needs a slot."""
     return pools_of(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
 
 
 def _ahead(parts: Parts, row: Row, asked: Sequence[Row]) -> dict[int, Ahead]:
-    """Who is before the queued ones of these tasks in their lanes, by the id of the task.
+    """Return how many tasks are before these queued tasks in their partitions, by task ID.
 
-    A lane is read once, and no further than ``MOST_AHEAD`` tasks; of what is not in it, as its item is not there yet
-    or was taken a moment ago, nothing is said.
+    A partition is read once, up to ``MOST_AHEAD`` tasks. A task whose item is missing is left out: it is not queued
+    yet, or was claimed just now.
     """
     lanes: dict[str, dict[int, str]] = {}
     for task in filter(_is_queued, asked):
@@ -162,7 +162,9 @@ def _places(line: Line, wanted: Mapping[int, str]) -> Iterator[tuple[int, Ahead]
 
 
 def _cancelled(parts: Parts, row: Row, asked: Sequence[Row]) -> Mapping[str, float]:
-    """Of these tasks the attempts whose cancel was sent: asked for only while their run stops, or has failed."""
+    """Return the attempts of these tasks that were sent a cancel. Reads the store only while the run stops or has
+    failed.
+    """
     if row.state != InstanceState.READY_STOP.value and not row.ending:
         return {}
     in_hand = {TaskState.SUBMITTED.value, TaskState.RUNNING.value}
@@ -173,7 +175,7 @@ def _cancelled(parts: Parts, row: Row, asked: Sequence[Row]) -> Mapping[str, flo
 def _full(
     connection: sa.Connection, who: Identity, sizes: Mapping[str, int], taken: Mapping[str, Sequence[str]]
 ) -> dict[str, Full]:
-    """The pools without a free slot, by their names in keys."""
+    """Return the pools without a free slot, by their names in keys."""
     found = {}
     for name, size in sizes.items():
         holders = taken.get(pool_key(name), ())
@@ -195,13 +197,13 @@ def _crew(workers: Sequence[WorkerSeen], group: str, kind: str, tenant: str | No
 
 
 def of_run(parts: Parts, row: Row, tasks: Sequence[Row], why_tasks: Mapping[str, str]) -> list[Cause]:
-    """Why a run does not go on, or why it failed.
+    """Return why a run does not continue, or why it failed.
 
     Args:
-        parts: of the desk.
-        row: of the instance.
-        tasks: of its run.
-        why_tasks: of those tasks of which it is known.
+        parts: The parts of this process.
+        row: The row of the run.
+        tasks: Tasks of the run.
+        why_tasks: Known reasons, by task.
     """
     state, ahead = InstanceState(row.state), []
     with parts.database.read() as connection:
@@ -231,14 +233,14 @@ def explain(parts: Parts, who: Identity, run_id: int) -> Explanation:
 def held(
     connection: sa.Connection, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
 ) -> dict[str, Held]:
-    """Of those of these tasks that a master holds, or held.
+    """Return the state of the tasks that a master runs or ran itself.
 
     Args:
-        connection: a transaction.
-        row: of the instance.
-        body: the version that it has.
-        tasks: of its run; elements of maps need not be among them.
-        names: which are asked for.
+        connection: A transaction.
+        row: The row of the run.
+        body: Its version of the definition.
+        tasks: Tasks of the run. May omit map elements.
+        names: Tasks to return.
     """
     asked = set(names)
     specs = {each.name: each for each in body.tasks}
@@ -266,7 +268,9 @@ def _kind(spec: TaskSpec, name: str) -> str:
 
 
 def wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec) -> list[tuple[Other, bool | None]]:
-    """What a dependent waits for, and whether each is as wanted, as its master would see it now; None: not yet."""
+    """Return the dependencies of a dependent, and whether each is fulfilled as its master would see it now. None: not
+    yet.
+    """
     try:
         condition = DependentParams.model_validate(spec.params).on.condition()
     except ValidationError:

@@ -16,9 +16,9 @@ def listed(parts: Parts, who: Identity, project: str = "") -> list[Grant]:
     """Return the grants of the projects that ``who`` may see, sorted by project and grantee.
 
     Args:
-        parts: Of the server.
-        who: The reader.
-        project: Only grants of this project. Empty: of all.
+        parts: The parts of this process.
+        who: The account that asks.
+        project: Only grants of this project. Empty: all.
     """
     with parts.database.read() as connection:
         found = grants.every(connection)
@@ -29,7 +29,7 @@ def put(parts: Parts, who: Identity, **values: Any) -> None:
     """Let a project use another. As with roles of accounts, a person must do it.
 
     Args:
-        parts: Of the server.
+        parts: The parts of this process.
         who: Must be an administrator of the project that is used.
         values: The fields of ``Grant``.
     Raises:

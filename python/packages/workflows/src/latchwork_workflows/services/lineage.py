@@ -1,4 +1,4 @@
-"""Who depends on whom: which workflows start others, and which wait for others' runs."""
+"""Dependencies: which workflows start others, and which wait for others' runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Row: TypeAlias = Any
 
 
 class Link(NamedTuple):
-    """That a workflow names another.
+    """A reference from one workflow to another.
 
     Attributes:
-        workflow: ``project.name`` of the one whose task names it.
-        other: what it names.
+        workflow: ``project.name`` of the workflow whose task has the reference.
+        other: The reference.
     """
 
     workflow: str
@@ -26,12 +26,12 @@ class Link(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """Some workflows and what is between them.
+    """Some workflows and the links between them.
 
     Attributes:
-        workflows: their rows by ``project.name``, sorted; None: there is none of this name.
-        links: between them, by the workflow and the order of its tasks.
-        alone: how many workflows of those that were asked about name nobody and are named by nobody.
+        workflows: Rows by ``project.name``, sorted. None: the workflow does not exist.
+        links: Sorted by workflow and order of its tasks.
+        alone: Number of selected workflows without any link.
     """
 
     workflows: dict[str, Row | None]
@@ -40,9 +40,10 @@ class Lineage(NamedTuple):
 
 
 def lineage(parts: Parts, who: Identity, *, project: str = "", workflow: str = "") -> Lineage:
-    """Of all workflows that somebody may see, of a project and its neighbours, or of all above and below a workflow.
+    """Return the links of all visible workflows, of a project and its neighbors, or of everything up- and downstream of
+    a workflow.
 
-    What they may not see is left out, whether it is there or not.
+    Workflows that the account may not see are left out, whether they exist or not.
 
     Raises:
         Problem: 404.
@@ -76,7 +77,7 @@ def _ends(links: Iterable[Link]) -> set[str]:
 
 
 def _around(known: dict[str, Row | None], links: Sequence[Link], name: str) -> Lineage:
-    """All that it leads to, and all that leads to it."""
+    """Return everything up- and downstream of a workflow."""
     below: dict[str, list[str]] = {}
     above: dict[str, list[str]] = {}
     for each in links:

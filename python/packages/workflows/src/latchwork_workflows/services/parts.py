@@ -1,4 +1,4 @@
-"""What the desk stands on: the database, and as far as they are there, the logs and the store."""
+"""Dependencies of the services: the database and, if available, the log store and the store."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class WorkerSeen(NamedTuple):
-    """A worker that lives.
+    """A worker that is online.
 
     Attributes:
-        name: of it.
-        host: where it runs.
-        groups: whose tasks it takes.
-        slots: how many at a time.
-        busy: how many it has now.
-        types: the task types that it knows.
-        version: of latchwork.
-        state: such as ``running`` or ``draining``.
-        attempts: that it has now, as ``<task>.<n>``, sorted.
-        tenants: users that tasks may name there; ``-``: tasks may name none. Empty: not known.
+        name: Its name.
+        host: Machine on which it runs.
+        groups: Worker groups whose tasks it claims.
+        slots: Maximum number of tasks at a time.
+        busy: Current number of tasks.
+        types: Task types that it knows.
+        version: Version of Latchwork.
+        state: Such as ``running`` or ``draining``.
+        attempts: Current attempts, as ``<task>.<n>``, sorted.
+        tenants: Users that tasks may name there. ``-``: tasks without a tenant. Empty: not known.
     """
 
     name: str
@@ -56,11 +56,11 @@ class WorkerSeen(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The head of a lane of the queue.
+    """The head of a partition of the work queue.
 
     Attributes:
-        free: the items that nobody has taken, in order, as ``<shelf>/<id>``.
-        is_whole: whether these are all.
+        free: The unclaimed items in order, as ``<sort key>/<id>``.
+        is_whole: Whether these are all.
     """
 
     free: tuple[str, ...]
@@ -68,40 +68,40 @@ class Line(NamedTuple):
 
 
 class Cluster(Protocol):
-    """What is asked of the store. Safe to share; its methods block, and may raise ``LatchworkError``."""
+    """Queries to the store. Thread-safe. Its methods block, and may raise ``LatchworkError``."""
 
     def poke(self, shard: int) -> None:
-        """Tell the owner of a shard to look now; a hint that may be lost."""
+        """Notify the owner of a shard. The notification may be lost."""
         ...
 
     def workers(self) -> Sequence[WorkerSeen]:
-        """Those that live, by name."""
+        """Return the workers that are online, sorted by name."""
         ...
 
     def slots(self) -> Mapping[str, Sequence[str]]:
-        """Return the attempts that hold slots, as ``<task>.<n>``, by the names that these have in keys."""
+        """Return the attempts that hold slots, as ``<task>.<n>``, by the names of the pools in keys."""
         ...
 
     def line(self, lane: str, most: int) -> Line | None:
-        """The first so many that nobody has taken; None: too many are taken to say."""
+        """Return the first ``most`` unclaimed items of a partition. None: too many are claimed to say."""
         ...
 
     def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
-        """Of these attempts, as ``<task>.<n>``, those whose cancel was sent, with when; 0: not known when."""
+        """Return when a cancel was sent to these attempts (``<task>.<n>``). 0: time unknown. Others are left out."""
         ...
 
 
 @dataclass(eq=False)
 class Parts:
-    """All that routes need. Safe to share.
+    """Everything that routes need. Thread-safe.
 
     Attributes:
-        database: of the workflows.
-        accounts: who may come in.
-        types: the task types that may be applied.
-        logs: where attempts write; None: they cannot be read here.
-        cluster: the store; None: masters find commands within some seconds, workers are not seen.
-        lineage: what workflows name, read once for each version.
+        database: Database of the workflows.
+        accounts: Accounts that may sign in.
+        types: Task types that may be applied.
+        logs: Log store of attempts. None: logs cannot be read here.
+        cluster: The store. None: masters find commands by polling every few seconds, and workers are not visible.
+        lineage: Cached links of workflows, read once for each version.
     """
 
     database: Database
@@ -112,7 +112,7 @@ class Parts:
     lineage: Known = field(default_factory=Known)
 
     def poke(self, shard: int) -> None:
-        """As that of the cluster, but whatever happens the command is written: it is found a little later."""
+        """Notify the owner of a shard. Never raises: the command is in the database and is found by polling."""
         if self.cluster is None:
             return
         try:
@@ -125,15 +125,15 @@ class Parts:
         return self._asked("slots", lambda cluster: cluster.slots())
 
     def workers(self) -> Sequence[WorkerSeen] | None:
-        """The workers that live; None: the store cannot be asked."""
+        """Return the workers that are online. None: the store cannot be reached."""
         return self._asked("workers", lambda cluster: cluster.workers())
 
     def line(self, lane: str, most: int) -> Line | None:
-        """The first so many of a lane that nobody has taken; None: that is not known."""
+        """Return the first ``most`` unclaimed items of a partition. None: not known."""
         return self._asked("queue", lambda cluster: cluster.line(lane, most))
 
     def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
-        """Of these attempts those whose cancel was sent, as far as the store can be asked, with when."""
+        """Return when a cancel was sent to these attempts. Empty if the store cannot be reached."""
         return (self._asked("cancels", lambda cluster: cluster.cancelled(attempts)) if attempts else None) or {}
 
     def _asked(self, what: str, ask: Callable[[Cluster], T]) -> T | None:
@@ -147,13 +147,13 @@ class Parts:
 
 
 def parts_of(request: Request) -> Parts:
-    """The parts of an app."""
+    """Return the parts of an app."""
     parts: Parts = request.app.state.parts
     return parts
 
 
 def need(who: Identity, role: Role, project: str = "") -> None:
-    """Refuse somebody without this role.
+    """Refuse an account without this role.
 
     Raises:
         Problem: 403, which names the role and where it is missing.
@@ -198,13 +198,13 @@ def need_any(who: Identity) -> None:
 
 
 def seen_codes(connection: sa.Connection, who: Identity, project: str = "") -> list[int] | None:
-    """The workflows that somebody may see, of one project if one is given; None: all."""
+    """Return the codes of the workflows that the account may see, of all projects or of one. None: all workflows."""
     among = who.projects()
     return None if among is None and not project else list(catalog.codes(connection, among, project))
 
 
 def seen(who: Identity, row: sa.Row[Any] | None, what: str) -> sa.Row[Any]:
-    """The row, if there is one and they may see its project: what they may not see is not there for them.
+    """Return the row if it exists and the account may see its project. An invisible row is treated as missing.
 
     Raises:
         Problem: 404.

@@ -13,7 +13,7 @@ from latchwork_workflows.services.parts import Parts, need, need_any, valid
 from latchwork_workflows.services.workers import queued, tasks_of
 from latchwork_workflows.web import Identity, Problem, Role
 
-#: Its master copies the sizes to the store.
+#: The master of this shard copies the sizes to the store.
 FIRST_SHARD = 0
 
 
@@ -70,10 +70,10 @@ def find(parts: Parts, who: Identity, name: str, *, most: int = 100) -> PoolDeta
 def put(parts: Parts, who: Identity, **values: Any) -> PoolSettings:
     """Create or change a pool. Tasks that run beyond a smaller size are not stopped.
 
-    The pool of a project counts for tasks that are queued from now on.
+    The pool of a project applies to tasks that are queued from now on.
 
     Args:
-        parts: Of the server.
+        parts: The parts of this process.
         who: Must be an editor of all projects.
         values: The fields of ``PoolSettings``.
     Raises:

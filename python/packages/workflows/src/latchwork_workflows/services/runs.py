@@ -38,7 +38,7 @@ from latchwork_workflows.state import (
 from latchwork_workflows.web import Identity, Problem, Role
 
 Row: TypeAlias = Any
-#: What the owner of a shard is asked of an instance, by the word in the address.
+#: Commands for the master of a run, by the word in the URL.
 ACTIONS = {
     "pause": CommandType.PAUSE,
     "resume": CommandType.RESUME,
@@ -149,12 +149,12 @@ def attempts(parts: Parts, who: Identity, run_id: int) -> list[Attempt]:
 def start(
     parts: Parts, who: Identity, project: str, name: str, given: StartRequest, *, unique_key: str | None = None
 ) -> CommandSent:
-    """Ask for a run.
+    """Request a run.
 
     Raises:
         Problem: 403, 404, 422 naming the field.
-        WrongState: the workflow is offline.
-        KeyReused: the key was given before, for another command.
+        WrongState: The workflow is offline.
+        KeyReused: The key was used before, for another command.
     """
     with parts.database.read() as connection:
         row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
@@ -195,7 +195,7 @@ def check_start(
     start_from: Sequence[str] = (),
     schedule_time: float | None = None,
 ) -> None:
-    """Refuse parameters and tasks that the workflow does not have, and values that no run can have.
+    """Refuse unknown parameters and tasks, and invalid values.
 
     Raises:
         Problem: 422, naming each field.
@@ -235,19 +235,19 @@ def act(
     no_cache: bool = False,
     unique_key: str | None = None,
 ) -> CommandSent:
-    """Ask something of a run.
+    """Request an action on a run.
 
     Args:
-        parts: of the desk.
-        who: asks; needs to be an operator of its project.
-        run_id: of the run.
-        action: one of ``ACTIONS``.
-        start_from: for a recovery: tasks that run again with all behind them.
-        no_cache: for a rerun: every task runs, whatever is known of its outputs.
-        unique_key: the same key and the same command again change nothing.
+        parts: The parts of this process.
+        who: The account that asks. Must be an operator of the project.
+        run_id: ID of the run.
+        action: One of ``ACTIONS``.
+        start_from: For ``recover``: tasks that run again with everything downstream of them.
+        no_cache: For ``rerun``: run every task, even if a cached result exists.
+        unique_key: Idempotency key: repeating it with the same command changes nothing.
     Raises:
-        Problem: 403, also for what only masters write; 404; 409 naming what would be possible.
-        KeyReused: the key was given before, for another command.
+        Problem: 403, also for internal commands; 404; 409 naming the possible actions.
+        KeyReused: The key was used before, for another command.
     """
     row = row_of(parts, who, run_id)
     if action in _REFUSED:
@@ -305,14 +305,14 @@ def send(  # noqa: PLR0917 - one caller for each kind
 
 
 def sent(parts: Parts, asked: Asked) -> CommandSent:
-    """Return what a command was sent as; with its run, if a master has carried it out already."""
+    """Return a sent command, with its run if a master has already carried it out."""
     with parts.database.read() as connection:
         row = instances.find_command(connection, asked.id)
     return CommandSent(command=asked.id, is_new=asked.is_new, run=None if row is None else row.instance)
 
 
 def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: Event) -> None:
-    """What the master would do, tried without writing: the master decides by what it finds then."""
+    """Try the command without writing. The master decides later, by the state that it finds then."""
     stored = runs.load(connection, [row.id]).get(row.id)
     if stored is None:
         raise Problem(404, f"there is no run {row.id}")

@@ -1,4 +1,4 @@
-"""Schedules: when workflows start by themselves, and whether they do."""
+"""Schedules: when workflows start automatically, and whether they are enabled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _schedule(row: Row, last: Row | None, now: float, count: int) -> Schedule:
 
 
 def set_enabled(parts: Parts, who: Identity, project: str, name: str, *, enabled: bool) -> None:
-    """Enable or disable the schedule of a workflow. Fire times while it is disabled are not made up for.
+    """Enable or disable the schedule of a workflow. Fire times while it is disabled are not caught up.
 
     Raises:
         Problem: 403, 404.

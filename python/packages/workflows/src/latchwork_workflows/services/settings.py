@@ -1,7 +1,7 @@
-"""Connections, environments and parameters: who sees them, who changes them, and how a connection is tried.
+"""Connections, environments and parameters: who may see and change them, and how a connection is tested.
 
-Who may see a project sees the names; who may write its workflows sees the values too, which they could print in a task
-anyway, and changes those of the project. What is of all projects is changed by administrators of everything.
+A viewer of a project sees the names. An editor also sees the values, which its tasks could print anyway, and changes
+those of the project. Only administrators of all projects change the settings for all projects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from latchwork_workflows.services.runs import start
 from latchwork_workflows.web import Identity, Problem, Role
 
 Row: TypeAlias = Any
-#: Seconds that a try of a connection takes at most.
+#: Time limit of a connection test, in seconds.
 TRY_S = 30.0
 
 
@@ -67,27 +67,27 @@ def _listed(schema: type[S], parts: Parts, who: Identity, kind: SettingKind, pro
 
 
 def may_read(who: Identity, project: str) -> bool:
-    """Whether somebody sees values of a project, or of all: who may write workflows that have them."""
+    """Return whether an account may see values of a project, or of all projects: editors may."""
     return who.may(Role.EDITOR, project) if project else who.may_somewhere(Role.EDITOR)
 
 
 def may_change(who: Identity, project: str) -> bool:
-    """Whether somebody may change what a project has, or what all have."""
+    """Return whether an account may change the settings of a project, or of all projects."""
     return who.may(_needed(project), project)
 
 
 def set_connection(parts: Parts, who: Identity, project: str, name: str, *, url: str, secret: str = "") -> bool:
-    """Store a connection; whether it is new.
+    """Store a connection. Return whether it is new.
 
     Args:
-        parts: of the desk.
-        who: does it.
-        project: whose it is; empty: of all.
-        name: of it.
-        url: as SQLAlchemy reads it, without a password.
-        secret: the name of the password among the secrets of workers; empty: it has none.
+        parts: The parts of this process.
+        who: The account that asks.
+        project: Its project. Empty: all projects.
+        name: Its name.
+        url: SQLAlchemy URL without a password.
+        secret: Name of the password among the secrets of workers. Empty: no password.
     Raises:
-        Problem: 403, 409, 422 naming the field; no message repeats the URL.
+        Problem: 403, 409, 422 naming the field. No message repeats the URL.
     """
     return _set(parts, who, "connection", project, name, values={"url": url, "secret": secret})
 
@@ -102,27 +102,27 @@ def set_environment(
     drop: Iterable[str] = (),
     keep: bool = False,
 ) -> bool:
-    """Store an environment; whether it is new. Arguments and errors as for ``set_connection``.
+    """Store an environment. Return whether it is new. Raises like ``set_connection``.
 
     Args:
-        parts: of the desk.
-        who: does it.
-        project: whose it is; empty: of all.
-        name: of it.
-        variables: its variables.
-        drop: of those that it has, these go; with ``keep``.
-        keep: the variables that it has stay, but for those.
+        parts: The parts of this process.
+        who: The account that asks.
+        project: Its project. Empty: all projects.
+        name: Its name.
+        variables: Its variables.
+        drop: Existing variables to remove, with ``keep``.
+        keep: Keep the existing variables, except those in ``drop``.
     """
     return _set(parts, who, "environment", project, name, values={"variables": dict(variables)}, keep=keep, drop=drop)
 
 
 def set_parameter(parts: Parts, who: Identity, project: str, name: str, value: Any) -> bool:
-    """Store a parameter, any JSON; whether it is new. Arguments and errors as for ``set_connection``."""
+    """Store a parameter, any JSON value. Return whether it is new. Arguments and errors as for ``set_connection``."""
     return _set(parts, who, "parameter", project, name, values={"value": value})
 
 
 def remove(parts: Parts, who: Identity, kind: SettingKind, project: str, name: str) -> list[str]:
-    """Delete one; the workflows that name now what is not there, whose tasks will fail: sorted, each once.
+    """Delete a setting. Return the workflows that still name it, sorted and without duplicates: their tasks will fail.
 
     Raises:
         Problem: 403, 404.
@@ -140,19 +140,19 @@ def remove(parts: Parts, who: Identity, kind: SettingKind, project: str, name: s
 def try_connection(
     parts: Parts, who: Identity, project: str, name: str, *, within: str = "", group: str = "default"
 ) -> CommandSent:
-    """Ask a worker to open a connection: as a run of a workflow of one task, which is made for it.
+    """Test a connection on a worker, as a run of a workflow of one task that is created for it.
 
-    So it is tried with the network, the drivers and the secrets that tasks have, and its log is kept.
+    So the test uses the network, the drivers and the secrets of tasks, and its log is kept.
 
     Args:
-        parts: of the desk.
-        who: does it; an editor of the project that it is tried in.
-        project: of the connection; empty: of all.
-        name: of the connection.
-        within: the project that it is tried in, for one of all; empty: ``default``.
-        group: whose workers try it.
+        parts: The parts of this process.
+        who: The account that asks. Must be an editor of the project in which the test runs.
+        project: Project of the connection. Empty: all projects.
+        name: Name of the connection.
+        within: Project in which a connection of all projects is tested. Empty: ``default``.
+        group: Worker group that runs the test.
     Raises:
-        Problem: 403, 404, 422.
+        Problem: 403, 404, 422; 409, the project has another connection of this name.
     """
     at = project or within or "default"
     if project and within not in {"", project}:
@@ -208,7 +208,7 @@ def _check(kind: SettingKind, name: str, values: Mapping[str, Any]) -> None:
 
 
 def _details(kind: SettingKind, name: str, before: Row | None, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the audit says: which, and what of it has changed; never a value."""
+    """Return the audit details: the setting and which fields have changed, never a value."""
     found: dict[str, Any] = {kind: name, "new": before is None}
     if kind == "environment":
         old, new = (before.variables if before is not None else {}), values["variables"]

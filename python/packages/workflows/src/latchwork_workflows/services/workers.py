@@ -1,4 +1,4 @@
-"""The tasks that workers have, as far as the reader may see them."""
+"""The tasks that workers run, as far as the account may see them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tasks_of(connection: sa.Connection, who: Identity, attempts: Sequence[str]) 
 
 
 def queued(connection: sa.Connection, who: Identity, ids: Sequence[int]) -> list[ActiveTask]:
-    """Return these tasks, in this order, with the times since which they wait."""
+    """Return these tasks, in this order, with the times since which they have been waiting."""
     rows = workers.tasks(connection, ids)
     return [_seen(who, rows[each], "", rows[each].changed_at) for each in ids if each in rows]
 

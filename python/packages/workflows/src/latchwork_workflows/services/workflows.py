@@ -1,4 +1,4 @@
-"""Workflows: what an account may see of them, and how they change."""
+"""Workflows: what an account may see of them, and how to change them."""
 
 from __future__ import annotations
 
@@ -107,10 +107,11 @@ def diff(  # noqa: PLR0917 - what the address has
 
 
 def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checked:
-    """A definition as text or as plain values; who may see its project is told what it names and is not stored there.
+    """Check a definition given as text or as plain values. A viewer of its project also gets errors about missing
+    settings.
 
     Raises:
-        DefinitionInvalid: with every problem.
+        DefinitionInvalid: With every problem.
     """
     plain = read(given) if isinstance(given, str) else given
     project = plain.get("project", "default")
@@ -127,17 +128,17 @@ def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checke
 def apply(
     parts: Parts, who: Identity, given: str | Mapping[str, Any], *, online: bool | None = None, base: int | None = None
 ) -> AppliedVersion:
-    """Write a definition, as a new version if it differs.
+    """Store a definition, as a new version if it differs.
 
     Args:
-        parts: of the desk.
-        who: does it; needs to be an editor of its project.
-        given: the definition.
-        online: whether it may be started. None: a new workflow may, and one that is there stays as it is.
-        base: the version that was edited; None: whatever there is. 0: there is none.
+        parts: The parts of this process.
+        who: The account that asks. Must be an editor of the project.
+        given: The definition.
+        online: Whether it may be started. None: a new workflow may, and an existing one stays as it is.
+        base: The version that was edited. None: any. 0: the workflow is new.
     Raises:
-        DefinitionInvalid: with every problem.
-        Problem: 403; 409 if somebody else has written a newer version than ``base``.
+        DefinitionInvalid: With every problem.
+        Problem: 403; 409 if there is a newer version than ``base``.
     """
     found = check(parts, who, given)
     wanted = found.definition
@@ -173,7 +174,7 @@ def apply(
 
 
 def set_online(parts: Parts, who: Identity, project: str, name: str, *, online: bool) -> None:
-    """Whether a workflow may be started; runs that are there go on.
+    """Set whether a workflow may be started. Existing runs continue.
 
     Raises:
         Problem: 403, 404.
