@@ -187,8 +187,9 @@ class SessionLock(GuardsWork):
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the current hold is lost or its session is closed, not by a release. Read it after
-        each ``acquire``.
+        """A signal that is set when the current hold is lost or its session is closed, not by a release.
+
+        Read it after each ``acquire``.
         """
         if self._home.is_foreign:
             return lost_by_fork()
@@ -201,8 +202,9 @@ class SessionLock(GuardsWork):
         return hold.remaining_s() if hold is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` when a hold is lost or its session is closed, not on release. Return a function that removes
-        the listener.
+        """Call ``fn()`` when a hold is lost or its session is closed, not on release.
+
+        Returns a function that removes the listener.
         """
         self._waits.check()
         return listen(self._listeners, fn)
@@ -211,9 +213,7 @@ class SessionLock(GuardsWork):
 
     @abstractmethod
     async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
-        """Acquire the lock. Return None, with nothing left behind, after the timeout or when the waiter was called
-        off.
-        """
+        """Acquire the lock. Return None, with nothing left behind, after a timeout or a cancellation."""
 
     def _before(self) -> None:
         """Refuse an acquisition that cannot succeed."""

@@ -226,10 +226,9 @@ class PersistentLock(GuardsWork):
         return listen(self._lost_listeners, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
-        """Call ``fn(error, remaining_s)`` when a renewal of the hold fails or is not answered. It is ours for that
-        long.
+        """Call ``fn(error, remaining_s)`` when a renewal of the hold fails or is not answered.
 
-        Returns a function that removes the listener.
+        The lock is still held for ``remaining_s`` seconds. Returns a function that removes the listener.
         """
         self._refuse_closed()
         return listen(self._failed_listeners, fn)

@@ -138,8 +138,9 @@ def _lifetime_s(permits: Permits) -> float:
 
 
 class RateLimiter(Closes):
-    """A rate limit for the cluster: ``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at
-    most 100 times in any minute.
+    """A rate limit for the whole cluster.
+
+    ``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at most 100 times in any minute.
 
     No interval of that length, wherever it begins, has more acquisitions in the whole cluster. The rate is therefore at
     most ``permits / (interval_s + slack_s)``, with one write per acquisition. An object whose first read finds given

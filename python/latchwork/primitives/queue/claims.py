@@ -230,7 +230,7 @@ class QueueClaim(GuardsWork):
             LockLost: the item is not ours any more, or was removed; nothing was changed.
             Conflict: one of your checks or writes did not hold; the item is still ours.
             Unavailable: not done, and still ours for a while.
-            OutcomeUnknown: done or not: the session ended before that could be found out.
+            OutcomeUnknown: it may be done; the session ended before that was known.
         """
         await self._end([*self._delete(), *ops], checks, timeout_s)
 
@@ -301,11 +301,11 @@ class QueueClaim(GuardsWork):
                 return
 
     def ack_part(self, ops: Sequence[Op] = ()) -> ClaimEnding:
-        """Return ``ack`` as a part of a transaction of yours; see ``ClaimEnding``."""
+        """Return ``ack`` as part of your own transaction; see ``ClaimEnding``."""
         return self._part([*self._delete(), *ops])
 
     def release_part(self, why: str = "", *, count: bool = True, partition: str | None = None) -> ClaimEnding:
-        """Return ``release`` as a part of a transaction of yours; see ``ClaimEnding``. It makes no dead letters."""
+        """Return ``release`` as part of your own transaction; see ``ClaimEnding``. It makes no dead letters."""
         check_text(why, "the reason")
         return self._part(self._give(why, count=count, partition=partition))
 
@@ -426,7 +426,7 @@ class QueueClaim(GuardsWork):
 
 
 class ClaimEnding:
-    """The end of a claim as a part of a transaction of yours, which may end many: one commit instead of many.
+    """The end of a claim as part of your own transaction, which may end many claims in one commit.
 
     Make it, put ``checks`` and ``ops`` into a transaction, and commit that; then call ``committed``. When it was
     refused, or its outcome is unknown, ask ``landed``. Until one of these is called the claim says that it is not held,
@@ -471,7 +471,7 @@ class ClaimEnding:
 
 
 class CreateClaimed:
-    """An item that is put and claimed in one transaction of yours: no other client sees it free in between.
+    """An item that is put and claimed in your own transaction: no other client sees it free in between.
 
     Call ``taken`` or ``doubtful`` once the transaction may have been written. The claim is as any other: when its
     session ends the item is there, free, with one attempt counted.

@@ -1,11 +1,11 @@
-"""Waiting until an item of a partition is free: only the first in the line watches the partition.
+"""Waits until an item of a partition is free. Only the first waiter watches the partition.
 
-Its watch has the whole partition, so the free items, and their order, are known without a look, and can be taken by
-one commit. A waiter that only wants to know leaves the line in the background; the next one sees the partition as it
+Its watch covers the whole partition, so free items and their order are known without a read, and can be taken by
+one commit. A waiter that takes nothing leaves the line in the background, and the next one sees the partition as it
 is. Or it stays: then its next wait continues on the same watch and costs nothing. A waiter that takes keeps its place
 until it has an item, so takers are served in the order in which they came.
 
-A waiter that sees a free item that it does not accept says so in its ticket: then those after it do not wait for it,
+A waiter that sees a free item that it does not accept notes this in its ticket. Then later waiters do not wait for it,
 because one of them may accept the item.
 """
 
@@ -30,9 +30,9 @@ from latchwork.store.watch import Batch
 from latchwork.types import Change, Entry, Put
 
 _PASSES = "passes"
-#: Pages that are looked at before a wait.
+#: Maximum number of pages read before a wait.
 _PAGES = 3
-#: Free items known from a watch that are tried before a look is made.
+#: Maximum number of free items known from a watch that are tried before a read.
 _KNOWN = 16
 
 
@@ -58,7 +58,7 @@ class LineHead:
 
 
 class Waiting:
-    """The lines of waiting takers, one for each partition. Thread-safe."""
+    """The queues of waiting takers, one for each partition. Thread-safe."""
 
     def __init__(self, info: QueueInfo, label: str) -> None:
         self._info = info
@@ -79,7 +79,7 @@ class Waiting:
         return self._lines.setdefault(partition, tickets)
 
     async def wait(self, partition: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
-        """Wait until an item that is accepted is free; None on a timeout, or when the wait was called off."""
+        """Wait until an accepted item is free; None after a timeout or a cancellation."""
         if await waiter.keep_trying(lambda: self._is_free(partition, accept), patience):
             return self._watcher(partition, accept)
         if patience.is_over:
@@ -106,7 +106,7 @@ class Waiting:
         accept: Accept,
         take: Callable[[list[QueueItem]], Steps[list[QueueClaim]]],
     ) -> list[QueueClaim]:
-        """Wait until ``take`` has taken an item; empty on a timeout, or when the wait was called off.
+        """Wait until ``take`` has taken an item; empty after a timeout or a cancellation.
 
         Args:
             partition: the partition.
@@ -134,7 +134,7 @@ class Waiting:
     # Staying
 
     def kept(self, partition: str) -> Waiter | None:
-        """Return the waiter that has kept a place in the line of a partition."""
+        """Return the waiter that has kept its position in a partition; None if there is none."""
         head = self._heads.get(partition)
         return None if head is None else head.waiter
 
@@ -143,7 +143,7 @@ class Waiting:
             return self._heads.pop(partition, None)
 
     def taken(self, claims: Iterable[QueueClaim]) -> None:
-        """Note claims of ours: a waiter of ours that stays in line does not report their items as free."""
+        """Note our claims, so that a waiter of ours that keeps its position does not report their items as free."""
         for claim in claims:
             item = claim.item
             seen = self._seen.get(item.partition)
@@ -158,7 +158,7 @@ class Waiting:
         accept: Accept,
         on_ahead: Callable[[int], None] | None = None,
     ) -> IsFree | None:
-        """Wait without a look before; keep the place also after a timeout, but not once called off.
+        """Wait without a read before. Keep the position after a timeout, but not after a cancellation.
 
         Args:
             partition: the partition.
@@ -193,7 +193,7 @@ class Waiting:
             return True
 
     def leave(self, partition: str) -> None:
-        """Give up the place that was kept in a line, in the background, if there is one."""
+        """Leave a position that was kept, in the background, if there is one."""
         head = self._kept_head(partition)
         if head is not None:
             self._seen.pop(partition, None)
@@ -201,7 +201,7 @@ class Waiting:
             head.waiter.close()
 
     def close(self) -> None:
-        """Give up the places that are kept, and keep none from now on. Idempotent."""
+        """Leave all kept positions, and keep none from now on. Idempotent."""
         with self._lock:
             self._is_closed = True
             partitions = list(self._heads)
@@ -214,7 +214,7 @@ class Waiting:
         return IsFree(self._info.names, partition, accept)
 
     async def _sees_one(self, partition: str, head: LineHead, patience: Patience) -> bool:
-        """Wait until the watch shows a free item that is accepted; False on a timeout, or when called off."""
+        """Wait until the watch shows a free item that is accepted; False after a timeout or a cancellation."""
         waiter, seen = head.waiter, head.seen
         while True:
             if head.is_watching:
@@ -252,7 +252,7 @@ class Seen:
 
 
 class IsFree:
-    """Follows a partition, and says whether an item that is accepted is free. Single-threaded.
+    """Follows a partition, and returns whether an accepted item is free. Single-threaded.
 
     Attributes:
         is_found: whether one is. The wait is also done when a free item is not accepted, until those after it know.

@@ -253,9 +253,7 @@ class Ownership:
         self._end(lost=False)
 
     def lose(self) -> None:
-        """Tell all work under it to stop, because it was lost, unless it was released before. Does not block;
-        idempotent.
-        """
+        """Stop all work under it, because it was lost, unless it was released before. Does not block; idempotent."""
         self._end(lost=True)
 
     def _end(self, *, lost: bool) -> None:
