@@ -1,7 +1,4 @@
-"""Who is told, and how: channels, messages, and the sender that one master at a time is.
-
-It keeps to itself how each kind of channel is spoken to.
-"""
+"""Alerts: channels, messages, and the sender, which runs on one master at a time."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Services that Apprise knows. It says yes or no: what a service took before a no comes again with the next try."""
+"""Sends alerts through Apprise, which only reports success or failure. A retry may repeat a partly sent message."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST_TOLD = 500
 
 
 def send(message: Message, options: AppriseOptions, _at: float) -> str:
-    """Send it; empty.
+    """Send a message. Returns an empty string.
 
     Raises:
-        NotSent: it was not accepted, or the library is not there.
+        NotSent: It was not accepted, or the library is not installed.
     """
     try:
         apprise: Any = importlib.import_module("apprise")
@@ -32,7 +32,7 @@ def send(message: Message, options: AppriseOptions, _at: float) -> str:
         service = apprise.Apprise()
         if not service.add(options.url):
             raise NotSent(Answer.REJECTED, f"apprise can do nothing with this URL{_said(told)}")
-        if len(service) != 1:  # one says no, and all others are told twice
+        if len(service) != 1:  # if one failed, a retry would send to all others twice
             raise NotSent(Answer.REJECTED, "this is more than one URL; make a channel of each")
         result = service.notify(body=message.text, title=message.subject)
     if not result:
@@ -42,7 +42,7 @@ def send(message: Message, options: AppriseOptions, _at: float) -> str:
 
 
 class _Listener(logging.Handler):
-    """Keeps what one thread's calls are warned of. Nothing else: what is logged for debugging has URLs in it."""
+    """Collects the warnings of one thread. Debug messages are left out because they contain URLs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -56,7 +56,7 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _heard() -> Iterator[list[str]]:
-    """Collect what Apprise warns of in this thread: why it refuses a URL is in its log, and nowhere else."""
+    """Collect the warnings of Apprise in this thread: only its log says why it refuses a URL."""
     listener, logger = _Listener(), logging.getLogger("apprise")
     logger.addHandler(listener)
     try:

@@ -1,6 +1,6 @@
-"""Channels as people write them: what each kind takes, and that none of it is a secret. Pure.
+"""Options of alert channels and their validation. They contain no secrets. Pure.
 
-A secret is named, ``${secret:SMTP_PASSWORD}``, in any text of a channel, and known to the masters' machines alone.
+A channel refers to a secret by name, as in ``${secret:SMTP_PASSWORD}``. Only the machines of masters know its value.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Z
 _SENDER = re.compile(r"(?:([^<>@\r\n\"]{0,200}?)\s*<([^<>\s]+)>|([^<>\s]+))")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HOST = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$|^\[?[0-9A-Fa-f:.]{2,45}\]?$"
-#: Headers of a webhook that are ours, or those of the connection.
+#: Headers that a webhook cannot set: they are set by Latchwork or by the connection.
 _OURS = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection"})
 Line: TypeAlias = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class ChannelInvalid(LatchworkError, ValueError):
-    """A channel that cannot be used.
+    """A channel is invalid.
 
     Attributes:
-        problems: each with its place and what is wrong.
+        problems: Path and message of each problem.
     """
 
     def __init__(self, problems: list[tuple[str, str]]) -> None:
@@ -56,19 +56,19 @@ def _secret(value: str) -> str:
 
 
 class SmtpOptions(_Options):
-    """A mail server.
+    """Options of a mail server.
 
     Attributes:
-        host: its name.
-        sender: whom mail is from: an address, or ``Workflows <flows@example.org>``.
-        to: addresses of those who get it; mail of rows has its own.
+        host: Host name of the server.
+        sender: Sender: an address, or ``Workflows <flows@example.org>``.
+        to: Addresses of the recipients. Mail with rows has its own recipients.
         security: ``starttls``, ``tls`` from the first byte, or ``none``.
-        port: default 587, 465 or 25 by the security.
-        user: to sign in as; empty: nobody.
-        password: of the user, ``${secret:NAME}``.
-        ca_file: certificates to trust instead of the machine's, a file of each master's machine.
-        timeout_s: seconds that one mail may take.
-        link: address of the pages, for links in messages.
+        port: Default: 587, 465 or 25, depending on ``security``.
+        user: User to sign in as. Empty: do not sign in.
+        password: Password of the user, ``${secret:NAME}``.
+        ca_file: Certificates to trust instead of those of the machine, a file on the machine of each master.
+        timeout_s: Time limit for one mail, in seconds.
+        link: URL of the pages, for links in messages.
     """
 
     host: Annotated[str, StringConstraints(pattern=_HOST)]
@@ -100,15 +100,15 @@ class SmtpOptions(_Options):
 
 
 class WebhookOptions(_Options):
-    """An address that takes JSON by POST.
+    """Options of a URL that accepts JSON by POST.
 
     Attributes:
-        url: ``https://`` or ``http://``; a token in it is named: ``https://hooks.example.org/${secret:HOOK}``.
-        headers: more of them, by name; a token is named.
-        signing_key: ``${secret:NAME}``: messages are signed, by HMAC-SHA256 of the time and the body.
-        ca_file: as of mail.
-        timeout_s: seconds that one message may take.
-        link: as of mail.
+        url: ``https://`` or ``http://``. Refer to a token by name: ``https://hooks.example.org/${secret:HOOK}``.
+        headers: Additional headers. Refer to a token by name.
+        signing_key: ``${secret:NAME}``. Signs messages with HMAC-SHA256 of the time and the body.
+        ca_file: As for mail.
+        timeout_s: Time limit for one message, in seconds.
+        link: As for mail.
     """
 
     url: Line
@@ -141,11 +141,11 @@ class WebhookOptions(_Options):
 
 
 class AppriseOptions(_Options):
-    """Any service that Apprise knows; needs ``latchwork[alerts]`` where masters run.
+    """Options of any service that Apprise supports. Needs ``latchwork[alerts]`` on the machines of masters.
 
     Attributes:
-        url: one of Apprise's; the tokens in it are named: ``slack://${secret:SLACK}``.
-        link: as of mail.
+        url: An Apprise URL. Refer to its tokens by name: ``slack://${secret:SLACK}``.
+        link: As for mail.
     """
 
     url: Line
@@ -160,7 +160,7 @@ class AppriseOptions(_Options):
 
 
 Options: TypeAlias = SmtpOptions | WebhookOptions | AppriseOptions
-#: The kinds of channels, and what each takes.
+#: Options by kind of channel.
 KINDS: dict[str, type[SmtpOptions | WebhookOptions | AppriseOptions]] = {
     "smtp": SmtpOptions,
     "webhook": WebhookOptions,
@@ -169,10 +169,10 @@ KINDS: dict[str, type[SmtpOptions | WebhookOptions | AppriseOptions]] = {
 
 
 def checked_channel(name: str, kind: str, options: Mapping[str, Any]) -> Options:
-    """What a channel says.
+    """Return the validated options of a channel.
 
     Raises:
-        ChannelInvalid: with every problem.
+        ChannelInvalid: With every problem.
     """
     problems = []
     if not re.fullmatch(NAME_PATTERN, name):
@@ -197,10 +197,10 @@ def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def sender_of(text: str) -> tuple[str, str]:
-    """The display name and the address of ``Workflows <flows@example.org>``.
+    """Return the display name and the address of ``Workflows <flows@example.org>``.
 
     Raises:
-        ValueError: it is neither that nor an address.
+        ValueError: It is neither that nor an address.
     """
     found = _SENDER.fullmatch(text.strip())
     if found is None:
@@ -209,7 +209,7 @@ def sender_of(text: str) -> tuple[str, str]:
 
 
 def check_url(url: str) -> None:
-    """Refuse what is no plain address of HTTP. Raises ValueError."""
+    """Refuse a URL that is not a plain HTTP address. Raises ValueError."""
     try:
         parts = urlsplit(url)
         is_plain = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
@@ -222,10 +222,10 @@ def check_url(url: str) -> None:
 
 
 def filled(options: Options, secret: Callable[[str], str]) -> tuple[Options, list[str]]:
-    """The options with their secrets in place, and these secrets, to be masked in what is told of it.
+    """Return the options with the values of their secrets, and these values, to be masked in errors.
 
     Raises:
-        LatchworkError: there is no secret of a name.
+        LatchworkError: There is no secret of a name.
     """
     used: list[str] = []
 
@@ -246,5 +246,5 @@ def filled(options: Options, secret: Callable[[str], str]) -> tuple[Options, lis
 
 
 def secrets_of(options: Mapping[str, Any]) -> list[str]:
-    """The names of the secrets that stored options refer to, sorted."""
+    """Return the names of the secrets that stored options refer to, sorted."""
     return sorted(set(_REFERENCE.findall(str(dict(options)))))

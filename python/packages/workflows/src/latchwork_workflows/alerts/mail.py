@@ -1,4 +1,4 @@
-"""Mail by SMTP, step by step: what fails before the message is out was no message, what fails then is in doubt."""
+"""Sends mail by SMTP, step by step. An error before the message data is a failure. A lost reply after it is unknown."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
 
 def mail_of(message: Message, options: SmtpOptions, at: float) -> EmailMessage:
-    """The mail. A header that would be two is refused by the library, and there is none: all are one line by then.
+    """Return the mail for a message. All header values are single lines, and the library refuses any other.
 
     Raises:
-        ValueError: nobody would get it.
+        ValueError: It has no recipients.
     """
     to = message.to or options.to
     if not to:
@@ -44,11 +44,11 @@ def mail_of(message: Message, options: SmtpOptions, at: float) -> EmailMessage:
 
 
 def send(message: Message, options: SmtpOptions, at: float) -> str:
-    """Send it; who did not get it though others did, empty if all did.
+    """Send a message. Return the refused recipients as text, empty if all accepted it.
 
     Raises:
-        NotSent: nobody got it, or nobody knows.
-        ValueError: it is none that could be sent.
+        NotSent: No recipient got it, or the result is unknown.
+        ValueError: The message cannot be sent.
     """
     mail = mail_of(message, options, at)
     data = mail.as_bytes()
@@ -65,7 +65,7 @@ def send(message: Message, options: SmtpOptions, at: float) -> str:
 
 
 class _Quiet(smtplib.SMTP):
-    """Its socket is cut when the time is over. Ends without a word: a server that hangs would be waited for."""
+    """Cuts its socket at the deadline. Closes without QUIT, so that it never waits for a hanging server."""
 
     deadline: Deadline
 
@@ -115,7 +115,7 @@ def _sent(server: smtplib.SMTP, mail: EmailMessage, data: bytes, options: SmtpOp
         first = next(iter(refused.values()))
         raise NotSent(_answer(worst), f"every recipient was refused: {_said(first)}")
     _need(server.docmd("DATA"), "the message", 354)
-    try:  # from here on it may be out
+    try:  # from here on it may have been sent
         server.send(re.sub(rb"(?m)^\.", b"..", data) + (b"" if data.endswith(b"\r\n") else b"\r\n") + b".\r\n")
         answer = server.getreply()
     except (smtplib.SMTPException, OSError) as error:

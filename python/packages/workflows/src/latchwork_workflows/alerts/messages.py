@@ -1,4 +1,4 @@
-"""The text of an alert, and the rows that a mail has."""
+"""The text of an alert, and the rows in a mail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from latchwork.errors import LatchworkError
 from latchwork.spi import printable, utc_text
 from latchwork_workflows.logs import LogStore
 
-#: Characters of a subject, of a line, and of a text.
+#: Maximum number of characters of a subject, a line, and a text.
 MOST_SUBJECT, MOST_LINE, MOST_TEXT = 200, 1000, 60_000
 _WORDS = {
     "success": "succeeded",
@@ -25,17 +25,17 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An alert, as the database has it.
+    """An alert from the database.
 
     Attributes:
-        id: of the alert.
-        delivery: of this delivery of it.
-        round: 1, and more when somebody asked for it again.
-        kind: what happened, in a word.
-        at: when, in seconds since the epoch.
-        run: of which run; None of a test.
-        task: of which task; empty of a run.
-        details: what else is known.
+        id: ID of the alert.
+        delivery: ID of this delivery.
+        round: Starts at 1 and increases with each resend by a user.
+        kind: Kind of event.
+        at: Time of the event, in seconds since the epoch.
+        run: ID of the run. None for a test.
+        task: Name of the task. Empty for a run.
+        details: Other details.
     """
 
     id: int
@@ -50,15 +50,15 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is sent.
+    """A message to send.
 
     Attributes:
-        id: the same for each sending of this delivery, so that who gets it twice can see that.
-        subject: one line.
-        text: for people.
-        body: for programs: plain JSON.
-        to: addresses instead of the channel's; empty: the channel's.
-        files: name and content of what is attached.
+        id: The same for each try of this delivery, so that recipients can detect duplicates.
+        subject: One line.
+        text: Text for people.
+        body: Plain JSON for programs.
+        to: Recipients. Empty: those of the channel.
+        files: Name and content of attachments.
     """
 
     id: str
@@ -70,12 +70,12 @@ class Message:
 
 
 def message_of(told: Told, installation: str, link: str = "") -> Message:
-    """The message of an alert.
+    """Return the message of an alert.
 
     Args:
-        told: the alert.
-        installation: the id of the database, which makes the id of the message one of the world.
-        link: address of the pages; empty: none is known.
+        told: The alert.
+        installation: ID of the database, which makes the message ID globally unique.
+        link: URL of the pages. Empty: not known.
     """
     details = told.details
     about = line(details.get("workflow", "")) or "latchwork"
@@ -97,7 +97,7 @@ def message_of(told: Told, installation: str, link: str = "") -> Message:
 
 
 def line(value: object) -> str:
-    """One harmless line of at most so many characters."""
+    """Return a value as one printable line of at most ``MOST_LINE`` characters."""
     text = printable(" ".join(str(value).split()))
     return text if len(text) <= MOST_LINE else f"{text[: MOST_LINE - 1]}…"
 
@@ -113,7 +113,7 @@ def _what(told: Told) -> str:
 
 
 def _facts(told: Told) -> list[str]:
-    """What is known, a line each."""
+    """Return the known details, one per line."""
     details = told.details
     moments = {"Schedule time": "schedule_time", "Began": "started_at"}
     rows = [f"When: {utc_text(told.at)}"]
@@ -141,21 +141,21 @@ def _failed(rows: object) -> list[str]:
     return ["", *(f"  {line(each.get('name'))}: {line(each.get('error') or each.get('state'))}" for each in rows), ""]
 
 
-#: Bytes of CSV that become a table, and that are read at most.
+#: Maximum number of bytes of CSV that are shown as a table, and that are read.
 MOST_TABLE, MOST_BYTES = 65_536, 10_000_000
 _CELL = 60
 
 
 class NoRows(LatchworkError):
-    """The rows that a message is about cannot be read here."""
+    """The rows for a message cannot be read here."""
 
 
 def with_rows(message: Message, told: Told, logs: LogStore | None) -> Message:
-    """The message with the rows that its alert is about; of another alert the message itself.
+    """Return the message with the rows of its alert. Other alerts are returned unchanged.
 
     Raises:
-        NoRows: this master has no log store.
-        LatchworkError, OSError: it has none of this name, or cannot be read now.
+        NoRows: This master has no log store.
+        LatchworkError, OSError: The log store does not have the rows, or cannot be read now.
     """
     if told.kind != "rows":
         return message
@@ -174,13 +174,13 @@ def with_rows(message: Message, told: Told, logs: LogStore | None) -> Message:
 
 
 def _count(data: bytes) -> int:
-    """The rows of CSV, without the names of its columns."""
+    """Return the number of CSV rows without the header."""
     text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "replace", newline="")
     return max(0, sum(1 for _ in csv.reader(text)) - 1)
 
 
 def table(text: str) -> list[str]:
-    """CSV as lines of a table."""
+    """Return CSV as lines of a table."""
     rows = [[_cell(each) for each in row] for row in csv.reader(io.StringIO(text, newline=""))]
     if not rows:
         return []

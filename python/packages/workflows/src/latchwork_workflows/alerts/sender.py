@@ -1,8 +1,8 @@
-"""The sender: takes deliveries whose time has come, and tells what became of each. One process at a time has one.
+"""The sender: sends due deliveries and records the results. One process at a time runs it.
 
-SENDING is committed before anything is sent, and the answer after it. Each channel has a thread of its own while there
-is something for it, so one that hangs or refuses holds up no other. What a sender that died has left SENDING is in
-doubt, and is sent once again.
+SENDING is committed before a message is sent, and its result afterwards. Each active channel has a separate thread, so
+a channel that hangs or refuses does not block others. Deliveries that a dead sender left in SENDING are in doubt, and
+are sent once more.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from latchwork_workflows.state.alerts import Answer, DeliveryState
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks for what is due.
+#: Seconds between two polls for due deliveries.
 POLL_S = 2.0
-#: So many channels are spoken to at a time.
+#: Maximum number of channels that are used at a time.
 MOST_CHANNELS = 16
-#: Seconds for which a channel that has refused something is left alone, with all that waits for it.
+#: Seconds for which a channel pauses after it has refused a message.
 REST_S = 10.0
-#: Seconds until an answer that could not be written is written again.
+#: Seconds until the next try to write a result.
 _AGAIN_S = 1.0
 Send: TypeAlias = Callable[[Message, Any, float], str]
-#: How each kind of channel is spoken to.
+#: Send function by kind of channel.
 WAYS: Mapping[str, Send] = {"smtp": mail.send, "webhook": webhook.send, "apprise": by_apprise.send}
 
 
 class Sender:
-    """Sends what is due until it is told to stop: ``Sender(database, secrets, token=fence.token).run()``.
+    """Sends due deliveries until stopped: ``Sender(database, secrets, token=fence.token).run()``.
 
     Args:
-        database: with the alerts.
-        secrets: of this machine.
-        token: of the hold under which it sends; it grows with each sender.
-        logs: the log store of the workers, where rows are that are mailed; None: these wait.
-        remaining_s: seconds for which the hold is certain; nothing is begun without it.
-        poll_s: seconds between two looks.
-        ways: how each kind of channel is spoken to.
-        now: seconds since the epoch.
+        database: Database with the alerts.
+        secrets: Secrets of this machine.
+        token: Token of the lock under which it sends. It grows with each sender.
+        logs: Log store of the workers, with the rows to mail. None: mails with rows wait.
+        remaining_s: Returns the seconds for which the lock is certain. Without it, nothing is sent.
+        poll_s: Seconds between two polls.
+        ways: Send function by kind of channel.
+        now: Returns seconds since the epoch.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class Sender:
         self._installation = ""
 
     def stop(self) -> None:
-        """Begin nothing more; what is being sent is waited for by ``run``. From any thread."""
+        """Send nothing more. ``run`` waits for messages that are being sent. Thread-safe."""
         self._stopping.set()
         self._news.set()
 
     def run(self) -> None:
-        """Send until told to stop.
+        """Send until stopped.
 
         Raises:
-            NotOwner: a newer sender is there.
-            DatabaseUnavailable: it cannot be reached.
+            NotOwner: There is a newer sender.
+            DatabaseUnavailable: The database is out of reach.
         """
         self._installation = installation_of(self._database).id
         with self._database.write() as connection:
@@ -116,7 +116,7 @@ class Sender:
                 each.join()
 
     def _look(self) -> None:
-        """Hand out what is due."""
+        """Start threads for the due deliveries."""
         now = self._now()
         with self._mutex:
             busy, mine = set(self._threads), set(self._mine)
@@ -169,8 +169,8 @@ class Sender:
             self._news.set()
 
     def _deliver(self, number: int) -> bool:
-        """One delivery; False: the channel is to be left alone for a while."""
-        with self._mutex:  # before it is SENDING: whoever finds it so asks whether it is in hand
+        """Send one delivery. Return False if its channel must rest."""
+        with self._mutex:  # before it is SENDING: a poll that finds it in SENDING checks whether it is ours
             self._mine.add(number)
         try:
             with self._database.write() as connection:
@@ -189,12 +189,14 @@ class Sender:
         return True
 
     def _rest(self, channel: str, since: float) -> None:
-        """Leave a channel alone for a while."""
+        """Pause a channel for ``REST_S``."""
         with self._mutex:
             self._rests[channel] = since + REST_S
 
     def _write(self, taken: Taken, answer: Answer, error: str, answered_at: float) -> None:
-        """Until it is written, or somebody else has it: what was sent and is forgotten is sent again."""
+        """Write a result, and retry until it is written or another sender has the delivery: a lost result would cause a
+        resend.
+        """
         while True:
             try:
                 with self._database.write() as connection:
@@ -209,7 +211,7 @@ class Sender:
             return
 
     def _sent(self, taken: Taken) -> tuple[Answer, str]:
-        """Send it; how that ended."""
+        """Send a message and return the result."""
         if taken.channel is None:
             return Answer.REFUSED, f"there is no channel {taken.by!r}; an administrator can make it"
         if not taken.channel.enabled:
@@ -218,7 +220,7 @@ class Sender:
         try:
             options, used = self._options(taken)
             message = self._message(taken, getattr(options, "link", ""))
-        except (LatchworkError, OSError) as error:  # a secret that is missing, a log store that is away
+        except (LatchworkError, OSError) as error:  # a missing secret, an unavailable log store
             return Answer.REFUSED, line(error)
         except Exception as error:
             _log.exception("alert delivery %d cannot be made into a message", taken.id)

@@ -1,4 +1,4 @@
-"""What all kinds of sending have in common: how it ended, and that it ends in time. Only this wing uses it."""
+"""Shared by all kinds of channels: the error type, deadlines and TLS. Internal to this package."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from latchwork_workflows.state.alerts import Answer
 
 
 class NotSent(Exception):
-    """A message that was not accepted, or of which nobody knows.
+    """A message was not accepted, or its result is unknown.
 
     Attributes:
-        answer: which of these.
+        answer: The result.
     """
 
     def __init__(self, answer: Answer, why: str) -> None:
@@ -24,10 +24,10 @@ class NotSent(Exception):
 
 
 class Deadline:
-    """Ends a conversation that takes too long, also one that comes byte by byte, each in time.
+    """Ends a conversation that takes too long, even if each single read is in time.
 
     Args:
-        timeout_s: seconds for all of it.
+        timeout_s: Seconds for the whole conversation.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -39,7 +39,7 @@ class Deadline:
 
     @contextmanager
     def running(self) -> Iterator[Deadline]:
-        """While the time runs."""
+        """Run the deadline within a ``with`` block."""
         self._timer.start()
         try:
             yield self
@@ -48,7 +48,7 @@ class Deadline:
             self._timer.join()
 
     def watch(self, connection: socket.socket | None) -> None:
-        """This is what is cut when the time is over."""
+        """Set the socket to cut at the deadline."""
         self._socket = connection
         if self.is_over:
             self._cut()
@@ -64,8 +64,8 @@ class Deadline:
 
 
 def tls_of(ca_file: str) -> ssl.SSLContext:
-    """What a server is known by. Raises OSError, with the file."""
+    """Return a TLS context that verifies servers. Raises OSError, which names the file."""
     try:
         return ssl.create_default_context(cafile=ca_file or None)
-    except OSError as error:  # OpenSSL's words do not name it
+    except OSError as error:  # the message of OpenSSL does not name it
         raise OSError(f"certificates of {ca_file or 'this machine'} cannot be read: {error}") from error

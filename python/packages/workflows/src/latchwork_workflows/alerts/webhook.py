@@ -1,6 +1,6 @@
-"""JSON by POST: an answer of 200 to 299 is an acceptance; a redirect is followed nowhere.
+"""Sends JSON by POST. A status of 200 to 299 means accepted. Redirects are not followed.
 
-X-Latchwork-Delivery: 17.1                 the same for each sending of a delivery
+X-Latchwork-Delivery: 17.1                 the same for each try of a delivery
 X-Latchwork-Timestamp: 1764000000
 X-Latchwork-Signature: sha256=<hex>        HMAC-SHA256 of "<timestamp>.<body>", if the channel has a key
 """
@@ -19,17 +19,17 @@ from latchwork_workflows.alerts.messages import Message, line
 from latchwork_workflows.alerts.sending import Deadline, NotSent, tls_of
 from latchwork_workflows.state.alerts import Answer
 
-#: So much of an answer is read.
+#: Maximum number of bytes of an answer that are read.
 _MOST_ANSWER = 2_000
 _LATER = frozenset({408, 409, 425, 429})
 
 
 def send(message: Message, options: WebhookOptions, at: float) -> str:
-    """Send it; empty.
+    """Send a message. Returns an empty string.
 
     Raises:
-        NotSent: it was not accepted, or nobody knows.
-        ValueError: the address, once its secrets are in place, is none.
+        NotSent: It was not accepted, or the result is unknown.
+        ValueError: The URL is invalid once its secrets are filled in.
     """
     check_url(options.url)
     body = json.dumps({**message.body, "text": message.text, "subject": message.subject}, ensure_ascii=True).encode()
@@ -42,7 +42,7 @@ def send(message: Message, options: WebhookOptions, at: float) -> str:
         try:
             return _sent(connection, message, options, body, at)
         except (OSError, http.client.HTTPException) as error:
-            is_late = deadline.is_over or isinstance(error, TimeoutError)  # the socket's own time may end first
+            is_late = deadline.is_over or isinstance(error, TimeoutError)  # the timeout of the socket may end first
             late = f"it did not answer within {options.timeout_s:g} s" if is_late else reason(error)
             raise NotSent(Answer.DOUBT, f"nobody knows whether it was accepted: {late}") from error
         finally:

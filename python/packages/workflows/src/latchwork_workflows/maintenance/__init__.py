@@ -1,7 +1,4 @@
-"""A database of workflows looked after: what must never be is found, and what people wrote is carried to another.
-
-How a document is compared, and what a look reads, is kept inside.
-"""
+"""Maintenance of a database of workflows: finds inconsistencies, and exports and imports definitions and settings."""
 
 from latchwork_workflows.maintenance.carrying import Change, document_of, import_document, missing_bundles
 from latchwork_workflows.maintenance.doctor import Doctor, Finding, plain

@@ -1,7 +1,7 @@
-"""What people wrote, as one document: workflows with their schedules, values, accounts; carried to another database.
+"""Exports and imports everything that users wrote as one document: workflows with schedules, settings, accounts.
 
-Runs, history, logs, passwords, tokens and secrets stay where they are. What is imported is compared first; it adds and
-changes, and deletes nothing. All of it is written, or nothing.
+Runs, history, logs, passwords, tokens and secrets are not exported. An import first compares the document with the
+database. It adds and changes, but deletes nothing. It writes everything or nothing.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _Record(BaseModel):
 
 
 class CarriedWorkflow(_Record):
-    """A workflow: its newest version, whether it may be started, and whether its schedule starts it.
+    """A workflow: its newest version, whether it may be started, and whether its schedule is enabled.
 
-    What is None stays as it is; of a new workflow it is true.
+    None keeps the current value. For a new workflow, None means true.
     """
 
     definition: dict[str, Any]
@@ -50,7 +50,7 @@ class CarriedWorkflow(_Record):
 
 
 class CarriedParameter(_Record):
-    """A value for ``${name}`` of a project, or of all."""
+    """A value for ``${name}``, of a project or of all projects."""
 
     project: str = Field("", max_length=100)
     name: str = Field(max_length=100)
@@ -58,7 +58,7 @@ class CarriedParameter(_Record):
 
 
 class CarriedEnvironment(_Record):
-    """Variables by a name, of a project or of all."""
+    """Named variables, of a project or of all projects."""
 
     project: str = Field("", max_length=100)
     name: str = Field(max_length=100)
@@ -66,7 +66,7 @@ class CarriedEnvironment(_Record):
 
 
 class CarriedConnection(_Record):
-    """All of a connection but its password, of which it has the name; of a project or of all."""
+    """A connection of a project or of all projects, with the name of its password instead of the password."""
 
     project: str = Field("", max_length=100)
     name: str = Field(max_length=100)
@@ -75,7 +75,7 @@ class CarriedConnection(_Record):
 
 
 class CarriedChannel(_Record):
-    """A channel of alerts, with the names of its secrets."""
+    """An alert channel, with the names of its secrets."""
 
     name: str = Field(max_length=100)
     kind: Literal["smtp", "webhook", "apprise"]
@@ -84,7 +84,7 @@ class CarriedChannel(_Record):
 
 
 class CarriedAccount(_Record):
-    """An account and its roles by project, without its password: an administrator gives it a new one."""
+    """An account and its roles by project, without its password: an administrator sets a new one."""
 
     name: str = Field(max_length=100)
     enabled: bool = True
@@ -92,7 +92,7 @@ class CarriedAccount(_Record):
 
 
 class Document(_Record):
-    """All of it."""
+    """The whole document."""
 
     latchwork_workflows: Literal[1]
     workflows: list[CarriedWorkflow] = []
@@ -106,13 +106,13 @@ class Document(_Record):
 
 
 class Change(NamedTuple):
-    """What an import does with one thing.
+    """Effect of an import on one object.
 
     Attributes:
-        kind: such as ``workflow`` or ``account``.
-        name: of it.
+        kind: Such as ``workflow`` or ``account``.
+        name: Name of the object.
         what: ``new``, ``changed`` or ``same``.
-        fields: of what has changed, what differs.
+        fields: Names of the fields that differ, if it has changed.
     """
 
     kind: str
@@ -121,7 +121,7 @@ class Change(NamedTuple):
     fields: tuple[str, ...] = ()
 
 
-#: Section, kind, table, and the columns of its key; all other columns are its values.
+#: Section, kind, table, and the columns of its key. All other columns are its values.
 _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
     ("parameters", "parameter", tables.parameter, ("project", "name")),
     ("environments", "environment", tables.environment, ("project", "name")),
@@ -133,7 +133,7 @@ _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
 
 
 def document_of(database: Database) -> dict[str, Any]:
-    """All of a database that people wrote, as plain values in the order of names."""
+    """Return everything in a database that users wrote, as plain values sorted by name."""
     with database.read() as connection:
         return _document(connection).model_dump(mode="json")
 
@@ -141,18 +141,18 @@ def document_of(database: Database) -> dict[str, Any]:
 def import_document(
     database: Database, given: Mapping[str, Any], *, types: TaskTypes | None = None, by: str, dry_run: bool = False
 ) -> list[Change]:
-    """Compare a document with a database, and write what differs.
+    """Compare a document with a database, and write the differences.
 
     Args:
-        database: to write to.
-        given: what ``document_of`` made.
-        types: the task types that its workflows may have; None: all that are installed.
-        by: who does it.
-        dry_run: only say what would be done.
+        database: Database to write to.
+        given: A document made by ``document_of``.
+        types: Task types that its workflows may have. None: all installed ones.
+        by: User who imports it.
+        dry_run: Only return the changes.
     Returns:
-        One change for each thing of the document, in its order.
+        One change for each object of the document, in its order.
     Raises:
-        DefinitionInvalid: with every problem, each by its place; nothing was written.
+        DefinitionInvalid: With every problem and its place. Nothing was written.
     """
     document = _read(given)
     found = _checked(document, types or TaskTypes())
@@ -165,11 +165,11 @@ def import_document(
 
 
 def missing_bundles(given: Mapping[str, Any], has: Callable[[str], bool]) -> list[str]:
-    """Code bundles that the workflows of a document need, and that a log store has not.
+    """Return the code bundles that the workflows of a document need and a log store does not have.
 
     Args:
-        given: the document.
-        has: says of a sha256 whether it is there.
+        given: The document.
+        has: Returns whether the bundle with a SHA-256 exists.
     """
     wanted = {
         task["params"]["bundle"]
@@ -222,7 +222,7 @@ def _check_rings(connection: sa.Connection, found: Sequence[Checked]) -> None:
 
 
 def _stored(document: Document) -> Iterator[Problem]:
-    """What is wrong with values; no message repeats one that may be a password."""
+    """Yield the problems of settings. No message repeats a value that may be a password."""
     found: list[tuple[str, int, str, Iterable[Problem]]] = []
     for number, one in enumerate(document.connections):
         found.append(("connections", number, one.project, connection_problems(one.name, one.url, one.secret)))
@@ -249,7 +249,7 @@ def _document(connection: sa.Connection) -> Document:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Without who changed it when: that is of this database."""
+    """Return a row without its author and time of change, which only concern this database."""
     return {name: each for name, each in row.items() if name not in {"changed_at", "by"}}
 
 
@@ -319,7 +319,7 @@ def _key(definition: Mapping[str, Any]) -> str:
 
 
 def _name(record: BaseModel, key: Sequence[str]) -> str:
-    """Names have dots, and no slashes: no two records have one name."""
+    """Return a unique name of a record. Parts are joined by slashes, which names cannot contain."""
     return "/".join(getattr(record, each) for each in key if getattr(record, each))
 
 

@@ -1,8 +1,8 @@
-"""What database and store must never show together: found by two looks, and mended by the masters that have the shards.
+"""Finds inconsistencies between database and store in two checks. The masters of the shards repair them.
 
-Nothing is written here but commands: a master has the fence and the guard that mending needs, reads all of its shard
-again, and drops what nobody waits for. While everything works, one sees states that pass; so what is told has stood
-for a minute, or was there at both looks.
+Only commands are written here: a master has the fence and the guard that a repair needs, reads its whole shard again,
+and drops orphans. A running system has temporary states. So a finding is reported only if it has lasted for a minute,
+or was present in both checks.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from latchwork_workflows.installation import check_pair, installation_of
 from latchwork_workflows.keys import PROJECT, Item, Keys, is_attempt, pool_key, pools_of, workflows_store, x_of
 from latchwork_workflows.state import InstanceState, TaskState
 
-#: Seconds for which what passes may stand.
+#: Seconds for which a temporary state may last.
 PASSES_S = 60.0
-#: Seconds between two looks.
+#: Seconds between two checks.
 BETWEEN_S = 2.0
-#: Of what is open, so many rows are looked at.
+#: Maximum number of open rows that are checked.
 _MOST = 100_000
 
 
 class Finding(NamedTuple):
-    """Something that the rules forbid.
+    """An inconsistency.
 
     Attributes:
-        kind: what it is, in a word or three.
-        subject: of which task, command, schedule or key.
-        shard: whose master would mend it; None: nobody's.
-        why: what that means, and what to do if it cannot be mended.
-        can_mend: whether a master can.
+        kind: Short name of the kind.
+        subject: The task, command, schedule or key.
+        shard: Shard whose master can repair it. None: all shards, or not repairable.
+        why: The meaning, and what to do if it cannot be repaired.
+        can_mend: Whether a master can repair it.
     """
 
     kind: str
@@ -59,16 +59,16 @@ class Finding(NamedTuple):
 
 
 class Held(NamedTuple):
-    """An attempt that the database has as queued or running.
+    """An attempt that is queued or running according to the database.
 
     Attributes:
-        instance: of which.
-        name: of the task.
-        shard: of its instance.
-        state: of the task.
-        since: when that was written, in seconds since the epoch.
-        goes: whether its run goes on: what is queued has to be in the backlog then.
-        pools: The pools of which it needs a slot, by their names in keys.
+        instance: ID of the run.
+        name: Name of the task.
+        shard: Shard of the run.
+        state: State of the task.
+        since: When that state was written, in seconds since the epoch.
+        goes: Whether its run is active, so that a queued task must be in the work queue.
+        pools: Pools of which it needs a slot, by their names in keys.
     """
 
     instance: int
@@ -82,26 +82,26 @@ class Held(NamedTuple):
 
 @dataclass(slots=True)
 class Facts:
-    """One look at both.
+    """Result of one read of database and store.
 
     Attributes:
-        items: the shard of each item of the backlog, by attempt.
-        running: attempts that a worker has.
-        results: when each attempt that has a result ended, and its shard.
-        cancels: attempts that are cancelled.
-        data: attempts with a second part of their spec.
-        strange: keys that nobody of ours wrote.
-        held: what the database has in hands, by attempt.
-        commands: the oldest open ones: id, what of which run or workflow, shard, when.
-        owners: the newest master of each shard.
-        broken: schedules whose fire times cannot be computed: name, why.
-        late: schedules that owe a fire time: name, shard, since when.
-        masters: those that live.
-        unnamed: channels that workflows name and nobody has made, each with these workflows.
-        undelivered: open deliveries whose time came a while ago: id, channel, state, when.
-        pools: The sizes of pools in the database, by their names in keys.
-        named: The pools that workflows name, each with these workflows.
-        told: The sizes of pools in the store.
+        items: By attempt: shard of its item in the work queue.
+        running: Attempts that a worker has claimed.
+        results: By attempt: shard and end time of its result.
+        cancels: Attempts that are cancelled.
+        data: Attempts with a second part of their spec.
+        strange: Keys that were not written by Latchwork.
+        held: Queued and running attempts of the database.
+        commands: The oldest open commands: ID, description, shard, time.
+        owners: The newest master of each shard.
+        broken: Schedules whose fire times cannot be computed: name, reason.
+        late: Schedules that missed a fire time: name, shard, time.
+        masters: Masters that are online.
+        unnamed: Missing channels that workflows name, each with these workflows.
+        undelivered: Overdue open deliveries: ID, channel, state, due time.
+        pools: Sizes of pools in the database, by their names in keys.
+        named: Pools that workflows name, each with these workflows.
+        told: Sizes of pools in the store.
     """
 
     items: dict[str, int] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Facts:
 
 
 def judge(facts: Facts, now: float) -> list[Finding]:
-    """What is wrong. Pure."""
+    """Return the findings. Pure."""
     found = [*_of_masters(facts), *_of_items(facts), *_of_held(facts, now), *_of_pools(facts), *_of_left(facts)]
     for x, (shard, ended_at) in facts.results.items():
         if ended_at < now - PASSES_S:
@@ -199,14 +199,14 @@ def _of_left(facts: Facts) -> Iterator[Finding]:
 
 
 class Doctor:
-    """Looks at a database and its store: ``Doctor(database, store).look()``. Safe to share; what it opens it closes.
+    """Checks a database and its store: ``Doctor(database, store).look()``. Thread-safe.
 
     Args:
-        database: of the workflows.
-        store: the one that belongs to it.
-        keys: of the installation.
-        now: seconds since the epoch.
-        wait: called with seconds between two looks.
+        database: Database of the workflows.
+        store: The store that belongs to it.
+        keys: Keys of the installation.
+        now: Returns seconds since the epoch.
+        wait: Called with the seconds to wait between two checks.
     """
 
     def __init__(
@@ -225,10 +225,10 @@ class Doctor:
         self._wait = wait
 
     def look(self) -> list[Finding]:
-        """What is wrong, in two looks; empty if nothing is.
+        """Return the findings of two checks. Empty: everything is consistent.
 
         Raises:
-            Unavailable: database or store cannot be asked.
+            Unavailable: Database or store is out of reach.
         """
         installation = installation_of(self._database)
         there = self._store.get(self._keys.id)
@@ -251,7 +251,7 @@ class Doctor:
         return [*both, *self._missing()]
 
     def _missing(self) -> list[Finding]:
-        """The settings that workflows name and that do not exist: their tasks will fail."""
+        """Return the missing settings that workflows name: their tasks will fail."""
         with self._database.read() as connection:
             found = missing(connection)
         return [
@@ -260,7 +260,9 @@ class Doctor:
         ]
 
     def ask_to_mend(self, findings: Sequence[Finding], *, by: str) -> list[int]:
-        """Ask the masters of these shards to read all again, and drop what nobody waits for; the commands."""
+        """Request a repair from the masters of these shards: read everything again and drop orphans. Return the command
+        IDs.
+        """
         every = range(installation_of(self._database).shards)
         with self._database.write() as connection:
             shards = {each.shard for each in findings if each.can_mend and each.shard is not None}
@@ -286,10 +288,12 @@ class Doctor:
                 return False
             self._wait(0.2)
 
-    # Looking
+    # Read
 
     def _facts(self) -> Facts:
-        """The database first, then items, running, results: an end makes one of the other."""
+        """Read the database first, then items, running keys and results, because the end of an attempt replaces one by
+        the other.
+        """
         facts = Facts()
         self._of_database(facts)
         keys = self._keys
@@ -377,7 +381,7 @@ def _held(connection: sa.Connection) -> dict[str, Held]:
     of_task = (task.c.id, task.c.instance, task.c.name, task.c.n, task.c.state, task.c.changed_at, task.c.queue_key)
     chosen = sa.select(*of_task, *of_instance)
     in_hands = task.c.state.in_([TaskState.SUBMITTED.value, TaskState.RUNNING.value])
-    # What the master itself holds has no place in the backlog.
+    # Tasks that the master runs itself are not in the work queue.
     chosen = chosen.join(instance, now).where(instance.c.active, in_hands, task.c.queue_key.is_not(None))
     return {
         x_of(row.id, row.n): Held(
@@ -406,9 +410,9 @@ def _ended_at(entry: Entry, now: float) -> float:
     try:
         return Result.of(entry.value).ended_at
     except LatchworkError:
-        return now  # its master says what it is
+        return now  # its master reports the error
 
 
 def plain(finding: Finding) -> Mapping[str, Any]:
-    """A finding for programs."""
+    """Return a finding as a mapping, for programs."""
     return finding._asdict()
