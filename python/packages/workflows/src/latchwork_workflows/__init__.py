@@ -1,7 +1,7 @@
-"""Workflows: graphs of tasks that run by the clock or by command, are seen, and can be paused, mended and run again.
+"""Workflows: graphs of tasks that run on a schedule or on demand, and can be monitored, paused, repaired and rerun.
 
-Written as Python, YAML or JSON; served by one process, or by masters, workers and an API of their own. It keeps to
-itself how instances are advanced, stored and shown.
+They are written in Python, YAML or JSON, and served by one process, or by separate masters, workers and API servers.
+How instances are advanced, stored and shown is internal.
 """
 
 from typing import TYPE_CHECKING

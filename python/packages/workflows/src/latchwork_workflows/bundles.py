@@ -1,7 +1,6 @@
-"""Code bundles: the Python of a workflow as one zip, named by the sha256 of its bytes; a version pins its bundle.
+"""Code bundles: the Python code of a workflow as a zip, named by its SHA-256. Each version pins its bundle.
 
-A bundle is the same for the same files, whoever packs it. Workers fetch it from the log store, and use nothing whose
-bytes do not have its name.
+Packing the same files always gives the same bundle. Workers fetch it from the log store and verify its hash.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from latchwork.errors import LatchworkError
 from latchwork.spi import printable, replace_file
 from latchwork_workflows.logs import LogStore
 
-#: A bundle has so many bytes at most, and so many when it is unpacked.
+#: The maximum size of a bundle in bytes, packed and unpacked.
 MOST_BYTES, MOST_UNPACKED = 16 * 1024 * 1024, 256 * 1024 * 1024
 _LEFT_OUT = {"__pycache__", "node_modules", "build", "dist"}
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -30,16 +29,16 @@ _PLAIN, _PROGRAM = 0o644, 0o755
 
 
 class BadBundle(LatchworkError):
-    """A bundle is missing, is not what its name says, or cannot be made."""
+    """A bundle is missing, does not match its name, or cannot be created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Code that was packed.
+    """Packed code.
 
     Attributes:
-        sha256: its name.
-        data: its bytes.
+        sha256: Its name.
+        data: Its bytes.
     """
 
     sha256: str
@@ -47,22 +46,22 @@ class Bundle:
 
     @property
     def file(self) -> str:
-        """What the log store calls it."""
+        """The name of its file in the log store."""
         return file_of(self.sha256)
 
 
 def file_of(sha256: str) -> str:
-    """What the log store calls a bundle."""
+    """Return the name of a bundle's file in the log store."""
     return f"bundles/{sha256}"
 
 
 def pack(path: Path) -> Bundle:
-    """Pack a module, or a package: the folder that has ``__init__.py``; of another folder all that is in it.
+    """Pack a module, a package (a folder with ``__init__.py``), or all files of another folder.
 
-    Hidden files, caches and what builds leave are left out, and so are links that lead out of the folder.
+    Leaves out hidden files, caches, build outputs, and links that lead out of the folder.
 
     Raises:
-        BadBundle: there is nothing, or too much.
+        BadBundle: There are no files, or too many bytes.
     """
     path = path.resolve()
     if not path.exists():
@@ -100,13 +99,13 @@ def _files(folder: Path, root: Path) -> Iterator[Path]:
 
 
 class BundleCache:
-    """Bundles that were unpacked on this machine. Thread-safe, and several processes may share a folder.
+    """Unpacked bundles on this machine. Thread-safe. Several processes may share a folder.
 
-    A bundle that an earlier process unpacked is compared with its zip, and the zip with its name, before the first use
-    in this process: a power cut can leave empty files, and somebody may have changed them.
+    Before its first use in this process, a bundle unpacked by an earlier process is compared with its zip, and the zip
+    with its name: a power failure can leave empty files, and the files may have been changed.
 
     Args:
-        folder: where bundles are unpacked. Its content can be deleted at any time.
+        folder: Where bundles are unpacked. Its content can be deleted at any time.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -115,11 +114,11 @@ class BundleCache:
         self._mutex = threading.Lock()
 
     def path(self, sha256: str, logs: LogStore) -> Path:
-        """Return the folder of a bundle, fetched unless it is here and intact.
+        """Return the folder of a bundle. Fetches it unless an intact copy exists.
 
         Raises:
-            BadBundle: it is missing, or not what its name says.
-            OSError: it cannot be fetched now.
+            BadBundle: The bundle is missing or does not match its name.
+            OSError: It cannot be fetched now.
         """
         found = self._folder / sha256
         with self._mutex:
@@ -134,13 +133,13 @@ class BundleCache:
         return found
 
     def _is_intact(self, sha256: str) -> bool:
-        """Return whether the zip has its name, and the folder has the files of the zip and no others."""
+        """Return whether the zip matches its name, and the folder contains exactly the files of the zip."""
         found = self._folder / sha256
         try:
             data = self._zip(sha256).read_bytes()
             if hashlib.sha256(data).hexdigest() != sha256:
                 return False
-            for each in found.rglob("__pycache__"):  # made by Python, which would run it
+            for each in found.rglob("__pycache__"):  # created by Python, which would run it
                 shutil.rmtree(each)
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 expected = {found / each.filename for each in archive.infolist() if not each.is_dir()}
@@ -168,7 +167,7 @@ class BundleCache:
                 if sum(each.file_size for each in archive.infolist()) > MOST_UNPACKED:
                     raise BadBundle(f"code bundle {bundle.sha256[:12]} would unpack to more than it may")
                 for each in archive.infolist():
-                    target = Path(archive.extract(each, made))  # which leaves out '..' and roots
+                    target = Path(archive.extract(each, made))  # ignores '..' and absolute paths
                     if not each.is_dir():
                         target.chmod(_PROGRAM if (each.external_attr >> 16) & 0o100 else _PLAIN)
             for folder in [made, *(each for each in made.rglob("*") if each.is_dir())]:

@@ -1,4 +1,4 @@
-"""The store, as those see it who neither are masters nor workers: they poke masters, and look who lives."""
+"""The store as seen by API servers: they poke masters, and list workers and queued tasks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from latchwork_workflows.exchange import Running, cancel_sent_at
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.services import Line, WorkerSeen
 
-#: A lane of which more items are taken is not read to its end: nothing is said of it.
+#: The order of a partition with more claimed items is not read.
 _MOST_TAKEN = 1000
-#: So many shelves are read at once.
+#: The number of sort keys that are read concurrently.
 _TOGETHER = 16
 
 
 class StoreCluster:
-    """What is asked of the store. Safe to share. The store stays the caller's."""
+    """Access to the store. Thread-safe. Does not close the store."""
 
     def __init__(self, store: Store, keys: Keys) -> None:
         self._store = store = workflows_store(store)
@@ -25,15 +25,15 @@ class StoreCluster:
         self._group = Group(store, keys.workers)
 
     def close(self) -> None:
-        """Nothing of it stays in the store. Twice is fine."""
+        """Remove everything that it has written to the store. Idempotent."""
         self._group.close()
 
     def poke(self, shard: int) -> None:
-        """Tell the owner of a shard to look now; a hint that may be lost."""
+        """Signal the owner of a shard to check for work. The signal may be lost."""
         self._store.put(self._keys.poke(shard), b"")
 
     def slots(self) -> dict[str, list[str]]:
-        """Return the attempts that hold slots, by the names that these have in keys."""
+        """Return the attempts that hold slots, by the pools' names in keys."""
         found: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.slots, recursive=True):
             name, _, slot = entry.key[len(self._keys.slots) + 1 :].partition("/")
@@ -42,9 +42,9 @@ class StoreCluster:
         return found
 
     def line(self, lane: str, most: int) -> Line | None:
-        """The first so many that nobody has taken; None: too many are taken to say.
+        """Return the first ``most`` unclaimed items of a partition. None: too many are claimed to tell.
 
-        Claims are read first: what is taken meanwhile counts as free, and nothing that is free as taken.
+        Claims are read first. So items claimed meanwhile count as unclaimed, but never the reverse.
         """
         prefix = f"{self._keys.backlog}/partitions/{lane}"
         taken = set(self._names(f"{prefix}/claims", _MOST_TAKEN, recursive=True))
@@ -57,9 +57,9 @@ class StoreCluster:
         return Line(tuple(free[:most]), is_whole=max(len(names), len(shelves)) < wanted and len(free) <= most)
 
     def _head(self, prefix: str, shelves: Sequence[str], wanted: int) -> list[str]:
-        """The first items of some shelves, as ``<shelf>/<id>``: so many, or a few more; fewer if these are all.
+        """Return the first items of these sort keys, as ``<sort key>/<id>``: ``wanted`` or a few more, or all if fewer.
 
-        Shelf by shelf: etcd counts all that is in the range of a list, however few of it are asked for.
+        Reads one sort key at a time, because etcd counts the whole range of a list even with a limit.
         """
         found: list[str] = []
         for at in range(0, len(shelves), _TOGETHER):
@@ -71,17 +71,17 @@ class StoreCluster:
         return found
 
     def _names(self, prefix: str, most: int, *, recursive: bool = False) -> list[str]:
-        """The first keys below a prefix, without it."""
+        """Return the first keys below a prefix, without the prefix."""
         return [each.key[len(prefix) + 1 :] for each in self._store.list(prefix, recursive=recursive, limit=most)]
 
     def cancelled(self, attempts: Sequence[str]) -> dict[str, float]:
-        """Of these attempts those whose cancel was sent, with when; 0: not known when."""
+        """Return the attempts with a cancel request, with its time. 0: the time is unknown."""
         entries = self._store.get_many([self._keys.cancel(each) for each in attempts])
         pairs = zip(attempts, entries, strict=True)
         return {x: cancel_sent_at(entry.value) for x, entry in pairs if entry is not None}
 
     def workers(self) -> list[WorkerSeen]:
-        """Those that live, by name."""
+        """Return the online workers, sorted by name."""
         running: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.shards, recursive=True):
             _, is_running, x = entry.key.rpartition("/running/")

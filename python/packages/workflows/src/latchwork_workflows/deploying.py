@@ -1,4 +1,4 @@
-"""Workflows of a Python module, with their code as a bundle that their versions keep."""
+"""Workflows of a Python module, with their code as a bundle that their versions pin."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from latchwork_workflows.model.model import Definition
 
 
 def workflows_of(module: ModuleType) -> list[Workflow]:
-    """The workflows among the names of a module, in their order, each once."""
+    """Return the workflows among the names of a module, in their order, without duplicates."""
     found = {id(each): each for each in vars(module).values() if isinstance(each, Workflow)}
     return list(found.values())
 
 
 def code_of(module: ModuleType) -> Path:
-    """What to pack: the file of a module, or the package that it is in.
+    """Return the path to pack: the file of a module, or its package.
 
     Raises:
-        BadBundle: it has no file.
+        BadBundle: The module has no file.
     """
     if module.__file__ is None:
         raise BadBundle(f"module {module.__name__} has no file to make a bundle of; deploy without a bundle")
@@ -33,11 +33,11 @@ def code_of(module: ModuleType) -> Path:
 
 
 def packed(module: ModuleType, logs: LogStore) -> str:
-    """Keep the code of a module in the log store; the sha256 that names it.
+    """Store the code of a module in the log store. Return its SHA-256.
 
     Raises:
-        BadBundle: it has none, or too much.
-        OSError: it cannot be kept.
+        BadBundle: There is no code, or too much.
+        OSError: The log store cannot be written.
     """
     bundle = pack(code_of(module))
     logs.put_file(bundle.file, bundle.data)
@@ -45,7 +45,7 @@ def packed(module: ModuleType, logs: LogStore) -> str:
 
 
 def bundled(definition: Definition, module: ModuleType, sha256: str) -> Definition:
-    """The definition with the bundle named in all Python tasks whose functions are in it."""
+    """Return the definition with the bundle set in all Python tasks whose functions it contains."""
     root = module.__name__.partition(".")[0]
     tasks = []
     for each in definition.tasks:

@@ -1,4 +1,4 @@
-"""What goes wrong with a workflow. Nothing here touches the network or a database."""
+"""Errors of workflows. This module has no I/O."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from latchwork.errors import LatchworkError
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a definition.
+    """A problem of a definition.
 
     Attributes:
-        path: where, such as ``tasks[3].params.script``; empty for the whole.
-        message: what is wrong, and what to write instead.
+        path: The location, such as ``tasks[3].params.script``. Empty for the whole definition.
+        message: What is wrong, and how to fix it.
     """
 
     path: str
@@ -24,10 +24,10 @@ class Problem(NamedTuple):
 
 
 class DefinitionInvalid(LatchworkError, ValueError):
-    """A definition cannot be run.
+    """A definition is invalid.
 
     Attributes:
-        problems: all that is wrong with it, in the order of the definition; never empty.
+        problems: All its problems, in the order of the definition. Never empty.
     """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
@@ -38,23 +38,23 @@ class DefinitionInvalid(LatchworkError, ValueError):
 
 
 class UnknownWorkflow(LatchworkError, LookupError):
-    """There is no workflow, version, instance or task of this name or id."""
+    """There is no workflow, version, instance or task of this name or ID."""
 
 
 class WrongState(LatchworkError):
-    """The instance, or the task, is in a state that does not take this command; the message says which state would."""
+    """The state of the instance or task does not allow this command. The message names the states that do."""
 
 
 class KeyReused(WrongState):
-    """A unique key was given before, for another command."""
+    """A unique key was used before for a different command."""
 
 
 class BadRequest(LatchworkError, ValueError):
-    """A value of the request is not valid; the message names it."""
+    """A value of the request is invalid. The message names it."""
 
 
 class NotAllowed(LatchworkError, PermissionError):
-    """The user, or the caller, may not do this."""
+    """The user or the caller has no permission for this."""
 
 
 class StoreMismatch(LatchworkError):
@@ -62,11 +62,11 @@ class StoreMismatch(LatchworkError):
 
 
 class SchemaTooNew(LatchworkError):
-    """The database was made by a later version."""
+    """The database was created by a later version."""
 
 
 class NotOwner(LatchworkError):
-    """A newer owner has the shard. Never told to users: the node that sees it ends its run of the shard."""
+    """There is a newer owner of the shard. Not shown to users: the node that gets it stops running the shard."""
 
 
 def _counted(count: int) -> str:

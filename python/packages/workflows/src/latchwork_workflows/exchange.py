@@ -1,7 +1,7 @@
-"""What masters and workers write for each other: the spec of an attempt, who runs it, and how it ended. No I/O.
+"""Messages between masters and workers: the spec of an attempt, its worker, and its result. No I/O.
 
-An item holds a spec of up to ``INLINE_BYTES`` as it is. Of a larger one it holds the head, by which workers decide
-whether they take it; the rest is in a key of its own, written and deleted in the same transactions.
+An item contains a spec of up to ``INLINE_BYTES``. For a larger spec, the item contains only the head, by which workers
+decide whether to take it. The rest is in a separate key, written and deleted in the same transactions.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from latchwork.spi import Count, Decoder, Positive, Seconds, Timestamp, Whole, e
 from latchwork_workflows.keys import x_of
 from latchwork_workflows.state import Outcome
 
-#: An item holds so many bytes.
+#: The maximum size of a spec inside an item, in bytes.
 INLINE_BYTES = 4_000
-#: The rest of a spec has so many at most.
+#: The maximum size of the rest of a spec, in bytes.
 MOST_BODY_BYTES = 900_000
-#: A result has so many at most: sixteen fit into one transaction.
+#: The maximum size of a result, in bytes. Sixteen fit into one transaction.
 MOST_RESULT_BYTES = 64_000
-#: So much of an error is kept.
+#: The maximum length of a stored error.
 MOST_ERROR = 4_000
 _CacheKey = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Head(Struct, frozen=True):
-    """What decides who takes an attempt, and names it.
+    """The part of a spec that identifies an attempt and decides which workers take it.
 
     Attributes:
-        shard: whose master is told.
-        task: the id of the task's row.
-        n: the number of the attempt.
-        instance: id of the instance.
-        code: of the workflow.
-        version: of the workflow.
+        shard: The shard whose master is notified.
+        task: The ID of the task's row.
+        n: The number of the attempt.
+        instance: The ID of the instance.
+        code: The code of the workflow.
+        version: The version of the workflow.
         workflow: ``project.name``.
-        name: of the task.
-        type: its type, such as ``shell``.
-        tenant: the user of the machine that it runs as; None: the worker's.
-        timeout_s: seconds after which the worker ends it; None: never.
-        has_body: the rest stands in a key of its own.
-        project: of the workflow, whose secrets it may have; a name alone does not say it.
-        cache_key: by which its outputs are kept for others, see ``definitions.caching``; None: they are not.
+        name: The name of the task.
+        type: The type of the task, such as ``shell``.
+        tenant: The OS user that runs it. None: the user of the worker.
+        timeout_s: Seconds after which the worker ends it. None: never.
+        has_body: Whether the rest is in a separate key.
+        project: The project of the workflow, whose secrets it may use. Cannot be derived from the name.
+        cache_key: The key for caching its outputs, see ``definitions.caching``. None: they are not cached.
     """
 
     shard: Annotated[int, Meta(ge=0, le=255)]
@@ -67,21 +67,21 @@ class Head(Struct, frozen=True):
 
     @property
     def x(self) -> str:
-        """What the attempt is called in keys."""
+        """The name of the attempt in keys."""
         return x_of(self.task, self.n)
 
     @classmethod
     def of(cls, value: bytes) -> Head:
-        """The head in an item.
+        """Return the head of an item.
 
         Raises:
-            BadRecord: there is none.
+            BadRecord: The item contains no valid head.
         """
         return _HEAD.decode(value)
 
 
 class SpecBody(Struct, frozen=True, omit_defaults=True):
-    """The rest of a spec as it is stored; see ``Spec``."""
+    """The rest of a spec as stored. See ``Spec``."""
 
     params: Mapping[str, Any]
     env: Mapping[str, str]
@@ -98,17 +98,17 @@ class SpecBody(Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """All that a worker has to know of an attempt.
+    """Everything that a worker needs to run an attempt.
 
     Attributes:
-        head: what names it.
-        params: as the definition has them; the worker fills in ``${name}``, in one pass with its secrets.
-        env: environment variables, likewise.
-        values: what ``${name}`` stands for, but for secrets.
-        schedule_time: what ``${time:...}`` starts from, in seconds since the epoch.
-        tz: name of the time zone that it is told in.
-        connections: stored connections that it names, by name: ``url``, and ``secret``, the name of the password. No
-            value can be one: what a task puts out never says where a password goes.
+        head: Identifies the attempt.
+        params: As in the definition. The worker fills in ``${name}``, together with its secrets.
+        env: Environment variables, likewise.
+        values: The values of ``${name}``, except secrets.
+        schedule_time: The base of ``${time:...}``, in seconds since the epoch.
+        tz: The name of the time zone for formatting times.
+        connections: The stored connections that it names, by name: ``url``, and ``secret``, the name of the password.
+            Kept apart from values, so outputs of tasks cannot decide where a password is sent.
     """
 
     head: Head
@@ -120,10 +120,10 @@ class Spec:
     connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_bytes(self) -> tuple[bytes, bytes | None]:
-        """What to store in the item, and what in the key of its own, if it is large.
+        """Return the bytes of the item, and those of the separate key if the spec is large.
 
         Raises:
-            ValueTooLarge: it is larger than anything that can be stored.
+            ValueTooLarge: The spec is too large to be stored.
         """
         head = {name: each for name, each in asdict(self.head).items() if each is not None and name != "has_body"}
         body = SpecBody(self.params, self.env, self.values, self.schedule_time, self.tz, self.connections)
@@ -140,10 +140,10 @@ class Spec:
 
     @classmethod
     def of(cls, value: bytes, body: bytes | None = None) -> Spec:
-        """The spec in an item, and in the key of its own.
+        """Return the spec from the bytes of the item and the separate key.
 
         Raises:
-            BadRecord: there is none.
+            BadRecord: They contain no valid spec.
         """
         head = _HEAD.decode(value)
         if head.has_body and body is None:
@@ -153,13 +153,13 @@ class Spec:
 
 
 class Running(Struct, frozen=True):
-    """Who runs an attempt.
+    """The worker of an attempt.
 
     Attributes:
-        worker: name of the worker.
-        host: where it is.
-        since: when it took it, in seconds since the epoch by its own clock.
-        given_back: why the one that had it before gave it back; empty if it died, or if this is the first.
+        worker: The name of the worker.
+        host: The host of the worker.
+        since: When it claimed the attempt, in seconds since the epoch by its clock.
+        given_back: Why the previous worker released the attempt. Empty if that worker died, or for the first one.
     """
 
     worker: str
@@ -168,42 +168,42 @@ class Running(Struct, frozen=True):
     given_back: str = ""
 
     def to_bytes(self) -> bytes:
-        """What to store."""
+        """Return the bytes to store."""
         return encode(self)
 
     @classmethod
     def of(cls, value: bytes) -> Running:
-        """What is stored; of what nobody of ours wrote, harmless defaults."""
+        """Return the stored worker. Returns harmless defaults for invalid bytes."""
         found = _RUNNING.find(value) or cls("?", "?", 0.0)
         return cls(found.worker[:200], found.host[:200], found.since, found.given_back[:200])
 
 
 def cancel_of(at: float) -> bytes:
-    """What a cancel says: when it was sent, in seconds since the epoch."""
+    """Return the bytes of a cancel request with its time, in seconds since the epoch."""
     return b"%d" % at
 
 
 def cancel_sent_at(value: bytes) -> float:
-    """When a cancel was sent; 0 if it does not say that."""
+    """Return the time of a cancel request, or 0 if it has none."""
     return float(value) if re.fullmatch(rb"\d{1,11}", value) else 0.0
 
 
 class Result(Struct, frozen=True):
-    """How an attempt ended.
+    """The result of an attempt.
 
     Attributes:
-        outcome: in a word.
-        claim: the token of the claim that it ran under.
-        worker: name of the worker.
-        host: where that is.
-        started_at: when the worker took it, in seconds since the epoch by its own clock.
-        ended_at: when it ended.
-        pid: of its process; None if there was none.
-        exit_code: of its process; negative: the signal that ended it; None if there was none.
-        outputs: named values for tasks behind it.
-        error: what a person should read first; empty unless it failed.
-        log_ref: where its log is; empty if it has none.
-        cache_key: of what the worker was given, as that has it: what was changed since then is another key.
+        outcome: The outcome, one word.
+        claim: The token of its claim.
+        worker: The name of the worker.
+        host: The host of the worker.
+        started_at: When the worker claimed it, in seconds since the epoch by its clock.
+        ended_at: When it ended.
+        pid: The process ID. None if there was no process.
+        exit_code: The exit code of the process. Negative: the signal that ended it. None if there was no process.
+        outputs: Named values for later tasks.
+        error: The error message for users. Empty unless it failed.
+        log_ref: The reference of its log. Empty if it has none.
+        cache_key: The cache key from the spec that the worker got. Later changes of the definition give another key.
     """
 
     outcome: Outcome
@@ -220,10 +220,10 @@ class Result(Struct, frozen=True):
     cache_key: _CacheKey | None = None
 
     def to_bytes(self) -> bytes:
-        """What to store.
+        """Return the bytes to store.
 
         Raises:
-            ValueTooLarge: its outputs are too large; end it as a failure that says so.
+            ValueTooLarge: The outputs are too large. End the attempt as a failure that reports it.
         """
         value = encode(replace(self, error=self.error[:MOST_ERROR]))
         if len(value) > MOST_RESULT_BYTES:
@@ -235,10 +235,10 @@ class Result(Struct, frozen=True):
 
     @classmethod
     def of(cls, value: bytes) -> Result:
-        """What is stored.
+        """Return the stored result.
 
         Raises:
-            BadRecord: it is no result.
+            BadRecord: The bytes are not a valid result.
         """
         found = _RESULT.decode(value)
         return replace(

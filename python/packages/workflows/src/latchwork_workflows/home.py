@@ -1,4 +1,6 @@
-"""Where things are: one folder for all of one machine, or the URLs of a fleet. Nothing here opens anything."""
+"""The locations of the database, store, logs and secrets: a folder for one machine, or the URLs of a fleet. No I/O
+except ``Home.make``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-#: What flags may be given by.
+#: Environment variables that replace flags.
 HOME, DATABASE, STORE, LOGS, SECRETS = (
     f"LATCHWORK_WORKFLOWS_{each}" for each in ("HOME", "DATABASE", "STORE", "LOGS", "SECRETS")
 )
@@ -16,17 +18,17 @@ HOME, DATABASE, STORE, LOGS, SECRETS = (
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where things are.
+    """The locations of an installation.
 
     Attributes:
-        folder: of what has no URL of its own.
-        database: its URL.
-        store: its URL.
-        logs: the URL, or the folder, of logs and code bundles.
-        secrets: the folder of secrets of this machine's workers.
-        port: where the pages are, unless said otherwise.
-        is_told_logs: whether somebody said where the logs are.
-        is_told_store: likewise for the store.
+        folder: The folder for everything without a URL.
+        database: The URL of the database.
+        store: The URL of the store.
+        logs: The URL or folder of logs and code bundles.
+        secrets: The folder of secrets for the workers of this machine.
+        port: The default port of the pages.
+        is_told_logs: Whether the location of the logs was given explicitly.
+        is_told_store: Whether the location of the store was given explicitly.
     """
 
     folder: Path
@@ -49,15 +51,15 @@ class Home:
         secrets: Path | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Home:
-        """What is given, else what the environment says, else a place in the folder.
+        """Return the given locations, those of the environment, or default places in the folder, in this order.
 
         Args:
-            folder: default ``$XDG_DATA_HOME/latchwork/workflows``, that is ``~/.local/share/latchwork/workflows``.
-            database: URL of the database.
-            store: URL of the store.
-            logs: URL or folder of the logs.
-            secrets: folder of the secrets.
-            environ: the environment.
+            folder: Default ``$XDG_DATA_HOME/latchwork/workflows``, that is ``~/.local/share/latchwork/workflows``.
+            database: The URL of the database.
+            store: The URL of the store.
+            logs: The URL or folder of the logs.
+            secrets: The folder of the secrets.
+            environ: The environment variables.
         """
         where = folder or (Path(environ[HOME]) if environ.get(HOME) else _default(environ))
         where = where.expanduser().absolute()
@@ -73,18 +75,19 @@ class Home:
 
     @property
     def is_local(self) -> bool:
-        """Whether database and store are files of the folder: of one machine."""
+        """Whether the database and the store are files in the folder."""
         return str(self.folder) in self.database and str(self.folder) in self.store
 
     @property
     def may_have_store(self) -> bool:
-        """Whether there is a store: of that of a fleet which nobody named nothing is on this machine."""
+        """Whether there can be a store. False for a fleet whose store was not given."""
         return self.is_told_store or self.is_local or (self.folder / "store.db").exists()
 
     @property
     def has_logs(self) -> bool:
-        """Whether the logs are those of the workers: said so, or all is on this machine. Else a folder of this machine
-        may be anything.
+        """Whether these are the logs of the workers: given explicitly, or everything is local.
+
+        Otherwise the folder on this machine may be unrelated.
         """
         return self.is_told_logs or self.is_local
 
@@ -99,7 +102,7 @@ class Home:
         )
 
     def make(self) -> None:
-        """Make the folder, for nobody but its user."""
+        """Create the folder with access for its owner only."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 

@@ -1,9 +1,9 @@
-"""One database and one store that belong together: made, checked, and joined again after a restore.
+"""A database and a store that belong together: created, checked, and joined again after a restore.
 
-The database has a random id, and the store has the same; a pair that does not is refused before anything is written.
-The order of making leaves no gap: first the database's id, then the store's, while no shard there ever had an owner.
-The store has a random name of its own, too, which the first to join writes to the database: of two stores that were
-given one database, also at the same moment, one is refused.
+The database has a random ID, and the store has the same. Pairs that differ are refused before anything is written. The
+database's ID is written first, then the store's, and only while no shard has ever had an owner. The store also has a
+random name, which the first process that joins it writes to the database. If two stores are given one database, even
+concurrently, one of them is refused.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from latchwork_workflows.db.tables import SENDER, about, shard
 from latchwork_workflows.errors import StoreMismatch
 from latchwork_workflows.keys import Keys, workflows_store
 
-#: Shards of a database, unless said otherwise.
+#: The default numbers of shards.
 SHARDS_SQLITE, SHARDS_POSTGRES = 4, 16
 MOST_SHARDS = 256
-#: Of the table ``about``: the name of the store.
+#: The row of the table ``about`` with the name of the store.
 _STORE = "store"
-#: What every installation had in its store before there were reserved segments: two random ids.
+#: The keys of an installation in stores from before reserved segments: two random IDs.
 _OLD = dict.fromkeys(
     ("workflows/id", "workflows/pair"), lambda value: re.fullmatch(rb"[0-9a-f]{32}", value) is not None
 )
 
 
 class NotInitialized(LatchworkError):
-    """The database has no tables, or older ones."""
+    """The database has no tables, or those of an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What a database and its store are.
+    """The identity of a database and its store.
 
     Attributes:
-        id: random; the same in both.
-        shards: how many there are; it never changes.
+        id: Random, and the same in both.
+        shards: The number of shards. It never changes.
     """
 
     id: str
@@ -54,14 +54,14 @@ class Installation:
 
 
 def initialize(database: Database, *, shards: int | None = None) -> Installation:
-    """Make the tables, or bring them to this version; what is there stays.
+    """Create the tables, or upgrade them to this version. Existing data is kept.
 
     Args:
-        database: empty, or of this or an earlier version.
-        shards: of a new one, 1 to 256; default 4 with SQLite and 16 with PostgreSQL.
+        database: A database that is empty, or of this or an earlier version.
+        shards: For a new database, 1 to 256. Default 4 with SQLite and 16 with PostgreSQL.
     Raises:
-        SchemaTooNew: a later version has changed it.
-        LatchworkError: it has another number of shards.
+        SchemaTooNew: A later version has changed the database.
+        LatchworkError: The database has another number of shards.
     """
     if shards is not None and not (type(shards) is int and 1 <= shards <= MOST_SHARDS):
         raise LatchworkError(f"shards must be a whole number from 1 to {MOST_SHARDS}, not {shards!r}")
@@ -80,11 +80,11 @@ def initialize(database: Database, *, shards: int | None = None) -> Installation
 
 
 def installation_of(database: Database) -> Installation:
-    """What a database is.
+    """Return the installation of a database.
 
     Raises:
-        NotInitialized: it is empty, or older than this version.
-        SchemaTooNew: it is newer.
+        NotInitialized: The database is empty, or older than this version.
+        SchemaTooNew: The database is newer.
     """
     if needs_upgrade(database):
         raise NotInitialized(
@@ -96,11 +96,11 @@ def installation_of(database: Database) -> Installation:
 
 
 def join_store(database: Database, store: Store, keys: Keys) -> Installation:
-    """Let a database and a store that belong together pass; a store that is new is joined to its database.
+    """Check that a database and a store belong together. A new store is joined to its database.
 
     Raises:
-        StoreMismatch: they do not.
-        NotInitialized, SchemaTooNew: as for ``installation_of``.
+        StoreMismatch: They do not belong together.
+        NotInitialized, SchemaTooNew: As for ``installation_of``.
     """
     root, store = store, workflows_store(store)
     found = installation_of(database)
@@ -122,14 +122,15 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
 
 
 def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
-    """Join a database to a store whatever they were before: what was queued, ran or had ended in the store is dropped.
+    """Join a database to a store regardless of their history. Deletes queued, running and ended attempts from the
+    store.
 
-    Tasks that the database has as submitted or running are run again.
+    Tasks that are submitted or running in the database run again.
 
     Raises:
-        LatchworkError: masters live, in that store.
+        LatchworkError: Masters are running in that store.
     """
-    from latchwork.jobs import inspect  # which takes longer to load than all the rest
+    from latchwork.jobs import inspect  # lazy, because it is slow to load
 
     store = workflows_store(store)
     found = installation_of(database)
@@ -149,14 +150,14 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
 
 
 def check_pair(connection: sa.Connection, told: bytes | None, where: str) -> None:
-    """Let a store pass that is the one of its database.
+    """Check that a store is the store of its database.
 
     Args:
-        connection: a transaction.
-        told: what the store has below ``pair``.
-        where: what the store is called in the message.
+        connection: A transaction.
+        told: The value of ``pair`` in the store.
+        where: The name of the store in the message.
     Raises:
-        StoreMismatch: it is another.
+        StoreMismatch: It is another store.
     """
     found = connection.execute(sa.select(about.c.value).where(about.c.name == _STORE)).scalar()
     if found is not None and (told is None or told != found.encode()):
@@ -167,7 +168,7 @@ def check_pair(connection: sa.Connection, told: bytes | None, where: str) -> Non
 
 
 def _pair_up(database: Database, store: Store, keys: Keys) -> None:
-    """Have the name of the store in both; the first that writes it to the database is the one."""
+    """Write the name of the store to both. The first store that writes it to the database is accepted."""
     there = store.get(keys.pair)
     if there is None:
         with suppress(KeyExists):

@@ -1,24 +1,24 @@
-"""The keys of workflows in the store, and the names of items. Nothing here does I/O.
+"""The keys of workflows in the store, and the names of items. No I/O.
 
 Keys, below ``@workflows``; see ``workflows_store``:
 
-       <name>/id                       which database belongs to this store
-       <name>/pair                     which of all stores it is; the database has the same
+       <name>/id                       the ID of the database that belongs to this store
+       <name>/pair                     the name of this store; the database has the same
        <name>/high/<shard>             transactions of the shard's owners when results were last deleted
        <name>/cluster/...              the masters' job manager: shards are items of a job
-       <name>/backlog/...              tasks that workers take; see ``primitives.WorkQueue``
-       <name>/shards/<shard>/...       what the shard's master follows, by one watch:
-         .../running/<x>               who runs an attempt; written by the claim, dies with the worker's session
-         .../results/<x>               how an attempt ended; written by its end, deleted once it is in the database
-         .../poke                      look now
-       <name>/cancels/<x>              an attempt that is to be ended, and not taken again
+       <name>/backlog/...              queued tasks for workers; see ``primitives.WorkQueue``
+       <name>/shards/<shard>/...       watched by the shard's master:
+         .../running/<x>               the worker of an attempt; written by the claim, bound to the worker's session
+         .../results/<x>               the result of an attempt; deleted once it is in the database
+         .../poke                      signals the master to check for work
+       <name>/cancels/<x>              a cancel request: end the attempt, and do not claim it again
        <name>/data/<x>                 the second part of a large spec; deleted with the item
-       <name>/slots/<pool>/size        how many tasks of a pool run at a time; see ``worker.pools``
-       <name>/slots/<pool>/<i>         one of them; written by a claim, bound to the worker's session
+       <name>/slots/<pool>/size        the size of a pool; see ``worker.pools``
+       <name>/slots/<pool>/<i>         a slot; written by a claim, bound to the worker's session
        <name>/workers/...              the workers; see ``primitives.Group``
 
-``x`` is ``<task>.<n>``: the id of the task's row, which a rerun has another of, and the number of the attempt. A lane
-is a worker group, or ``<worker group>~<pool>``: a worker skips the lanes of full pools, not single items.
+``x`` is ``<task>.<n>``: the ID of the task's row, which is a new one for each rerun, and the number of the attempt. A
+partition is a worker group, or ``<worker group>~<pool>``: workers skip the partitions of full pools, not single items.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from latchwork.spi import MAX_WHOLE, short
 from latchwork.store import Store, system_namespace
 from latchwork_workflows.schemas.pools import project_of
 
-#: How tasks are taken: by instance, or as they were submitted; in both by the priority of the instance first.
+#: The order in which tasks are taken, after the priority of the instance: by instance, or by submission.
 Order = Literal["instance", "submitted"]
 
 _ITEM = re.compile(r"(\d{2})(\d{20})\.(\d{1,9})\.(\d{1,3})", re.ASCII)
 _X = re.compile(r"(\d{1,19})\.(\d{1,9})", re.ASCII)
-#: The name of a project's pool in keys begins with this.
+#: The prefix of the name of a project's pool in keys.
 PROJECT = "="
-#: A longer name of a project is replaced by its hash in keys.
+#: Longer names of projects are replaced by their hash in keys.
 _LONG = 60
 _BETWEEN = "~"
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What the name of an item says.
+    """The parts of an item's name.
 
     Attributes:
-        task: the id of the task's row.
-        n: the number of the attempt.
-        shard: whose master is told of it.
-        priority: of the task in its instance, 0 to 4.
+        task: The ID of the task's row.
+        n: The number of the attempt.
+        shard: The shard whose master is notified.
+        priority: The priority of the task in its instance, 0 to 4.
     """
 
     task: int
@@ -63,20 +63,20 @@ class Item:
 
     @property
     def x(self) -> str:
-        """What the attempt is called in other keys."""
+        """The name of the attempt in other keys."""
         return x_of(self.task, self.n)
 
     @property
     def id(self) -> str:
-        """The name itself; as text in the order of priority, then of tasks."""
+        """The name. Names sort as text by priority, then by task."""
         return f"{self.priority:02d}{self.task:020d}.{self.n}.{self.shard}"
 
     @classmethod
     def of(cls, item_id: str) -> Item:
-        """What a name says.
+        """Parse a name.
 
         Raises:
-            InvalidKey: nobody of ours made it.
+            InvalidKey: The name is malformed.
         """
         found = _ITEM.fullmatch(item_id)
         if found is None:
@@ -86,7 +86,7 @@ class Item:
 
 
 def workflows_store(store: Store) -> Store:
-    """The store in which workflows have their keys: below ``@workflows``."""
+    """Return the part of the store for the keys of workflows, below ``@workflows``."""
     return system_namespace(store, "workflows")
 
 
@@ -107,19 +107,19 @@ class Keys:
         self.shards = f"{name}/shards"
 
     def high(self, shard: int) -> str:
-        """The mark that a database from before is known by."""
+        """The mark that identifies a restored older database."""
         return f"{self.high_marks}/{shard_name(shard)}"
 
     def shard(self, shard: int) -> str:
-        """The prefix of all that a shard's master follows."""
+        """The prefix of all keys that a shard's master watches."""
         return f"{self.shards}/{shard_name(shard)}"
 
     def running_of(self, shard: int) -> str:
-        """The prefix of the attempts of a shard that run."""
+        """The prefix of the running attempts of a shard."""
         return f"{self.shard(shard)}/running"
 
     def running(self, shard: int, x: str) -> str:
-        """Who runs an attempt."""
+        """The key of the worker of an attempt."""
         return f"{self.running_of(shard)}/{x}"
 
     def results_of(self, shard: int) -> str:
@@ -127,11 +127,11 @@ class Keys:
         return f"{self.shard(shard)}/results"
 
     def result(self, shard: int, x: str) -> str:
-        """How an attempt ended."""
+        """The key of the result of an attempt."""
         return f"{self.results_of(shard)}/{x}"
 
     def cancel(self, x: str) -> str:
-        """Tells the worker that has it to end an attempt, and the others not to take it."""
+        """The key of a cancel request: the worker ends the attempt, and no other worker claims it."""
         return f"{self.cancels}/{x}"
 
     def data(self, x: str) -> str:
@@ -139,33 +139,33 @@ class Keys:
         return f"{self.every_data}/{x}"
 
     def poke(self, shard: int) -> str:
-        """Tells the shard's master to look now."""
+        """The key that signals the shard's master to check for work."""
         return f"{self.shard(shard)}/poke"
 
     def pool_size(self, pool: str) -> str:
-        """The size of a pool, by its name in keys: a number as text."""
+        """The key of the size of a pool, given by its name in keys. The value is a number as text."""
         return f"{self.slots}/{pool}/size"
 
     def slot(self, pool: str, number: int) -> str:
-        """One of the slots of a pool, from 0."""
+        """The key of a slot of a pool, from 0."""
         return f"{self.slots}/{pool}/{number}"
 
 
 def shard_name(shard: int) -> str:
-    """What a shard is called in keys, and as an item of the masters' job."""
+    """Return the name of a shard in keys, and as an item of the masters' job."""
     return f"{shard:02d}"
 
 
 def x_of(task: int, n: int) -> str:
-    """What an attempt is called."""
+    """Return the name of an attempt."""
     return f"{task}.{n}"
 
 
 def attempt_of(x: str) -> tuple[int, int]:
-    """The id of the task's row, and the number of the attempt.
+    """Return the ID of the task's row and the number of the attempt.
 
     Raises:
-        InvalidKey: nobody of ours made this name.
+        InvalidKey: The name is malformed.
     """
     found = _X.fullmatch(x)
     if found is None or int(found[1]) > MAX_WHOLE:
@@ -188,7 +188,7 @@ def lane_of(worker_group: str, *pools: str) -> str:
 
 
 def pool_key(pool: str) -> str:
-    """Return the name of a pool in keys: of a project ``=<project>``, or ``=`` and a hash if that is long."""
+    """Return the name of a pool in keys. For a project ``=<project>``, or ``=`` and a hash if that is long."""
     project = project_of(pool)
     if project is None:
         return pool
@@ -201,19 +201,19 @@ def worker_group_of(lane: str) -> str:
 
 
 def pools_of(lane: str) -> tuple[str, ...]:
-    """Return the pools of which a task of a partition needs a slot each, by their names in keys."""
+    """Return the pools of a partition, by their names in keys. Each of its tasks needs a slot of each."""
     return tuple(lane.split(_BETWEEN)[1:])
 
 
 def shelf_of(order: Order, instance: int, instance_priority: int, task_priority: int, submitted_at: float) -> str:
-    """Where in its lane a task is.
+    """Return the sort key of a task in its partition.
 
     Args:
-        order: by what tasks are taken.
-        instance: id of the instance.
+        order: The order in which tasks are taken.
+        instance: The ID of the instance.
         instance_priority: 0, the first, to 4.
-        task_priority: likewise.
-        submitted_at: seconds since the epoch; those of one minute share a shelf.
+        task_priority: Likewise.
+        submitted_at: Seconds since the epoch. Tasks of one minute share a sort key.
     """
     if order == "instance":
         return f"{instance_priority:02d}{instance:020d}"
@@ -221,18 +221,18 @@ def shelf_of(order: Order, instance: int, instance_priority: int, task_priority:
 
 
 def rows_ref(log: str) -> str:
-    """Where the rows of an attempt are that are to be mailed, by the place of its log."""
+    """Return the reference of the rows to be mailed of an attempt, given its log reference."""
     return f"{log.removesuffix('.log')}.rows"
 
 
 def log_ref(code: int, instance: int, x: str, claim: int) -> str:
-    """Where the log of a run of an attempt is: nobody else ever writes there.
+    """Return the reference of the log of an attempt under one claim. Only that claim writes it.
 
     Args:
-        code: of the workflow.
-        instance: id of the instance.
-        x: the attempt.
-        claim: the token of its claim.
+        code: The code of the workflow.
+        instance: The ID of the instance.
+        x: The name of the attempt.
+        claim: The token of its claim.
     """
     task, n = attempt_of(x)
     return f"{code}/{instance}/{task}/{n}.{claim}.log"

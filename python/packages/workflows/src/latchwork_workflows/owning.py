@@ -1,7 +1,7 @@
-"""Taking a shard over: be its owner in the database, and find out first whether database and store are of one moment.
+"""Takes over a shard: becomes its owner in the database after checking that database and store match.
 
-Each restores its backups without the other. A database of before has made fewer transactions than the store has the
-mark of (``high/<shard>``); a store of before has older marks than the database has noted, or knows another pair.
+Either may have been restored from a backup without the other. An older database has made fewer transactions than the
+mark in the store (``high/<shard>``). An older store has lower marks than the database has noted, or another pair.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from latchwork_workflows.keys import Keys
 
 
 class Owning:
-    """One hold of one shard, as it begins. For one thread.
+    """The start of one hold of a shard. Not thread-safe.
 
     Args:
-        guard: of the shard.
-        store: of the process.
-        keys: of the installation.
-        check_owner: raises ``NotOwner`` unless the shard is ours in the store.
+        guard: The guard of the shard.
+        store: The store of the process.
+        keys: The keys of the installation.
+        check_owner: Raises ``NotOwner`` unless the shard is ours in the store.
     """
 
     def __init__(self, guard: Shard, store: Store, keys: Keys, check_owner: Callable[[], None]) -> None:
@@ -34,18 +34,18 @@ class Owning:
         self._check_owner = check_owner
 
     def look(self) -> tuple[int, bytes | None]:
-        """What the store says before the transaction: the newest mark, and which of all stores it is."""
+        """Return the newest mark and the name of the store, read before the transaction."""
         shard = self._guard.id
         high, pair = self._store.get(self._keys.high(shard)), self._store.get(self._keys.pair)
         marked = int(high.value) if high is not None and high.value.isdigit() else 0
         return marked, None if pair is None else pair.value
 
     def take(self, connection: sa.Connection, node: str, marked: int, pair: bytes | None) -> None:
-        """Be the owner, in a transaction.
+        """Become the owner, in a transaction.
 
         Raises:
-            NotOwner: another has the shard.
-            StoreMismatch: store and database are not of one moment, or no pair.
+            NotOwner: There is another owner.
+            StoreMismatch: The store and the database do not match, or one of them is older.
         """
         shard = self._guard.id
         check_pair(connection, pair, self._store.url)

@@ -1,4 +1,4 @@
-"""Grants: which projects may use the workflows of which."""
+"""Grants: the projects that may use the workflows of another project."""
 
 from __future__ import annotations
 

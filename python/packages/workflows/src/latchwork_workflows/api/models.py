@@ -1,4 +1,4 @@
-"""The documents of the API. Moments are seconds since the epoch."""
+"""The documents of the API. Times are in seconds since the epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools: how many of their tasks run at a time."""
+"""Pools, which limit the number of running tasks."""
 
 from __future__ import annotations
 

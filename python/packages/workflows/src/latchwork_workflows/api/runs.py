@@ -1,4 +1,4 @@
-"""Runs, tasks, attempts, their logs, and the commands about them."""
+"""Runs, tasks, attempts, their logs, and commands."""
 
 from __future__ import annotations
 

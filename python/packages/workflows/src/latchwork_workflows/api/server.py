@@ -1,4 +1,4 @@
-"""Workers, live events, and how the server itself is."""
+"""Workers, live events, and the health and metrics of the server."""
 
 from __future__ import annotations
 

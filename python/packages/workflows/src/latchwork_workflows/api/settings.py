@@ -1,4 +1,4 @@
-"""Connections, environments and parameters: what workflows name, stored beside them."""
+"""Connections, environments and parameters."""
 
 from __future__ import annotations
 

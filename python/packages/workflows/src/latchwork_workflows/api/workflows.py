@@ -142,7 +142,7 @@ def list_schedules(
 
 @router.get("/schedules:preview", tags=["schedules"])
 def preview(
-    who: Who,  # noqa: ARG001 - anyone who is signed in
+    who: Who,  # noqa: ARG001 - requires a signed-in user
     cron: Annotated[str, Query(max_length=200)],
     tz: Annotated[str, Query(max_length=100)] = "UTC",
     count: Annotated[int, Query(ge=1, le=50)] = 5,
@@ -166,6 +166,6 @@ def task_types(*, request: Request, who: Who) -> dict[str, dict[str, object]]:
 
 
 def need_any(who: Who) -> None:
-    """Refuse an account that has no role in any project."""
+    """Check that an account has a role in some project."""
     if not who.may_somewhere(Role.VIEWER):
         need(who, Role.VIEWER)

@@ -1,6 +1,6 @@
-"""Logs of attempts, and what else workers fetch: a folder, or any object store. Neither database nor store holds them.
+"""Logs of attempts and other files for workers: in a folder or an object store, not in the database or the store.
 
-It keeps to itself how a log is cut into objects, and how secrets are masked.
+How logs are split into objects and how secrets are masked is internal.
 """
 
 from latchwork_workflows.logs.keeping import AttemptLog, Health

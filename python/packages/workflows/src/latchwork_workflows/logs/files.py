@@ -1,10 +1,10 @@
-"""Logs in a folder: of this machine, or one that all mount.
+"""Logs in a folder, local or shared.
 
-Files:  <code>/<instance>/<task>/<n>.<claim>.log.part    a log that is written
-        <code>/<instance>/<task>/<n>.<claim>.log         one that has ended: renamed, so nothing in it can claim that
+    Files:  <code>/<instance>/<task>/<n>.<claim>.log.part    a log being written
+            <code>/<instance>/<task>/<n>.<claim>.log         an ended log: renamed, so its contents cannot fake the end
 
-Tasks may be able to write here: below the folder no link is followed, and nothing is read but plain files, or a task
-would have the pages show it what their server may read.
+Tasks may be able to write here. So links below the folder are not followed and only plain files are read. Otherwise a
+task could make the pages show files that only the server may read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from latchwork.spi import replace_file
 from latchwork_workflows.logs.places import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
 
 _PART = ".part"
-#: Of logs and bundles: for the user and the group of the worker, and no other user of the machine.
+#: File modes of logs and bundles: for the user and the group of the worker only.
 _MODE = 0o640
 _NO_FILE = "where it should be is a link, a pipe or the like, which nobody of ours has put there"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileLogs(LogStore):
-    """Logs below a folder, which is made when it is first written. Safe to share between threads and processes."""
+    """Logs below a folder, which is created by the first write. Safe to share between threads and processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -37,13 +37,13 @@ class FileLogs(LogStore):
         return f"<FileLogs {self._folder}>"
 
     def create(self, ref: str) -> LogFile:
-        """Begin a log."""
+        """Create a log."""
         path = self._folder / check_ref(ref)
         path.parent.mkdir(parents=True, exist_ok=True)
         return _File(path)
 
     def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
-        """A part of a log."""
+        """Return a part of a log."""
         fd, ended = self._open(ref)
         try:
             offset = max(0, offset)
@@ -54,7 +54,7 @@ class FileLogs(LogStore):
         return LogPart(data, offset + len(data), ended and offset + len(data) >= size)
 
     def size(self, ref: str) -> int:
-        """How many bytes it has."""
+        """Return the size of a log in bytes."""
         fd, _ = self._open(ref)
         try:
             return os.fstat(fd).st_size
@@ -66,7 +66,7 @@ class FileLogs(LogStore):
         with suppress(FileNotFoundError, NotADirectoryError):
             inside = self._inside(folder)
             try:
-                for each, ended in ((name, True), (name + _PART, False), (name, True)):  # it may end in between
+                for each, ended in ((name, True), (name + _PART, False), (name, True)):  # it may be renamed in between
                     with suppress(FileNotFoundError):
                         return _plain(each, inside), ended
             finally:
@@ -74,7 +74,7 @@ class FileLogs(LogStore):
         raise LogMissing(f"log {ref} is not in {self.url}: nothing was written yet, or it was removed")
 
     def _inside(self, folder: str) -> int:
-        """Open a folder below ours. Raises OSError, also where one of them is a link."""
+        """Open a folder below ours. Raises OSError, also if a component is a link."""
         found = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for part in folder.split("/"):
             above = found
@@ -86,7 +86,7 @@ class FileLogs(LogStore):
 
     def remove(self, code: int, instance: int) -> None:
         """Delete all logs of an instance."""
-        with suppress(FileNotFoundError, NotADirectoryError):  # what is a link there is none of ours
+        with suppress(FileNotFoundError, NotADirectoryError):  # links are not ours
             inside = self._inside(str(int(code)))
             name = str(int(instance))
             try:
@@ -98,13 +98,13 @@ class FileLogs(LogStore):
                 os.close(inside)
 
     def put_file(self, name: str, data: bytes) -> None:
-        """Keep a file."""
+        """Store a file."""
         path = self._folder / check_file(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, mode=_MODE)
 
     def get_file(self, name: str) -> bytes | None:
-        """A file."""
+        """Return the contents of a file."""
         try:
             return (self._folder / check_file(name)).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -116,7 +116,7 @@ class FileLogs(LogStore):
 
 
 class _File(LogFile):
-    """One log of a folder."""
+    """A log in a folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -124,11 +124,11 @@ class _File(LogFile):
         self._fd = os.open(_part_of(path), flags, _MODE)
 
     def append(self, data: bytes) -> int:
-        """Add bytes; a full disk may take some of them."""
+        """Append bytes. Return how many were written, which may be fewer on a full disk."""
         return os.write(self._fd, data)
 
     def end(self) -> None:
-        """Give it the name of one that has ended."""
+        """Rename the file to mark the log as ended."""
         _part_of(self._path).rename(self._path)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class _File(LogFile):
 
 
 def _plain(name: str, inside: int) -> int:
-    """Open a plain file. Raises OSError where it is none: a pipe would have its reader wait for ever."""
+    """Open a plain file. Raises OSError for other files, since reading a pipe could block forever."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
     except OSError as error:

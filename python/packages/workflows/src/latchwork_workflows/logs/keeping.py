@@ -1,7 +1,7 @@
-"""The log of one attempt as its worker keeps it: gathered, masked, bounded, and never a reason for a task to wait.
+"""The log of an attempt in its worker: buffered, masked and bounded. Writing it never blocks the task.
 
-While the log store takes nothing, some is kept, and the rest counted; once it takes something again, a mark says how
-much is missing. A task that floods its log is heard to its end: beginning and end are kept.
+While the log store fails, part of the output is buffered and the rest is counted. Once it works again, a mark reports
+the number of missing bytes. Of logs that exceed the limit, the beginning and the end are kept.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from latchwork_workflows.logs.places import LogFile, LogStore
 
 _log = logging.getLogger(__name__)
 
-#: So much is kept while the log store takes nothing.
+#: The size of the buffer in bytes, while the log store fails.
 KEPT_BYTES = 1_000_000
-#: A log has so many bytes at most, unless its worker says otherwise, and of the rest the last so many.
+#: The default maximum size of a log, and the number of bytes kept from the end of a larger one.
 MOST_BYTES, TAIL_BYTES = 100_000_000, 65_536
-#: Seconds after which a log store that took nothing is tried again.
+#: Seconds between two tries while the log store fails.
 AGAIN_S = 1.0
-#: The last so many bytes are at hand, for messages.
+#: The number of last bytes that are kept for messages.
 _LAST = 2_000
 
 
 class Health:
-    """Whether a log store takes what is written. Safe to share between threads.
+    """Whether writes to a log store succeed. Thread-safe.
 
     Args:
-        on_change: called when that changes, in the thread that found out; quick.
+        on_change: Called on each change, in the thread that noticed it. Must return quickly.
     """
 
     def __init__(self, on_change: Callable[[], object] = lambda: None) -> None:
@@ -41,11 +41,11 @@ class Health:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the last write was taken."""
+        """Whether the last write succeeded."""
         return not self.error
 
     def note(self, error: OSError | None) -> None:
-        """A write was taken, or was not."""
+        """Record whether a write succeeded: its error, or None."""
         text = "" if error is None else reason(error)
         with self._mutex:
             changed = bool(text) != bool(self.error)
@@ -59,15 +59,15 @@ class Health:
 
 
 class AttemptLog:
-    """What an attempt prints, on its way to the log store. One thread only.
+    """Writes the output of an attempt to the log store. Not thread-safe.
 
     Args:
-        logs: the log store.
-        ref: where in it.
-        mask: what hides secrets.
-        health: told how writes go.
-        most_bytes: of what is kept.
-        clock: the machine's.
+        logs: The log store.
+        ref: The reference of the log.
+        mask: Hides secrets.
+        health: Records whether writes succeed.
+        most_bytes: The maximum size of the log.
+        clock: The clock.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class AttemptLog:
 
     @property
     def last_line(self) -> str:
-        """The last line that says something, as far as it is at hand; without secrets."""
+        """The last non-empty line, as far as it is buffered, with secrets masked."""
         lines = [line for line in self._last.decode("utf-8", "replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else ""
 
     def write(self, data: bytes) -> None:
-        """Take what the task printed."""
+        """Append output of the task."""
         self._keep(self.mask.feed(data))
 
     def note(self, text: str) -> None:
-        """A line of the worker's own."""
+        """Append a line of the worker."""
         self._put(f"[latchwork] {self.mask.text(text)}\n".encode("utf-8", "backslashreplace"))
 
     def _keep(self, data: bytes) -> None:
@@ -134,13 +134,13 @@ class AttemptLog:
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until ``flush`` is due; None when there is nothing to write."""
+        """Return the seconds until ``flush`` is due, or None if there is nothing to write."""
         if self._since is None:
             return None
         return max(0.0, max(self._since + self._logs.every_s, self._not_before) - self._clock.now())
 
     def flush(self) -> bool:
-        """Write what has gathered, unless that was tried a moment ago; whether nothing is left."""
+        """Write the buffer, unless a write has failed recently. Return whether it is empty."""
         if self._since is None:
             return True
         if self._clock.now() < self._not_before:
@@ -175,10 +175,10 @@ class AttemptLog:
             self._missing = 0
 
     def end(self, last: str = "") -> bool:
-        """Write the rest, and tell readers that nothing more comes; whether all of it was written.
+        """Write the rest and mark the log as ended. Return whether everything was written.
 
         Args:
-            last: a line of the worker's own behind it all.
+            last: A last line of the worker.
         """
         self._keep(self.mask.flush())
         if self._beyond > len(self._tail):
@@ -202,7 +202,7 @@ class AttemptLog:
         return is_whole
 
     def close(self) -> None:
-        """Let go of the file, ended or not. Twice is fine."""
+        """Close the file, ended or not. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
             file.close()

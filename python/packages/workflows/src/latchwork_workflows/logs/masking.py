@@ -1,4 +1,4 @@
-"""Secrets in a stream of bytes, replaced wherever they stand, also across the borders of what is read at once. Pure."""
+"""Replaces secrets in a stream of bytes, also across the boundaries of chunks. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
 STARS = b"***"
-#: Lines of a secret of many lines are masked by themselves from so many bytes on: not each brace of a key file.
+#: The minimum size in bytes of a line of a multi-line secret to be masked alone, so that single braces are not.
 _LEAST_LINE = 6
 
 
 class Mask:
-    """Hides some values in a stream, and their forms in URLs, in JSON and line by line. One thread only.
+    """Hides values in a stream, and their forms in URLs, in JSON and by line. Not thread-safe.
 
-    Not promised: that a value is found which a task has encoded in another way, or cut into pieces.
+    Does not find values that a task has encoded in another way or split.
 
     Args:
-        secrets: the values; empty ones are none.
+        secrets: The values. Empty ones are ignored.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -30,7 +30,7 @@ class Mask:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What can be shown of the stream by now; what may be the beginning of a secret is held back."""
+        """Return the masked bytes so far. Bytes that may begin a secret are held back."""
         if self._pattern is None:
             return data
         whole = self._held + data
@@ -47,20 +47,20 @@ class Mask:
         return b"".join([*parts, whole[at : max(at, hold)]])
 
     def flush(self) -> bytes:
-        """The rest: nothing more comes."""
+        """Return the held back bytes at the end of the stream."""
         rest, self._held = self._held, b""
         return self.whole(rest)
 
     def whole(self, data: bytes) -> bytes:
-        """Bytes by themselves, apart from the stream."""
+        """Return masked bytes, independent of the stream."""
         return data if self._pattern is None else self._pattern.sub(STARS, data)
 
     def text(self, text: str) -> str:
-        """The same for text."""
+        """Return masked text, independent of the stream."""
         return self.whole(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
     def _beginning(self, whole: bytes, least: int) -> int:
-        """Where the longest end of these bytes is that may be the beginning of a secret."""
+        """Return the position of the longest suffix that may be the beginning of a secret."""
         for at in range(max(least, len(whole) - self._longest + 1), len(whole)):
             if whole[at] in self._firsts:
                 end = whole[at:]

@@ -1,7 +1,7 @@
-"""Where logs are: what a log store does, whatever it is made of.
+"""The interface of log stores.
 
-A log is written by one worker under one claim, from its start to its end, and read by offset while it grows. It is
-bytes as the task wrote them, but for secrets: whoever shows them makes them harmless (``clean_text``).
+A log is written by one worker under one claim, and read by offset while it grows. It contains the bytes written by the
+task, except secrets. Display code must sanitize it with ``clean_text``.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import NamedTuple
 from latchwork.errors import LatchworkError
 from latchwork.spi import printable
 
-#: What a reader gets at once, unless it asks for less.
+#: The default maximum size of a part.
 PART_BYTES = 65_536
 _REF = re.compile(r"\d{1,19}/\d{1,19}/\d{1,19}/\d{1,9}\.\d{1,19}\.(?:log|rows)", re.ASCII)
 _FILE = re.compile(r"[a-z]{1,20}/[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
 class LogMissing(LatchworkError, LookupError):
-    """There is no such log, or none yet: its attempt has written nothing, or retention has removed it."""
+    """The log does not exist: its attempt has written nothing yet, or retention has deleted it."""
 
 
 class LogStoreMismatch(LatchworkError):
-    """A log store that belongs to other workflows, or to none yet."""
+    """A log store that belongs to another installation, or to none yet."""
 
 
 class LogPart(NamedTuple):
     """A part of a log.
 
     Attributes:
-        data: its bytes; empty when there is nothing more for now.
-        next: where to go on.
-        ended: nothing will come after ``next``. The log of a worker that died never says so: its attempt does.
+        data: The bytes. Empty if there are no more for now.
+        next: The offset of the next part.
+        ended: Whether nothing follows ``next``. Never set for the log of a worker that died. Its attempt is then lost.
     """
 
     data: bytes
@@ -43,32 +43,32 @@ class LogPart(NamedTuple):
 
 
 class LogFile(ABC):
-    """A log that is being written. One thread only."""
+    """A log that is being written. Not thread-safe."""
 
     @abstractmethod
     def append(self, data: bytes) -> int:
-        """Add bytes that readers see from now on; how many were taken, all but in trouble.
+        """Append bytes, which readers see from now on. Return how many were written. Fewer only on errors.
 
         Raises:
-            OSError: none was taken.
+            OSError: None were written.
         """
 
     @abstractmethod
     def end(self) -> None:
-        """Tell readers that nothing more comes. Raises OSError."""
+        """Mark the log as ended. Raises OSError."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it. Twice is fine."""
+        """Close the file. Idempotent."""
 
 
 class LogStore(ABC):
-    """Logs by their references, and some files besides. Safe to share between threads.
+    """Logs by reference, and other files. Thread-safe.
 
     Attributes:
-        url: how it was opened, without passwords.
-        every_s: seconds for which a writer gathers at most.
-        chunk_bytes: bytes that a writer gathers at most.
+        url: The URL, without passwords.
+        every_s: The maximum number of seconds that a writer buffers.
+        chunk_bytes: The maximum number of bytes that a writer buffers.
     """
 
     url: str
@@ -77,48 +77,48 @@ class LogStore(ABC):
 
     @abstractmethod
     def create(self, ref: str) -> LogFile:
-        """Begin a log. Raises OSError."""
+        """Create a log. Raises OSError."""
 
     @abstractmethod
     def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
-        """A part of a log, of at most so many bytes; an empty one behind its end.
+        """Return a part of a log, of at most ``limit`` bytes. Empty after its end.
 
         Raises:
-            LogMissing: there is none.
-            OSError: it cannot be read now.
+            LogMissing: There is no such log.
+            OSError: The log cannot be read now.
         """
 
     @abstractmethod
     def size(self, ref: str) -> int:
-        """How many bytes it has by now. Raises as ``read``."""
+        """Return the current size in bytes. Raises as ``read``."""
 
     @abstractmethod
     def remove(self, code: int, instance: int) -> None:
-        """Delete all logs of an instance; nothing if it has none. Raises OSError."""
+        """Delete all logs of an instance, if any. Raises OSError."""
 
     @abstractmethod
     def put_file(self, name: str, data: bytes) -> None:
-        """Keep a file, such as ``bundles/<sha256>``; another one of this name is replaced at once. Raises OSError."""
+        """Store a file, such as ``bundles/<sha256>``. Atomically replaces a file of this name. Raises OSError."""
 
     @abstractmethod
     def get_file(self, name: str) -> bytes | None:
-        """A file; None if there is none. Raises OSError."""
+        """Return the contents of a file, or None. Raises OSError."""
 
     @abstractmethod
     def remove_file(self, name: str) -> None:
-        """Delete a file, if it is there. Raises OSError."""
+        """Delete a file, if it exists. Raises OSError."""
 
     def tail(self, ref: str, most: int = PART_BYTES) -> LogPart:
-        """The last bytes of a log. Raises as ``read``."""
+        """Return the last bytes of a log. Raises as ``read``."""
         return self.read(ref, max(0, self.size(ref) - most), most)
 
     def follow(self, ref: str, wait: Callable[[float], object], offset: int = 0) -> Iterator[LogPart]:
-        """Parts of a log as they come, until it has ended; while nothing comes, empty ones.
+        """Yield the parts of a log until it has ended. Yields empty parts while there is nothing new.
 
         Args:
-            ref: the log, which need not be there yet.
-            wait: called with seconds after an empty part: waits so long. True ends it.
-            offset: where to begin.
+            ref: The reference of the log, which need not exist yet.
+            wait: Called with the seconds to wait after an empty part. If it returns True, the iteration ends.
+            offset: The first offset.
         """
         while True:
             try:
@@ -131,21 +131,21 @@ class LogStore(ABC):
                 return
 
     def mark(self, owner: str) -> None:
-        """Note whose logs these are: the id that database and store share.
+        """Record the owner of these logs: the ID that the database and the store share.
 
         Raises:
-            LogStoreMismatch: others have them.
-            OSError: it cannot be written.
+            LogStoreMismatch: The logs belong to another owner.
+            OSError: The log store cannot be written.
         """
         if self._owner() is None:
             self.put_file("about/owner", owner.encode())
         self.check(owner)
 
     def check(self, owner: str) -> None:
-        """Refuse logs that are not those of this owner: another host's folder of the same name, or a wrong URL.
+        """Check that the logs belong to this owner, and not to a folder of another host or a wrong URL.
 
         Raises:
-            LogStoreMismatch: they are not.
+            LogStoreMismatch: They do not.
         """
         found = self._owner()
         if found is None:
@@ -161,25 +161,25 @@ class LogStore(ABC):
         return None if found is None else found.decode("ascii", "replace").strip()
 
     def probe(self) -> None:
-        """Try whether something can be written. Raises OSError."""
+        """Check that the log store can be written. Raises OSError."""
         self.put_file("about/probe", b"x" * 4096)
 
 
 def check_ref(ref: str) -> str:
-    """The reference itself, or ``LogMissing``: no path of anybody's choice."""
+    """Return the reference, or raise ``LogMissing`` if it is malformed, such as an arbitrary path."""
     if _REF.fullmatch(ref) is None:
         raise LogMissing(f"{printable(ref[:100])!r} is no reference of a log")
     return ref
 
 
 def check_file(name: str) -> str:
-    """The name of a file itself, or ``ValueError``."""
+    """Return the name of a file, or raise ``ValueError`` if it is malformed."""
     if _FILE.fullmatch(name) is None:
         raise ValueError(f"{printable(name[:100])!r} is no name of a file of a log store")
     return name
 
 
 def clean_text(data: bytes) -> str:
-    """A part of a log for a screen: whole lines kept, what is no text or moves a cursor made harmless."""
+    """Return part of a log as text for display, with line breaks kept and control characters neutralized."""
     text = data.decode("utf-8", "backslashreplace").replace("\r\n", "\n")
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))

@@ -1,7 +1,7 @@
-"""Logs in an object store, by fsspec: objects cannot grow, so a log is many of them.
+"""Logs in an object store, through fsspec. Objects cannot grow, so a log consists of many.
 
-Objects:  <code>/<instance>/<task>/<n>.<claim>.log/<start:016>    the bytes from there on
-          <code>/<instance>/<task>/<n>.<claim>.log/end            empty: nothing more comes
+Objects:  <code>/<instance>/<task>/<n>.<claim>.log/<start:016>    the bytes from this offset
+          <code>/<instance>/<task>/<n>.<claim>.log/end            empty: the log has ended
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _END = "end"
 
 @contextmanager
 def _os_errors(url: str) -> Iterator[None]:
-    """Whatever a client library raises is an OSError: trouble of the log store, which passes."""
+    """Convert all errors of client libraries to OSError, a temporary failure of the log store."""
     try:
         yield
     except OSError:
@@ -28,12 +28,12 @@ def _os_errors(url: str) -> Iterator[None]:
 
 
 class SegmentLogs(LogStore):
-    """Logs below a URL of fsspec. Safe to share between threads.
+    """Logs below an fsspec URL. Thread-safe.
 
     Args:
-        fs: the file system; its lists must not be cached.
-        root: where in it.
-        url: for people, without passwords.
+        fs: The file system. Its listings must not be cached.
+        root: The root path.
+        url: The URL for display, without passwords.
     """
 
     every_s = 2.0
@@ -47,11 +47,11 @@ class SegmentLogs(LogStore):
         return f"<SegmentLogs {self.url}>"
 
     def create(self, ref: str) -> LogFile:
-        """Begin a log."""
+        """Create a log."""
         return _Segments(self, check_ref(ref))
 
     def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
-        """A part of a log: of one object, so that a reader of the whole fetches each once."""
+        """Return a part of a log from a single object, so that reading a whole log fetches each object once."""
         starts, sizes, ended = self._segments(ref)
         offset = max(0, offset)
         at = bisect_right(starts, offset) - 1
@@ -66,7 +66,7 @@ class SegmentLogs(LogStore):
         return LogPart(bytes(found), after, ended and after >= total)
 
     def size(self, ref: str) -> int:
-        """How many bytes it has."""
+        """Return the size of a log in bytes."""
         starts, sizes, _ = self._segments(ref)
         return starts[-1] + sizes[-1] if starts else 0
 
@@ -85,11 +85,11 @@ class SegmentLogs(LogStore):
         return f"{self._root}/{ref}/{start:016d}"
 
     def put_segment(self, ref: str, start: int, data: bytes) -> None:
-        """Write one object of a log."""
+        """Write an object of a log."""
         self._put(self._segment(ref, start), data)
 
     def put_end(self, ref: str) -> None:
-        """Write its last one."""
+        """Write the end object of a log."""
         self._put(f"{self._root}/{ref}/{_END}", b"")
 
     def _put(self, path: str, data: bytes) -> None:
@@ -105,11 +105,11 @@ class SegmentLogs(LogStore):
                 self._fs.rm(folder, recursive=True)
 
     def put_file(self, name: str, data: bytes) -> None:
-        """Keep a file."""
+        """Store a file."""
         self._put(f"{self._root}/{check_file(name)}", data)
 
     def get_file(self, name: str) -> bytes | None:
-        """A file."""
+        """Return the contents of a file."""
         path = f"{self._root}/{check_file(name)}"
         with suppress(FileNotFoundError), _os_errors(self.url):
             return bytes(self._fs.cat_file(path))
@@ -124,7 +124,7 @@ class SegmentLogs(LogStore):
 
 
 class _Segments(LogFile):
-    """One log of an object store."""
+    """A log in an object store."""
 
     def __init__(self, logs: SegmentLogs, ref: str) -> None:
         self._logs = logs
@@ -132,14 +132,14 @@ class _Segments(LogFile):
         self._size = 0
 
     def append(self, data: bytes) -> int:
-        """Add an object. One that was written, though its answer was lost, is written again with what came since."""
+        """Write an object. If an earlier write may have failed, it is written again together with the new bytes."""
         self._logs.put_segment(self._ref, self._size, data)
         self._size += len(data)
         return len(data)
 
     def end(self) -> None:
-        """Add the last one."""
+        """Write the end object."""
         self._logs.put_end(self._ref)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""

@@ -1,4 +1,4 @@
-"""From a URL to a log store. fsspec is imported where it is needed: a folder is none of its."""
+"""Opens a log store by URL. fsspec is imported only when needed, and not for folders."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from latchwork_workflows.logs.segments import SegmentLogs
 
 
 class BadLogsUrl(LatchworkError, ValueError):
-    """The URL of a log store cannot be used."""
+    """The URL of a log store is invalid or not supported."""
 
 
 def open_logs(url: str | Path) -> LogStore:
-    """The log store of a URL, or of a path. Touches nothing yet.
+    """Return the log store of a URL or a path, without any I/O.
 
     Args:
-        url: ``file:///var/lib/latchwork/logs``, a path, or any URL of fsspec: ``s3://bucket/logs``, ``gs://...``.
+        url: ``file:///var/lib/latchwork/logs``, a path, or any fsspec URL: ``s3://bucket/logs``, ``gs://...``.
     Raises:
-        BadLogsUrl: fsspec does not know it, or what it needs is not installed.
+        BadLogsUrl: fsspec does not know it, or a required package is not installed.
     """
     if isinstance(url, Path):
         return FileLogs(url)

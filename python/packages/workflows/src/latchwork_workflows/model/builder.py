@@ -225,16 +225,16 @@ def task(fn: Callable[P, R], /) -> TaskFunction[P, R]: ...
 @overload
 def task(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
 def task(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
-    """Make a function one that workflows can call as a task.
+    """Make a function usable as a task of workflows.
 
     Args:
-        fn: a function at the top of its module, whose arguments and result are JSON values.
-        name: of its tasks; the function's by default. A second call in a workflow is numbered.
-        options: fields of ``TaskSpec``: ``retries``, ``retry_interval_s``, ``timeout_s``, ``on_timeout``, ``priority``,
+        fn: A function at the top level of its module, with JSON values as arguments and result.
+        name: The name of its tasks. Default the name of the function. Further calls in a workflow are numbered.
+        options: Fields of ``TaskSpec``: ``retries``, ``retry_interval_s``, ``timeout_s``, ``on_timeout``, ``priority``,
             ``delay_s``, ``max_queued_s``, ``cache_s``, ``worker_group``, ``pool``, ``enabled``, ``environment``,
-        ``env``; and ``after``.
+            ``env``, and ``after``.
     Raises:
-        TypeError: an option that no task has, or a function inside another one.
+        TypeError: An option is unknown, or the function is defined inside another one.
     """
     _check_options(options)
 
@@ -359,15 +359,15 @@ def workflow(fn: Callable[..., object], /) -> Workflow: ...
 @overload
 def workflow(*, name: str | None = None, **options: Any) -> Callable[[Callable[..., object]], Workflow]: ...
 def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
-    """Make a workflow of a function that calls tasks. The function is called here, once.
+    """Make a workflow from a function that calls tasks. Calls the function once.
 
     Args:
-        fn: its parameters are those of the workflow; their defaults, or ``params``, are the values.
-        name: the function's by default.
-        options: fields of ``Definition`` but ``tasks``.
+        fn: The function. Its parameters are those of the workflow, with values from its defaults or ``params``.
+        name: The name of the workflow. Default the name of the function.
+        options: Fields of ``Definition`` except ``tasks``.
     Raises:
-        DefinitionInvalid: with every problem.
-        TypeError: an option that no workflow has.
+        DefinitionInvalid: Contains every problem.
+        TypeError: An option is unknown.
     """
     for option in options:
         if option not in Definition.model_fields.keys() - {"name", "tasks"}:

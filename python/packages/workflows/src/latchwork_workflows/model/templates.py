@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 _PART = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")
 #: The prefix of secret names.
-SECRET = "secret:"  # noqa: S105 - it is none
+SECRET = "secret:"  # noqa: S105 - not a password
 #: The prefix of connection names.
 CONNECTION = "connection:"
 _WITH_KIND = re.compile(r"(?:secret|connection):[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

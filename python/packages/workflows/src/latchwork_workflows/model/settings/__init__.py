@@ -1,4 +1,1 @@
-"""What is stored beside workflows: what each may hold, and what of it a definition names.
-
-Nothing is kept inside.
-"""
+"""Stored settings: their valid values, and the settings that a definition names."""

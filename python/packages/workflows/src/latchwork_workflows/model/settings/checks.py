@@ -1,6 +1,6 @@
-"""What a connection, an environment and a parameter may hold, each problem by its field. Pure.
+"""Validates connections, environments and parameters. Each problem has the path of its field. Pure.
 
-No message repeats a URL: a password may be what is wrong with it.
+No message contains a URL, because it may include a password.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from latchwork_workflows.errors import Problem
 from latchwork_workflows.model.templates import references
 from latchwork_workflows.model.validate import BUILT_IN
 
-#: Names of connections leave room for that of the workflow that tries them.
+#: Shorter than other names, because the name of the workflow that tests a connection includes it.
 CONNECTION_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}", re.ASCII)
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
-#: Of one kind in one project.
+#: The maximum number of settings of one kind in one project.
 MOST = 500
 MOST_URL = 1000
 MOST_VALUE = 10_000
@@ -35,7 +35,7 @@ _HELP = "keep the password as a secret of the workers, and give the name of that
 
 
 def connection_problems(name: str, url: str, secret: str) -> Iterator[Problem]:
-    """What is wrong with a connection."""
+    """Yield the problems of a connection."""
     if CONNECTION_NAME.fullmatch(name) is None:
         yield Problem("name", f"{name[:100]!r} is no name; use up to 80 letters, digits, '_', '-' and '.'")
     wrong = url_problem(url)
@@ -46,7 +46,7 @@ def connection_problems(name: str, url: str, secret: str) -> Iterator[Problem]:
 
 
 def url_problem(url: str) -> str:
-    """What is wrong with the URL of a connection; empty if nothing is."""
+    """Return the problem of a connection URL, or an empty text."""
     if not url.strip():
         return "this has to be given, such as postgresql+psycopg://etl@db/warehouse"
     if len(url) > MOST_URL:
@@ -70,7 +70,7 @@ def url_problem(url: str) -> str:
 
 
 def environment_problems(name: str, variables: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is wrong with an environment."""
+    """Yield the problems of an environment."""
     if ENVIRONMENT_NAME.fullmatch(name) is None:
         yield Problem("name", f"{name[:100]!r} is no name; use up to 100 letters, digits, '_', '-' and '.'")
     for key, value in variables.items():
@@ -104,7 +104,7 @@ def _text_problem(value: str) -> str:
 
 
 def parameter_problems(name: str, value: Any) -> Iterator[Problem]:
-    """What is wrong with a parameter."""
+    """Yield the problems of a parameter."""
     if VARIABLE.fullmatch(name) is None:
         yield Problem("name", f"{name[:100]!r} is no name of a variable; use up to 100 letters, digits and underscores")
     elif name in BUILT_IN:

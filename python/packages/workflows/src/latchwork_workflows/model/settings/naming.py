@@ -1,4 +1,4 @@
-"""What is stored beside workflows, and which of it a definition names: connections, environments, parameters. Pure."""
+"""The stored settings that a definition names: connections, environments and parameters. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from latchwork_workflows.model.templates import CONNECTION, names_in
 
 @dataclass(frozen=True)
 class Settings:
-    """What is stored for a project, its own and that of all.
+    """The names of settings available to a project: its own and the shared ones.
 
     Attributes:
-        connections: names of connections.
-        environments: names of variables by the name of their environment.
-        parameters: names of parameters.
+        connections: The names of connections.
+        environments: The names of variables, by environment.
+        parameters: The names of parameters.
     """
 
     connections: frozenset[str] = frozenset()
@@ -25,19 +25,19 @@ class Settings:
     parameters: frozenset[str] = frozenset()
 
     def names_for(self, definition: Definition, task: TaskSpec | None) -> frozenset[str]:
-        """What ``${name}`` may be in a task, or in the parameters of the workflow, because it is stored."""
+        """Return the stored names that ``${name}`` may use in a task or in the parameters of the workflow."""
         name = (task.environment if task is not None else None) or definition.environment
         return self.parameters | self.environments.get(name or "", frozenset())
 
 
 def environments_of(definition: Definition) -> frozenset[str]:
-    """The environments that a definition names."""
+    """Return the environments that a definition names."""
     named = (definition.environment, *(each.environment for each in definition.tasks))
     return frozenset(each for each in named if each is not None)
 
 
 def connections_of(definition: Definition) -> frozenset[str] | None:
-    """The stored connections that a definition names; None: any, as a value says it."""
+    """Return the stored connections that a definition names. None: any, because a value provides the name."""
     found = set()
     for task in definition.tasks:
         for name in _connections(task):
@@ -48,7 +48,7 @@ def connections_of(definition: Definition) -> frozenset[str] | None:
 
 
 def problems(definition: Definition, settings: Settings) -> Iterator[Problem]:
-    """Connections and environments that are named and not there, each by its place."""
+    """Yield named connections and environments that do not exist, each with its path."""
     for path, kind, name in _named_places(definition):
         there = settings.connections if kind == "connection" else settings.environments
         if name not in there:
@@ -56,13 +56,15 @@ def problems(definition: Definition, settings: Settings) -> Iterator[Problem]:
 
 
 def needs(definition: Definition) -> Iterator[Problem]:
-    """Connections and environments that a definition names, each by its place: where nobody can say what is stored."""
+    """Yield the connections and environments that a definition names, each with its path. For unknown stored
+    settings.
+    """
     for path, kind, name in _named_places(definition):
         yield Problem(path, f"{kind} {name!r:.110}")
 
 
 def _named_places(definition: Definition) -> Iterator[tuple[str, str, str]]:
-    """Place, kind and name of each."""
+    """Yield path, kind and name of each reference."""
     if definition.environment is not None:
         yield "environment", "environment", definition.environment
     for index, task in enumerate(definition.tasks):
@@ -81,7 +83,7 @@ def _of(definition: Definition, there: Mapping[str, object] | frozenset[str]) ->
 
 
 def _connections(task: TaskSpec) -> Iterator[str]:
-    """The names that its parameter ``connection`` and its references have; a reference as it stands."""
+    """Yield the names from the parameter ``connection`` and from references. A reference is returned as written."""
     name = _named(task)
     if name is not None:
         yield name
