@@ -229,7 +229,7 @@ def dies(office, monkeypatch, when):
         patched.setattr(alerts.Sending, "take", taking)
         patched.setattr(alerts.Sending, "answer", answering)
         with office.database.write() as connection:
-            made._dispatcher.own(connection)
+            made._sending.own(connection)
         made._installation = installation_of(office.database).id
         made._look()
         for each in made._at_work():
@@ -278,13 +278,13 @@ def test_a_former_sender_that_wakes_takes_nothing_more(office, mail):
     office.mail_channel(mail)
     former = office.sender()
     with office.database.write() as connection:
-        former._dispatcher.own(connection)
+        former._sending.own(connection)
     with office.sending():
         office.tell("ops", cause="first")
         office.until("sent")
     office.tell("ops", cause="second")
     with pytest.raises(NotOwner), office.database.write() as connection:
-        former._dispatcher.take(connection, office.rows()[1].id, NOW)
+        former._sending.take(connection, office.rows()[1].id, NOW)
     assert office.states() == ["sent", "pending"]
 
 
