@@ -194,8 +194,9 @@ class Sender:
             self._rests[channel] = since + REST_S
 
     def _write(self, taken: Taken, answer: Answer, error: str, answered_at: float) -> None:
-        """Write a result, and retry until it is written or another sender has the delivery: a lost result would cause a
-        resend.
+        """Write a result, and retry until it is written or another sender has the delivery.
+
+        A lost result would cause a resend.
         """
         while True:
             try:

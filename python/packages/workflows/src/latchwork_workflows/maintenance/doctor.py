@@ -260,8 +260,9 @@ class Doctor:
         ]
 
     def ask_to_mend(self, findings: Sequence[Finding], *, by: str) -> list[int]:
-        """Request a repair from the masters of these shards: read everything again and drop orphans. Return the command
-        IDs.
+        """Request a repair from the masters of these shards, and return the command IDs.
+
+        A repair reads everything again and drops orphans.
         """
         every = range(installation_of(self._database).shards)
         with self._database.write() as connection:
@@ -291,8 +292,9 @@ class Doctor:
     # Read
 
     def _facts(self) -> Facts:
-        """Read the database first, then items, running keys and results, because the end of an attempt replaces one by
-        the other.
+        """Read the database first, then items, running keys and results.
+
+        The order matters, because the end of an attempt replaces its running key by a result.
         """
         facts = Facts()
         self._of_database(facts)

@@ -1,7 +1,7 @@
-"""Masters: each owns a share of the shards of instances. A shard is an item of a job, advanced by one thread under the
-fence of its lock.
+"""Masters, which advance the runs of the shards that they own.
 
-``Master`` is the entry point. The modules that read, write and dispatch a shard are internal.
+A shard is an item of a job. One thread advances it under the fence of its lock. ``Master`` is the entry point. The
+modules that read, write and dispatch a shard are internal.
 """
 
 from latchwork_workflows.master.chores import Retention

@@ -181,8 +181,9 @@ def _is_queued(task: Task) -> bool:
 def run_of(
     connection: sa.Connection, version: Version, stored: Stored, parameters: Mapping[str, Any] | None = None
 ) -> Run:
-    """Return an instance with the current settings of its project, for computing values. ``parameters`` may be passed
-    in.
+    """Return an instance with the current settings of its project, for computing values.
+
+    ``parameters`` are those of the project. None: read them.
     """
     project = version.definition.project
     environments = settings.variables(connection, project, version.environments) if version.environments else {}
@@ -406,8 +407,9 @@ class Dispatcher:
         return True
 
     def cancel(self, places: Mapping[str, Place]) -> list[str]:
-        """Have running attempts cancelled by their workers, and not claimed again. Return the attempts that were
-        marked.
+        """Have running attempts cancelled by their workers, and not claimed again.
+
+        Returns the attempts that were marked.
         """
         told: list[str] = []
         for x, place in places.items():

@@ -410,8 +410,9 @@ class WakeUps:
             self._go_on(code, found[-1])
 
     def _is_on_its_way(self, code: int, number: int) -> bool:
-        """Return whether a round of this workflow is unfinished. Other commands that request a round are marked as
-        done.
+        """Return whether a round of this workflow is unfinished.
+
+        Other commands that request a round are marked as done.
         """
         others = commands.open_wakes(self._connection, self._shard, code, but=number)
         for other, after in others.items():

@@ -230,9 +230,7 @@ def _run(cache: StateCache, attempt: SubmittedAttempt) -> int:
 
 
 def in_mind(cache: StateCache, told: Told) -> tuple[dict[int, tuple[int, int]], set[int]]:
-    """Return instance and workflow of the reported attempts by task row, and the task rows that are not in the
-    cache.
-    """
+    """Return instance and workflow of the reported attempts by task row, and the unknown task rows."""
     rows = {attempt_of(x) for x, _ in told.ended} | {(each.task, each.n) for each, _ in told.claimed}
     found = {row: cache.find(row, n) for row, n in rows}
     known = {row: (each.instance, cache.instances[each.instance].code) for row, each in found.items() if each}

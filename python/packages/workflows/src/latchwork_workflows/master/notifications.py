@@ -65,9 +65,7 @@ def tell_takeover(
     owners: tuple[str, str],
     now: float,
 ) -> None:
-    """Write one failover alert for each workflow that wants them, about runs whose former master did not release
-    them.
-    """
+    """Write one failover alert for each workflow that wants them, unless the former master released the runs."""
     if owners[0] in {"", owners[1]}:
         return
     by_code: dict[int, list[tuple[Version, Stored]]] = {}

@@ -156,8 +156,9 @@ class StateCache:
         return list(found)
 
     def at(self, now: float) -> float:
-        """Set the current time. After a backward clock step all waiting instances are due once, to correct their
-        wake-up times.
+        """Set the current time and return it.
+
+        After a backward clock step all waiting instances are due once, to correct their wake-up times.
         """
         if now < self._now - _BACK_S:
             if self._now < float("inf"):
@@ -223,8 +224,9 @@ class Version:
 
     @cached_property
     def width(self) -> int:
-        """Estimate of how many of its tasks run in parallel: the most worker tasks of equal depth. A map counts as
-        one.
+        """Estimate of how many of its tasks run in parallel.
+
+        This is the highest number of worker tasks of equal depth. A map counts as one.
         """
         depth: dict[str, int] = {}
         count: dict[int, int] = {}
@@ -291,8 +293,9 @@ class Plans:
     def cache_key(
         self, run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int
     ) -> str | None:
-        """Return the cache key for the outputs of an attempt. None: they are not cached, or its values cannot be filled
-        in.
+        """Return the cache key for the outputs of an attempt.
+
+        None: they are not cached, or its values cannot be filled in.
         """
         if task.cache_s is None:
             return None

@@ -139,8 +139,9 @@ class TurnWriter:
             failed(error)
 
     def prepared(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
-        """Like ``alone``, for functions that write nothing before they fail. Only a database error rolls the turn
-        back.
+        """Like ``alone``, for functions that write nothing before they fail.
+
+        Only a database error rolls the turn back.
         """
         if self._is_careful:
             self.alone(do, failed)
@@ -295,8 +296,9 @@ class TurnWriter:
         self.alone(do, partial(self.end, stored))
 
     def stored(self, instance: int) -> Stored | None:
-        """Return the current state of an instance of this shard. None: it does not exist, or has ended and cannot be
-        read.
+        """Return the current state of an instance of this shard.
+
+        None: it does not exist, or has ended and cannot be read.
         """
         known = self.written.instances.get(instance) or self._cache.instances.get(instance)
         if known is not None:
@@ -341,8 +343,9 @@ class TurnWriter:
         return made
 
     def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
-        """Return the queue keys of newly submitted attempts. Released attempts and those of dead workers keep
-        theirs.
+        """Return the queue keys of newly submitted attempts.
+
+        Released attempts and those of dead workers keep theirs.
         """
         found = {}
         is_same_run = stored.known.run == after.run

@@ -33,8 +33,9 @@ def change(
     password: str | None = None,
     current: str = "",
 ) -> None:
-    """Enable or disable an account (administrators, but not their own), or change a password (one's own, or as
-    administrator).
+    """Enable or disable an account, or change its password.
+
+    Administrators may change any account, but not disable their own. Others may change only their own password.
 
     Args:
         parts: The parts of this process.

@@ -95,8 +95,9 @@ def _behind(connection: sa.Connection, who: Identity, key: str, dependents: str)
 
 
 def _need_behind(who: Identity, project: str) -> None:
-    """Like ``need``, for a project that the request did not name. The error does not name a project that the account
-    may not see.
+    """Like ``need``, for a project that the request did not name.
+
+    The error does not name a project that the account may not see.
     """
     if who.may(Role.VIEWER, project):
         need(who, Role.OPERATOR, project)
@@ -141,9 +142,7 @@ def _follow(  # noqa: PLR0917 - one caller
 
 
 def _fresh(given: BackfillRequest) -> dict[str, bool]:
-    """Return ``no_cache`` only if it is set, so that an idempotency key from an older version still matches its
-    command.
-    """
+    """Return ``no_cache`` only if it is set, so that older idempotency keys still match their commands."""
     return {"no_cache": True} if given.no_cache else {}
 
 
@@ -214,8 +213,7 @@ def runs(
     after: float | None = None,
     limit: int | None = None,
 ) -> list[BackfillRun]:
-    """Return the runs of a backfill with ``id``, ``schedule_time``, ``state``, start and end, the oldest schedule time
-    first.
+    """Return the runs of a backfill, the oldest schedule time first.
 
     Args:
         parts: The parts of this process.

@@ -162,8 +162,9 @@ def _places(line: Line, wanted: Mapping[int, str]) -> Iterator[tuple[int, Ahead]
 
 
 def _cancelled(parts: Parts, row: Row, asked: Sequence[Row]) -> Mapping[str, float]:
-    """Return the attempts of these tasks that were sent a cancel. Reads the store only while the run stops or has
-    failed.
+    """Return the attempts of these tasks that were sent a cancel.
+
+    Reads the store only while the run stops or has failed.
     """
     if row.state != InstanceState.READY_STOP.value and not row.ending:
         return {}
@@ -268,8 +269,9 @@ def _kind(spec: TaskSpec, name: str) -> str:
 
 
 def wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec) -> list[tuple[Other, bool | None]]:
-    """Return the dependencies of a dependent, and whether each is fulfilled as its master would see it now. None: not
-    yet.
+    """Return the dependencies of a dependent, and whether each is fulfilled as its master would see it now.
+
+    None: not yet.
     """
     try:
         condition = DependentParams.model_validate(spec.params).on.condition()

@@ -40,10 +40,10 @@ class Lineage(NamedTuple):
 
 
 def lineage(parts: Parts, who: Identity, *, project: str = "", workflow: str = "") -> Lineage:
-    """Return the links of all visible workflows, of a project and its neighbors, or of everything up- and downstream of
-    a workflow.
+    """Return the links of all visible workflows, of a project, or of a workflow.
 
-    Workflows that the account may not see are left out, whether they exist or not.
+    A project includes its neighbors. A workflow includes everything up- and downstream of it. Workflows that the
+    account may not see are left out, whether they exist or not.
 
     Raises:
         Problem: 404.

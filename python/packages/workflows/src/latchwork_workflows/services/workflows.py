@@ -107,8 +107,9 @@ def diff(  # noqa: PLR0917 - what the address has
 
 
 def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checked:
-    """Check a definition given as text or as plain values. A viewer of its project also gets errors about missing
-    settings.
+    """Check a definition given as text or as plain values.
+
+    A viewer of its project also gets errors about missing settings.
 
     Raises:
         DefinitionInvalid: With every problem.

@@ -87,8 +87,9 @@ def recover(work: Working, event: Recover) -> None:
 
 
 def _again(work: Working, name: str) -> bool:
-    """Return whether a task failed and runs again. An element runs again only with its map. A failure that a condition
-    evaluates does not count.
+    """Return whether a task failed and runs again.
+
+    An element runs again only with its map. A failure that a condition evaluates does not count.
     """
     state = work.tasks[name].state
     if (base := base_of(name)) != name:

@@ -174,8 +174,9 @@ class ChildForced:
 
 @dataclass(frozen=True, slots=True)
 class SeenFailed:
-    """A dependency of a dependent has failed. The dependent fails after a wait, unless the dependency succeeds by
-    then.
+    """A dependency of a dependent has failed.
+
+    The dependent fails after a wait, unless the dependency succeeds by then.
     """
 
     task: str

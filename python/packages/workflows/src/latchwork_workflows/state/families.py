@@ -66,8 +66,9 @@ def told(child: InstanceState, task: str, n: int, run: int) -> Event | None:
 
 
 def may_be_asked(command: str, parent: TaskState) -> bool:
-    """Return whether a user may send this command to a child. A child resumes on its own only while its parent waits
-    for it.
+    """Return whether a user may send this command to a child.
+
+    A paused child may be resumed only while its parent waits for it.
     """
     return command not in {"resume", "recover", "rerun"} or (command == "resume" and parent is TaskState.RUNNING)
 
@@ -186,8 +187,9 @@ def of_run(state: InstanceState, task: str, tasks: Mapping[str, TaskState]) -> b
 
 
 def _of_tasks(state: InstanceState, tasks: Iterable[TaskState]) -> bool | None:
-    """Evaluate the states of tasks. A disabled task counts as success. A task that waits for a retry has not failed
-    yet.
+    """Evaluate the states of tasks.
+
+    A disabled task counts as success. A task that waits for a retry has not failed yet.
     """
     states = set(tasks)
     if states and states <= DONE:

@@ -68,9 +68,7 @@ def _time(work: Working) -> None:
 
 
 def _nearer(work: Working, name: str, task: Task) -> None:
-    """Shorten a wait that is longer than its rule allows: it was computed with a clock that was ahead or was set
-    back.
-    """
+    """Shorten a wait that is longer than its rule allows, because a clock was ahead or was set back."""
     rule, most_s = work.plan.rule(name), None
     if task.held:
         most_s = logical.LOOK_RARELY_S
@@ -103,8 +101,9 @@ def _end_on_failure(work: Working) -> None:
 
 
 def _make_ready(work: Working) -> None:
-    """Make tasks ready whose predecessors are done. A skipped task is done at once, so the order of the plan
-    matters.
+    """Make tasks ready whose predecessors are done.
+
+    A skipped task is done at once, so the order of the plan matters.
     """
     for name, rule in work.plan.rules.items():
         if _is_cut(work, name, rule):

@@ -1,4 +1,4 @@
-"""What a task can do: shell, Python, and what other packages add by the entry point ``latchwork.workflow_tasks``."""
+"""Task types: the built-in ones, and the types that packages add by the entry point ``latchwork.workflow_tasks``."""
 
 from latchwork_workflows.types.base import Command, ParamsModel, RunInfo, TaskType
 from latchwork_workflows.types.registry import TaskTypes

@@ -1,6 +1,6 @@
-"""What a task type is: the parameters that it takes, and the command that they become. No I/O.
+"""Base of task types: the parameters of a type, and the command built from them. No I/O.
 
-A type says how to start something; who starts it, ends it, keeps its output and counts its tries is the worker.
+A type only says how to start a task. The worker starts and ends it, keeps its output and counts its tries.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ParamsModel(BaseModel):
-    """The parameters of a type: a field that nobody knows is a mistake."""
+    """Base of the parameters of a type. Unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a type may know of the attempt that it makes a command for.
+    """Data about the attempt for which a type builds a command.
 
     Attributes:
-        instance: id of the instance.
-        task: name of the task.
-        n: number of the attempt.
-        folder: an empty folder of the attempt's own, removed after it.
-        python: path of the interpreter.
-        bundle: path of the unpacked code bundle; None where the code is installed.
-        values: what ``${name}`` stands for.
-        tag: what jobs of a cluster are found by: the same for all attempts of the task.
+        instance: ID of the run.
+        task: Name of the task.
+        n: Number of the attempt.
+        folder: Empty folder for this attempt, removed after it.
+        python: Path of the interpreter.
+        bundle: Path of the unpacked code bundle. None if the code is installed.
+        values: Values for ``${name}``.
+        tag: Identifies jobs in a cluster. The same for all attempts of the task.
     """
 
     instance: int
@@ -48,11 +48,11 @@ class Command:
     """A command to run under supervision.
 
     Attributes:
-        argv: program and arguments.
-        stdin: what it reads; it is closed after that.
-        env: variables besides those that every task gets.
-        files: files to write into the attempt's folder before it starts, by name.
-        keeps: a file of the attempt's folder that is kept in the log store if it succeeds, for alerts; empty: none.
+        argv: Program and arguments.
+        stdin: Its input, which is closed afterwards.
+        env: Variables in addition to those of every task.
+        files: Files to write into the attempt's folder before the start, by name.
+        keeps: File in the attempt's folder to keep in the log store after a success, for alerts. Empty: none.
     """
 
     argv: tuple[str, ...]
@@ -64,19 +64,22 @@ class Command:
 
 @runtime_checkable
 class TaskType(Protocol):
-    """One kind of task. Its methods are pure, and may be called by several threads at once.
+    """A kind of task. Its methods are pure and thread-safe.
 
     Attributes:
-        name: what ``type:`` says in a definition.
-        params: the model of its parameters; its JSON schema makes the form, its checks the validation.
-        quoted: parameters in whose text ``${name}`` is not filled in: a value could be code there. The type hands
-            values over otherwise (a shell gets them as variables).
+        name: Value of ``type:`` in a definition.
+        params: Model of its parameters. Its JSON schema defines the form, and its checks the validation.
+        quoted: Parameters in which ``${name}`` is not filled in, because a value could be code there. The type passes
+            values in another way: a shell gets them as variables.
 
-    A type may have ``ignores_variables = True``: then a value that cannot be an environment variable is left out, and
-    does not fail the attempt; ``is_instant = True``: then it has succeeded once a worker has it, and no process is
-    started; ``quoting``, a mapping of parameters to what makes a value a part of their text; and ``connects = True``:
-    then its parameter ``connection`` is a URL, or names a stored connection, whose URL stands in its place and whose
-    password in the parameter ``password`` when ``command`` is called.
+    A type may have these optional attributes:
+
+        ignores_variables: True to leave out a value that cannot be an environment variable. Otherwise it fails the
+            attempt.
+        is_instant: True to succeed once a worker has claimed the task, without a process.
+        quoting: A mapping of parameters to functions that quote a value for their text.
+        connects: True if its parameter ``connection`` is a URL, or the name of a stored connection. Before ``command``
+            is called, a name is replaced by the URL, and the password is put into the parameter ``password``.
     """
 
     name: ClassVar[str]
@@ -84,5 +87,8 @@ class TaskType(Protocol):
     quoted: ClassVar[frozenset[str]]
 
     def command(self, params: Any, run: RunInfo) -> Command:
-        """The command of one attempt; ``params`` is an instance of ``self.params``, its references filled in."""
+        """Return the command of one attempt.
+
+        ``params`` is an instance of ``self.params`` with its references filled in.
+        """
         ...

@@ -1,7 +1,7 @@
-"""``spark`` and ``mapreduce``: jobs of a cluster, submitted by the programs that the worker's machine has.
+"""``spark`` and ``mapreduce``: jobs of a cluster, submitted by programs on the worker's machine.
 
-A job that runs in the cluster outlives the client that submitted it. So each is submitted with a tag of its task; what
-has that tag is killed when the task is stopped, and before the next attempt starts.
+A job in the cluster outlives the client that submitted it. So each job is submitted with a tag of its task. Jobs with
+that tag are killed when the task is stopped, and before the next attempt starts.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ ConfName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-
 
 
 class SparkParams(ParamsModel):
-    """Attributes:
-    application: a jar, or a Python file; a path or a URL that ``spark-submit`` takes.
-    main_class: of a jar.
-    arguments: of the application.
-    master: where it runs, such as ``yarn`` or ``local[2]``; None: as the machine is set up.
-    deploy_mode: whether the driver runs here or in the cluster.
-    name: what the cluster shows; None: workflow and task.
-    conf: settings, such as ``spark.executor.memory``.
-    jars, py_files, files: what goes along.
-    queue: of YARN.
-    program: the program that submits.
-    yarn: the program that lists and kills jobs of YARN.
+    """Parameters of ``spark``.
+
+    Attributes:
+        application: A jar or a Python file: a path or a URL that ``spark-submit`` accepts.
+        main_class: Main class of a jar.
+        arguments: Arguments of the application.
+        master: Where it runs, such as ``yarn`` or ``local[2]``. None: the default of the machine.
+        deploy_mode: Whether the driver runs on the worker or in the cluster.
+        name: Name shown in the cluster. None: task and run.
+        conf: Settings, such as ``spark.executor.memory``.
+        jars, py_files, files: Files to submit with it.
+        queue: Queue of YARN.
+        program: Program that submits jobs.
+        yarn: Program that lists and kills jobs of YARN.
     """
 
     application: Word
@@ -52,14 +54,16 @@ class SparkParams(ParamsModel):
 
 
 class MapReduceParams(ParamsModel):
-    """Attributes:
-    jar: with the job; a path.
-    main_class: of the jar; None: as its manifest says.
-    arguments: of the job, behind its properties.
-    properties: settings, such as ``mapreduce.job.reduces``.
-    queue: of YARN.
-    program: the program that submits.
-    yarn: the program that lists and kills jobs of YARN.
+    """Parameters of ``mapreduce``.
+
+    Attributes:
+        jar: Path of the jar with the job.
+        main_class: Main class of the jar. None: that of its manifest.
+        arguments: Arguments of the job, after its properties.
+        properties: Settings, such as ``mapreduce.job.reduces``.
+        queue: Queue of YARN.
+        program: Program that submits jobs.
+        yarn: Program that lists and kills jobs of YARN.
     """
 
     jar: Word
@@ -72,14 +76,14 @@ class MapReduceParams(ParamsModel):
 
 
 class Spark:
-    """Submits an application by ``spark-submit``, and waits for it."""
+    """Submits an application with ``spark-submit``, and waits for it."""
 
     name: ClassVar[str] = "spark"
     params: ClassVar[type[ParamsModel]] = SparkParams
     quoted: ClassVar[frozenset[str]] = frozenset()
 
     def command(self, params: SparkParams, run: RunInfo) -> Command:
-        """``spark-submit``, under a body that kills what has the tag."""
+        """Return a ``spark-submit`` command, wrapped in a program that kills jobs with the tag."""
         conf = {"spark.yarn.submit.waitAppCompletion": "true", **params.conf}
         conf["spark.yarn.tags"] = ",".join(filter(None, [params.conf.get("spark.yarn.tags"), run.tag]))
         given = {
@@ -99,14 +103,14 @@ class Spark:
 
 
 class MapReduce:
-    """Submits a job by ``hadoop jar``, and waits for it."""
+    """Submits a job with ``hadoop jar``, and waits for it."""
 
     name: ClassVar[str] = "mapreduce"
     params: ClassVar[type[ParamsModel]] = MapReduceParams
     quoted: ClassVar[frozenset[str]] = frozenset()
 
     def command(self, params: MapReduceParams, run: RunInfo) -> Command:
-        """``hadoop jar``, under a body that kills what has the tag."""
+        """Return a ``hadoop jar`` command, wrapped in a program that kills jobs with the tag."""
         properties = dict(params.properties)
         properties["mapreduce.job.tags"] = ",".join(filter(None, [properties.get("mapreduce.job.tags"), run.tag]))
         if params.queue is not None:
@@ -117,10 +121,12 @@ class MapReduce:
 
 
 def _command(argv: list[str], yarn: str | None, run: RunInfo) -> Command:
-    """Args:
-    argv: what submits.
-    yarn: what kills jobs that run in the cluster; None where none outlives its client.
-    run: the attempt.
+    """Return a command that submits a job.
+
+    Args:
+        argv: Command line that submits the job.
+        yarn: Program that kills jobs in the cluster. None: no job outlives its client.
+        run: The attempt.
     """
     call = json.dumps({"argv": argv, "tag": run.tag, "yarn": yarn})
     return Command((run.python, str(_BODY), f"{run.folder}/{_CALL}"), files={_CALL: call.encode()})

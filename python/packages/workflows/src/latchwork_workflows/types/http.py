@@ -1,4 +1,4 @@
-"""``http``: one request, whose answer says how the task went."""
+"""``http``: one request, whose response decides the outcome of the task."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ _BODY = Path(__file__).with_name("bodies") / "http_body.py"
 
 
 class HttpParams(ParamsModel):
-    """Attributes:
-    url: ``http://`` or ``https://``; values that are put into it are quoted.
-    method: of the request.
-    headers: of the request; ``Authorization: Bearer ${secret:token}`` stays out of every log.
-    body: text to send.
-    json_body: a value to send as JSON, instead of ``body``.
-    timeout_s: seconds that the server may be silent.
-    success: statuses that count as success; by default all from 200 to 299.
-    contains: text that the answer has to hold.
+    """Parameters of ``http``.
+
+    Attributes:
+        url: ``http://`` or ``https://``. Values that are filled in are quoted.
+        method: Method of the request.
+        headers: Headers of the request. ``Authorization: Bearer ${secret:token}`` stays out of every log.
+        body: Text to send.
+        json_body: Value to send as JSON, instead of ``body``.
+        timeout_s: Seconds for which the server may be silent.
+        success: Statuses that count as success. Default: 200 to 299.
+        contains: Text that the response must contain.
     """
 
     url: Annotated[str, StringConstraints(min_length=1, max_length=8000)]
@@ -45,7 +47,10 @@ class HttpParams(ParamsModel):
 
 
 class Http:
-    """Sends one request. Outputs: ``status``, and ``body``: parsed where it is JSON, else its first 10,000 letters."""
+    """Sends one request.
+
+    Outputs: ``status``, and ``body``: parsed if it is JSON, otherwise its first 10,000 characters.
+    """
 
     name: ClassVar[str] = "http"
     params: ClassVar[type[ParamsModel]] = HttpParams
@@ -54,7 +59,10 @@ class Http:
     quoting: ClassVar[Mapping[str, Callable[[Any], str]]] = {"url": lambda value: quote(str(value), safe="")}
 
     def command(self, params: HttpParams, run: RunInfo) -> Command:
-        """The body reads the request from a file, so that no token is in a command line or an environment."""
+        """Return a command that reads the request from a file.
+
+        So no token is in a command line or an environment.
+        """
         return Command(
             (run.python, str(_BODY), f"{run.folder}/{_CALL}"),
             env={"PYTHONUNBUFFERED": "1"},

@@ -1,4 +1,4 @@
-"""Types that masters decide without a worker: ``sub_process``, ``dependent``, ``conditions``, ``switch``."""
+"""Types that masters run without a worker: ``sub_process``, ``dependent``, ``conditions``, ``switch``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WorkflowName = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$", max_lengt
 
 
 class SubProcessParams(ParamsModel):
-    """Attributes: ``workflow``, ``project.name`` or a name of ``default``; ``params``, what its run is started with."""
+    """Attributes: ``workflow``, ``project.name`` or a name in ``default``. ``params``, the parameters of its run."""
 
     workflow: WorkflowName
     params: dict[str, Any] = Field(default_factory=dict)
 
 
 class Wanted(ParamsModel):
-    """One of ``all``, ``any``, or ``workflow`` with ``task`` and ``window``; text alone is a workflow."""
+    """One of ``all``, ``any``, or ``workflow`` with ``task`` and ``window``. A plain text is a workflow."""
 
     all: tuple[Wanted, ...] | None = None
     any: tuple[Wanted, ...] | None = None
@@ -49,14 +49,14 @@ class Wanted(ParamsModel):
         return self
 
     def condition(self) -> Condition:
-        """The same for ``verdict``."""
+        """Return the condition for ``verdict``."""
         if self.workflow is not None:
             return Other(self.workflow, self.task, self.window)
         return _nested(self)
 
 
 class Looked(ParamsModel):
-    """One of ``all``, ``any``, or ``task``, and whether it ``failed``; text alone is a task that succeeded."""
+    """One of ``all``, ``any``, or ``task`` with ``failed``. A plain text is a task that succeeded."""
 
     all: tuple[Looked, ...] | None = None
     any: tuple[Looked, ...] | None = None
@@ -74,7 +74,7 @@ class Looked(ParamsModel):
         return self
 
     def condition(self) -> Condition:
-        """The same for ``verdict``."""
+        """Return the condition for ``verdict``."""
         return Ended(self.task, self.failed) if self.task is not None else _nested(self)
 
 
@@ -93,7 +93,9 @@ def _nested(model: Wanted | Looked) -> Condition:
 
 
 class DependentParams(ParamsModel):
-    """Attributes: ``on``, what it waits for; ``on_failure``, ``fail`` or ``wait``; ``wait_s``, for how long then."""
+    """Attributes: ``on``, the dependencies. ``on_failure``, ``fail`` or ``wait``. ``wait_s``, seconds to wait in that
+    case.
+    """
 
     on: Wanted
     on_failure: Literal["fail", "wait"] = "fail"
@@ -107,7 +109,9 @@ class DependentParams(ParamsModel):
 
 
 class ConditionsParams(ParamsModel):
-    """Attributes: ``when``, by default that all before succeeded; ``success`` and ``failure``, the tasks that go on."""
+    """Attributes: ``when``, default: all predecessors succeeded. ``success`` and ``failure``, the first tasks of each
+    branch.
+    """
 
     when: Looked | None = None
     success: tuple[str, ...] = ()
@@ -115,31 +119,31 @@ class ConditionsParams(ParamsModel):
 
 
 class Case(ParamsModel):
-    """Attributes: ``when``, an expression of parameters and outputs; ``then``, the tasks that go on."""
+    """Attributes: ``when``, an expression of parameters and outputs. ``then``, the first tasks of the branch."""
 
     when: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
     then: tuple[str, ...]
 
 
 class SwitchParams(ParamsModel):
-    """Attributes: ``cases``, of which the first that is true is taken; ``default``, the tasks that go on if none is."""
+    """Attributes: ``cases``, of which the first true one is chosen. ``default``, the first tasks if no case is true."""
 
     cases: Annotated[tuple[Case, ...], Field(min_length=1, max_length=100)]
     default: tuple[str, ...] = ()
 
 
 class _Logical:
-    """What they have in common."""
+    """Base of logical types."""
 
     is_logical: ClassVar[bool] = True
 
     def command(self, params: Any, run: RunInfo) -> Command:
-        """None: no worker gets one."""
+        """Raise ValueError: no worker runs a logical task."""
         raise ValueError(f"task {run.task} is decided by its master; {type(params).__name__} are no worker's")
 
 
 class SubProcess(_Logical):
-    """A run of another workflow, whose outputs are the task's."""
+    """Runs another workflow. Its outputs become those of the task."""
 
     name: ClassVar[str] = "sub_process"
     params: ClassVar[type[ParamsModel]] = SubProcessParams
@@ -155,7 +159,7 @@ class Dependent(_Logical):
 
 
 class Conditions(_Logical):
-    """Which branch goes on, by how tasks before ended; their failures are none of the run."""
+    """Chooses a branch by how its predecessors ended. Their failures do not fail the run."""
 
     name: ClassVar[str] = "conditions"
     params: ClassVar[type[ParamsModel]] = ConditionsParams
@@ -163,7 +167,7 @@ class Conditions(_Logical):
 
 
 class Switch(_Logical):
-    """Which branch goes on, by parameters and outputs."""
+    """Chooses a branch by parameters and outputs."""
 
     name: ClassVar[str] = "switch"
     params: ClassVar[type[ParamsModel]] = SwitchParams
@@ -171,7 +175,10 @@ class Switch(_Logical):
 
 
 def rule_of(type_: str, params: dict[str, Any], plain: Rule) -> dict[str, Any]:
-    """The fields of the rule of a logical task that follow from its parameters; ``plain`` is the rule without them."""
+    """Return the fields of a logical task's rule that follow from its parameters.
+
+    ``plain`` is the rule without them.
+    """
     if type_ == "sub_process":
         return {"kind": type_}
     if type_ == "dependent":
@@ -191,5 +198,5 @@ def rule_of(type_: str, params: dict[str, Any], plain: Rule) -> dict[str, Any]:
 
 
 def heads_of(params: SwitchParams) -> list[str]:
-    """The tasks that the branches of a switch begin with."""
+    """Return the first tasks of all branches of a switch."""
     return [*(name for case in params.cases for name in case.then), *params.default]

@@ -1,4 +1,4 @@
-"""``noop``: nothing. A place where branches meet, or the measure of what everything else costs."""
+"""``noop``: does nothing. Joins branches, or measures the overhead of everything else."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 
 
 class NoOpParams(ParamsModel):
-    """None."""
+    """No parameters."""
 
 
 class NoOp:
-    """Succeeds as soon as a worker has it, without a process and without a log."""
+    """Succeeds as soon as a worker has claimed it, without a process and without a log."""
 
     name: ClassVar[str] = "noop"
     params: ClassVar[type[ParamsModel]] = NoOpParams
@@ -20,5 +20,5 @@ class NoOp:
     is_instant: ClassVar[bool] = True
 
     def command(self, params: NoOpParams, run: RunInfo) -> Command:  # noqa: ARG002 - of all types
-        """What would do the same, for who starts it all the same."""
+        """Return an equivalent command, for a worker that starts it anyway."""
         return Command(("true",))

@@ -1,4 +1,4 @@
-"""``python``: a function by module and name, in a process of its own."""
+"""``python``: a function by module and name, in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 
 _CALL = "call.json"
-#: Started by its path: as a module it would import our packages first, a quarter of a second for each task.
+#: Started by its path. As a module it would import our packages first, which takes 250 ms for each task.
 _BODY = Path(__file__).with_name("bodies") / "python_body.py"
 FunctionName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$", max_length=500)
@@ -19,10 +19,12 @@ FunctionName = Annotated[
 
 
 class PythonParams(ParamsModel):
-    """Attributes:
-    function: ``module:name``, from the code bundle of the version, or installed on the workers.
-    args: its keyword arguments.
-    bundle: the bundle's sha256, as ``deploy`` wrote it; None: installed.
+    """Parameters of ``python``.
+
+    Attributes:
+        function: ``module:name``, from the code bundle of the version, or installed on the workers.
+        args: Its keyword arguments.
+        bundle: SHA-256 of the bundle, as ``deploy`` wrote it. None: the function is installed.
     """
 
     function: FunctionName
@@ -31,7 +33,7 @@ class PythonParams(ParamsModel):
 
 
 class Python:
-    """Calls a function with JSON values; outputs are the mapping that it returns, or the one value ``result``."""
+    """Calls a function with JSON values. Outputs are the mapping that it returns, or its result as ``result``."""
 
     name: ClassVar[str] = "python"
     params: ClassVar[type[ParamsModel]] = PythonParams
@@ -39,7 +41,10 @@ class Python:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: PythonParams, run: RunInfo) -> Command:
-        """The body reads the call from a file, so that no argument is part of a command line that others can read."""
+        """Return a command that reads the call from a file.
+
+        So no argument is in a command line that others can read.
+        """
         call = {"function": params.function, "args": params.args}
         path = {"PYTHONPATH": run.bundle} if run.bundle else {}
         return Command(

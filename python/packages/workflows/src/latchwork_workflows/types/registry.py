@@ -1,4 +1,4 @@
-"""Which task types there are: ours, and those of other packages. Imports a type when it is first asked for."""
+"""The known task types: built-in and from other packages. Imports a type when it is first needed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class UnknownType(LookupError):
 
 
 class TaskTypes:
-    """The task types of this process. Safe to share.
+    """The task types of this process. Thread-safe.
 
     Args:
-        more: types besides ours and those that are installed.
+        more: Types in addition to the built-in and installed ones.
     """
 
     def __init__(self, more: Iterable[TaskType] = ()) -> None:
@@ -38,19 +38,19 @@ class TaskTypes:
 
     @property
     def names(self) -> list[str]:
-        """All of them, sorted."""
+        """Names of all types, sorted."""
         return sorted({*self._types, *self._entries})
 
     @property
     def loaded(self) -> list[str]:
-        """Ours, and those that were asked for; sorted."""
+        """Names of the types that are imported, sorted."""
         return sorted(self._types)
 
     def get(self, name: str) -> TaskType:
-        """The type of this name.
+        """Return a type by name.
 
         Raises:
-            UnknownType: none has it; the message names those that are near.
+            UnknownType: There is no such type. The message suggests similar names.
         """
         if name not in self._types and name in self._entries:
             self._types[name] = self._entries[name].load()()

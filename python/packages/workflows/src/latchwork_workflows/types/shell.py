@@ -12,10 +12,12 @@ _SCRIPT = "script.sh"
 
 
 class ShellParams(ParamsModel):
-    """Attributes:
-    script: what to run. Parameters are there as environment variables of their names, so ``"$day"`` is one; nothing is
-        filled into the text itself, since a value could then be code.
-    interpreter: what reads the script, with its arguments.
+    """Parameters of ``shell``.
+
+    Attributes:
+        script: Script to run. Parameters are passed as environment variables, so write ``"$day"``. Nothing is filled
+            into the text itself, because a value could then be code.
+        interpreter: Interpreter of the script, with its arguments.
     """
 
     script: Annotated[str, Field(min_length=1, max_length=500_000)]
@@ -23,13 +25,13 @@ class ShellParams(ParamsModel):
 
 
 class Shell:
-    """Runs a script; its exit code says how it went."""
+    """Runs a script. Its exit code decides the outcome."""
 
     name: ClassVar[str] = "shell"
     params: ClassVar[type[ParamsModel]] = ShellParams
     quoted: ClassVar[frozenset[str]] = frozenset({"script"})
 
     def command(self, params: ShellParams, run: RunInfo) -> Command:
-        """The script stands in a file: one of half a megabyte is no argument."""
+        """Return a command with the script in a file: a script of half a megabyte is too long for an argument."""
         argv = (*params.interpreter, f"{run.folder}/{_SCRIPT}")
         return Command(argv, files={_SCRIPT: params.script.encode()})

@@ -1,7 +1,7 @@
-"""``sql``, ``procedure``, ``connect``: statements, a stored procedure, or nothing on a database that SQLAlchemy knows.
+"""``sql``, ``procedure``, ``connect``: statements, a stored procedure, or a connection test, by SQLAlchemy.
 
-A connection is a URL without a password, or the name of one that the masters keep. Values are bound by name and never
-written into a statement, whatever they hold. The driver has to be installed where the worker's Python is.
+A connection is a URL without a password, or the name of a stored connection. Values are bound by name and never written
+into a statement. The driver must be installed in the worker's Python.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field, StringConstraints, field_validator
 from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 
 _CALL = "sql.json"
-#: The file that the rows to be mailed are written to.
+#: File with the rows to mail.
 ROWS = "rows.csv"
 _BODY = Path(__file__).with_name("bodies") / "sql_body.py"
 Statement = Annotated[str, StringConstraints(min_length=1, max_length=200_000)]
@@ -29,10 +29,12 @@ Connection = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 class SqlMail(ParamsModel):
-    """Attributes:
-    channel: of mail, by which the rows of the last statement are sent: as a table, or above 64 kB as a file of CSV.
-    to: addresses instead of the channel's.
-    subject: instead of one that names workflow and task.
+    """A mail with the rows of a statement.
+
+    Attributes:
+        channel: Mail channel that sends the rows of the last statement: as a table, or above 64 kB as a CSV file.
+        to: Recipients instead of those of the channel.
+        subject: Subject instead of the default, which names workflow and task.
     """
 
     channel: Name
@@ -41,15 +43,17 @@ class SqlMail(ParamsModel):
 
 
 class SqlParams(ParamsModel):
-    """Attributes:
-    connection: a URL of SQLAlchemy without the password, such as ``postgresql+psycopg://etl@db/warehouse``, or the name
-        of a stored connection.
-    password: put in where the URL has none: ``${secret:warehouse}``.
-    statement: one, or several in one transaction. ``:day`` is bound to the parameter ``day``, ``:load_rows`` to the
-        output ``rows`` of ``load``.
-    parameters: values for ``:name``, besides the parameters of the workflow.
-    rows: of the last statement's rows the log shows so many.
-    mail: send all of them, up to 10 MB, when the task has succeeded; None: to nobody.
+    """Parameters of ``sql``.
+
+    Attributes:
+        connection: SQLAlchemy URL without the password, such as ``postgresql+psycopg://etl@db/warehouse``, or the name
+            of a stored connection.
+        password: Password to use if the URL has none: ``${secret:warehouse}``.
+        statement: One statement, or several in one transaction. ``:day`` is bound to the parameter ``day``,
+            ``:load_rows`` to the output ``rows`` of ``load``.
+        parameters: Values for ``:name``, in addition to the parameters of the workflow.
+        rows: Maximum number of rows of the last statement that the log shows.
+        mail: Send all rows, up to 10 MB, after the task has succeeded. None: no mail.
     """
 
     connection: Connection
@@ -68,11 +72,13 @@ class SqlParams(ParamsModel):
 
 
 class ProcedureParams(ParamsModel):
-    """Attributes:
-    connection: as of ``sql``.
-    password: likewise.
-    procedure: its name, with its schema if need be.
-    arguments: its arguments, in order.
+    """Parameters of ``procedure``.
+
+    Attributes:
+        connection: As for ``sql``.
+        password: As for ``sql``.
+        procedure: Its name, with its schema if needed.
+        arguments: Its arguments, in order.
     """
 
     connection: Connection
@@ -82,9 +88,11 @@ class ProcedureParams(ParamsModel):
 
 
 class ConnectParams(ParamsModel):
-    """Attributes:
-    connection: as of ``sql``.
-    password: likewise.
+    """Parameters of ``connect``.
+
+    Attributes:
+        connection: As for ``sql``.
+        password: As for ``sql``.
     """
 
     connection: Connection
@@ -92,7 +100,10 @@ class ConnectParams(ParamsModel):
 
 
 class Sql:
-    """Runs statements in one transaction. Outputs: ``rows``, how many came or were changed; ``first``, the first."""
+    """Runs statements in one transaction.
+
+    Outputs: ``rows``, the number of rows returned or changed, and ``first``, the first row.
+    """
 
     name: ClassVar[str] = "sql"
     params: ClassVar[type[ParamsModel]] = SqlParams
@@ -101,7 +112,10 @@ class Sql:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: SqlParams, run: RunInfo) -> Command:
-        """The body reads all from a file, so that no password is in a command line or an environment."""
+        """Return a command that reads everything from a file.
+
+        So no password is in a command line or an environment.
+        """
         statements = [params.statement] if isinstance(params.statement, str) else list(params.statement)
         bound = {re.sub(r"[.-]", "_", name): value for name, value in run.values.items()}
         bound.update(params.parameters)
@@ -109,7 +123,7 @@ class Sql:
 
 
 class StoredProcedure:
-    """Calls a stored procedure. Output: ``first``, what it gives back by name, where the database gives something."""
+    """Calls a stored procedure. Output: ``first``, its results by name, if the database returns any."""
 
     name: ClassVar[str] = "procedure"
     params: ClassVar[type[ParamsModel]] = ProcedureParams
@@ -118,7 +132,7 @@ class StoredProcedure:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: ProcedureParams, run: RunInfo) -> Command:
-        """A ``CALL`` whose arguments are bound."""
+        """Return a command that runs ``CALL`` with bound arguments."""
         names = [f"argument_{number}" for number, _ in enumerate(params.arguments)]
         call = f"CALL {params.procedure}({', '.join(f':{name}' for name in names)})"
         bound = dict(zip(names, params.arguments, strict=True))
@@ -126,7 +140,10 @@ class StoredProcedure:
 
 
 class Connect:
-    """Opens a connection and closes it: whether a worker gets in. Output: ``server``, what answered."""
+    """Opens a connection and closes it, to test whether a worker can connect.
+
+    Output: ``server``, the kind and version of the server.
+    """
 
     name: ClassVar[str] = "connect"
     params: ClassVar[type[ParamsModel]] = ConnectParams
@@ -135,7 +152,7 @@ class Connect:
     ignores_variables: ClassVar[bool] = True
 
     def command(self, params: ConnectParams, run: RunInfo) -> Command:
-        """The same body, without a statement."""
+        """Return a command that runs no statement."""
         return _command(run, params, [], {}, 0)
 
 

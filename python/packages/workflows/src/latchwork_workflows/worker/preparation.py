@@ -106,8 +106,9 @@ def user_of(tenant: str | None, allowed: Collection[str]) -> str | None:
 
 
 def environment(user: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the initial environment of a task: ours without the variables of Latchwork, or a minimal one for another
-    user.
+    """Return the initial environment of a task.
+
+    Without another user, it is ours without the variables of Latchwork. For another user it is minimal.
     """
     if user is None:
         return {name: value for name, value in environ.items() if not name.startswith("LATCHWORK_")}

@@ -237,8 +237,9 @@ def _exited(end: ChildEnd, log: AttemptLog, prepared: Prepared) -> Ending:
 
 
 def _output(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return what the task wrote to a file. It must be a regular file: we may be root, and the task may have made a
-    link.
+    """Return what the task wrote to a file.
+
+    It must be a regular file: we may be root, and the task may have replaced it by a link.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -137,8 +137,9 @@ class WorkflowHooks(WorkerHooks):
         return [Absent(self._keys.cancel(named.x)), *slot[0]], [running, *slot[1]]
 
     def refused(self, item: QueueItem) -> bool:
-        """Return whether to check again for a claim that failed: its slot was taken. Not if we know that it was
-        cancelled.
+        """Return whether to check again after a failed claim, because its slot was taken.
+
+        False if we know that the attempt was cancelled.
         """
         try:
             x = Item.of(item.id).x

@@ -1,9 +1,9 @@
-"""The process of a task that submits a job to a cluster: kills what its task has left there, submits, and waits.
+"""Process of a task that submits a job to a cluster: kills earlier jobs of the task, submits the job, and waits.
 
 Imports nothing of ours.
 """
 
-# ruff: noqa: T201 - what it prints is the log of the task
+# ruff: noqa: T201 - printed text is the log of the task
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pathlib import Path
 from types import FrameType
 
 _JOB = re.compile(r"application_\d+_\d+")
-#: Seconds for a list of jobs, and for the end of one.
+#: Time limit for listing jobs and for killing one, in seconds.
 _YARN_S = 60
 
 
 class Told(Exception):
-    """We are told to end."""
+    """The process was asked to stop."""
 
 
 def main(path: str) -> int:
-    """Submit the job that the file has."""
-    sys.path.pop(0)  # the folder of this file, which has names of other programs
+    """Submit the job in a file."""
+    sys.path.pop(0)  # the folder of this file contains other programs
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     kill_tagged(call["yarn"], call["tag"], "left by an attempt before this one")
 
@@ -36,11 +36,11 @@ def main(path: str) -> int:
     signal.signal(signal.SIGTERM, tell)
     print("+", " ".join(call["argv"]), flush=True)
     try:
-        code = subprocess.run(call["argv"], check=False).returncode  # noqa: S603 - what it is for
+        code = subprocess.run(call["argv"], check=False).returncode  # noqa: S603 - its purpose
     except OSError as error:
         print(f"{call['argv'][0]!r} cannot be started: {error}", file=sys.stderr)
         return 127
-    except Told:  # the program that submits was told, too: it is of our process group
+    except Told:  # the submitting program got the signal too: it is in our process group
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kill_tagged(call["yarn"], call["tag"], "stopped with its task")
         return 143
@@ -59,7 +59,7 @@ def kill_tagged(yarn: str | None, tag: str, why: str) -> None:
 
 
 def called(argv: list[str]) -> str:
-    """What a program says; nothing when it cannot be asked, which is said."""
+    """Return the output of a program. If it cannot be run, print the error and return an empty string."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_YARN_S, check=False)  # noqa: S603 - likewise
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,9 +1,9 @@
-"""The process of an ``http`` task: reads a request from a file, sends it, says how it was answered.
+"""Process of an ``http`` task: reads a request from a file, sends it, and reports the response.
 
 Imports nothing of ours.
 """
 
-# ruff: noqa: T201 - what it prints is the log of the task
+# ruff: noqa: T201 - printed text is the log of the task
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: So much of an answer is read.
+#: Maximum number of bytes of a response that are read.
 _MOST_BYTES = 10_000_000
 _MOST_OUTPUT = 10_000
-#: A line of outputs with more bytes, or with values nested deeper, could be refused.
+#: Maximum length and nesting depth of a line of outputs. A larger one could be refused.
 _MOST_LINE = 60_000
 _MOST_DEPTH = 20
-#: What a request keeps when it is redirected to another origin: any other header may be a credential.
+#: Headers to keep on a redirect to another origin. Any other header may be a credential.
 _KEPT = frozenset({"accept", "accept-language", "user-agent"})
 
 
 class Truncated(Exception):
-    """An answer ended before its end."""
+    """A response ended too early."""
 
 
 def main(path: str) -> int:
-    """Send the request that the file has."""
-    sys.path.pop(0)  # the folder of this file, which has names of other programs
+    """Send the request in a file."""
+    sys.path.pop(0)  # the folder of this file contains other programs
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     Path(path).unlink()  # it may have a token
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -65,7 +65,7 @@ def main(path: str) -> int:
 
 
 def opener() -> Any:
-    """An opener that follows redirects by HTTP alone, and takes no credentials to another origin."""
+    """Return an opener that only follows HTTP redirects, and sends no credentials to another origin."""
     from urllib.error import HTTPError
     from urllib.parse import urlsplit
     from urllib.request import HTTPRedirectHandler, build_opener
@@ -87,10 +87,10 @@ def opener() -> Any:
 
 
 def read(answer: Any) -> bytes:
-    """The body of an answer.
+    """Return the body of a response.
 
     Raises:
-        Truncated: It ended before the length that its head gives.
+        Truncated: It ended before the length in its header.
     """
     body: bytes = answer.read(_MOST_BYTES)
     left = getattr(answer, "length", None)  # None: as long as the connection lasts
@@ -100,19 +100,22 @@ def read(answer: Any) -> bytes:
 
 
 def decoded(body: bytes, charset: str | None) -> str:
-    """The text of a body, in the character set that its head names, or in UTF-8."""
+    """Return the text of a body, in the character set of its header or UTF-8."""
     try:
         text = body.decode(charset or "utf-8-sig", "replace")
     except (LookupError, ValueError):
         text = body.decode("utf-8-sig", "replace")
-    return text.encode("utf-8", "replace").decode("utf-8")  # some character sets have halves of characters
+    return text.encode("utf-8", "replace").decode("utf-8")  # some character sets decode to surrogates
 
 
 def parsed(text: str, kind: str) -> Any:
-    """JSON as its value, if it can be an output, else the first of the text: an answer that came is no failure."""
+    """Return the value of JSON if it can be an output, otherwise the start of the text.
+
+    Invalid JSON is not a failure.
+    """
     if kind.endswith("json") and len(text) <= _MOST_OUTPUT:
         try:
-            value = json.loads(text)  # noqa: TID251 - a process of its own, and an output is checked again
+            value = json.loads(text)  # noqa: TID251 - a separate process, and outputs are checked again
             line = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
             if len(line) <= _MOST_LINE and depth_of(value) <= _MOST_DEPTH:
                 return value
@@ -122,19 +125,19 @@ def parsed(text: str, kind: str) -> Any:
 
 
 def depth_of(value: Any) -> int:
-    """How deep a value of JSON is nested."""
+    """Return the nesting depth of a JSON value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(depth_of, inner), default=0)
 
 
 def write(status: int, body: Any) -> None:
-    """The outputs."""
+    """Write the outputs."""
     with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
         file.write(f"#json {json.dumps({'status': status, 'body': body}, ensure_ascii=False)}\n")
 
 
 def judged(call: dict[str, Any], status: int, text: str) -> int:
-    """Whether that was a success."""
+    """Return the exit code: 0 if the response counts as success, else 1."""
     wanted = call["success"] or range(200, 300)
     if status not in wanted:
         print(f"status {status} is none that counts as success", file=sys.stderr)

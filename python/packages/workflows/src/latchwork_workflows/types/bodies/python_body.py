@@ -1,7 +1,7 @@
-"""The process of a ``python`` task: reads a call from a file, makes it, writes its outputs. Imports nothing of ours.
+"""Process of a ``python`` task: reads a call from a file, makes it, and writes its outputs. Imports nothing of ours.
 
-What it returns goes to the file that ``LATCHWORK_OUTPUT`` names, as one line of JSON after ``#json``; what it prints is
-the log. The exit code is 0, or 1 after an exception, whose traceback is the last of the log.
+The returned value goes to the file named by ``LATCHWORK_OUTPUT``, as one line of JSON after ``#json``. Standard output
+is the log. The exit code is 0, or 1 after an exception, whose traceback is at the end of the log.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 
 def main(path: str) -> int:
-    """Make the call that the file has."""
-    sys.path.pop(0)  # the folder of this file, which is none of the task's
+    """Make the call in a file."""
+    sys.path.pop(0)  # the folder of this file does not belong to the task
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     module, _, name = call["function"].partition(":")
     function: Any = import_module(module)

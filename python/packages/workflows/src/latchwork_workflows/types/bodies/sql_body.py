@@ -1,9 +1,9 @@
-"""The process of an ``sql`` or ``procedure`` task: reads its statements from a file, and runs them in one transaction.
+"""Process of an ``sql``, ``procedure`` or ``connect`` task: runs the statements in a file, in one transaction.
 
 Imports nothing of ours.
 """
 
-# ruff: noqa: T201 - what it prints is the log of the task
+# ruff: noqa: T201 - printed text is the log of the task
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: Cells are shown up to so many characters.
+#: Maximum number of characters of a cell that are shown.
 _CELL = 60
-#: So many characters of rows are kept for a mail, and a row more.
+#: Maximum number of characters of rows that are kept for a mail. The last row may exceed it.
 _MOST_CSV = 9_000_000
-#: Outputs of more bytes are refused.
+#: Maximum length of the outputs in bytes. Larger outputs are refused.
 _MOST_LINE = 60_000
 
 
 def main(path: str) -> int:
-    """Run the statements that the file has."""
-    sys.path.pop(0)  # the folder of this file, which has names of other programs
+    """Run the statements in a file."""
+    sys.path.pop(0)  # the folder of this file contains other programs
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     Path(path).unlink()  # it has the password
     import sqlalchemy as sa
@@ -50,7 +50,10 @@ def main(path: str) -> int:
 
 
 def line_of(outputs: dict[str, Any]) -> str:
-    """The outputs as JSON; without the first row, if that is too large: what was committed is no failure."""
+    """Return the outputs as JSON, without the first row if that is too large.
+
+    The transaction is committed, so a large row is not a failure.
+    """
     line = json.dumps(outputs, default=str)
     if len(line) > _MOST_LINE:
         print(f"the first row takes {len(line):,} bytes as an output, and is none")
@@ -59,7 +62,7 @@ def line_of(outputs: dict[str, Any]) -> str:
 
 
 def server(connection: Any) -> dict[str, Any]:
-    """What answers, for who only asks whether anything does."""
+    """Return name and version of the database server, for a connection test."""
     version = getattr(connection.dialect, "server_version_info", None) or ()
     text = " ".join([connection.dialect.name, ".".join(map(str, version))]).strip()
     print(f"connected to {text}")
@@ -67,9 +70,9 @@ def server(connection: Any) -> dict[str, Any]:
 
 
 def run(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) -> dict[str, Any]:
-    """Run one statement; what it says of itself."""
+    """Run one statement and return its outputs."""
     statement = sa.text(text)
-    wanted = set(statement._bindparams)  # noqa: SLF001 - the only place that has the names
+    wanted = set(statement._bindparams)  # noqa: SLF001 - only this attribute has the names
     missing = sorted(wanted - call["bound"].keys())
     if missing:
         raise sa.exc.ArgumentError(f"{what} binds :{missing[0]}, and no parameter or output is called so")
@@ -102,7 +105,10 @@ def run(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) ->
 
 
 def kept(call: dict[str, Any], names: list[str]) -> Any:
-    """The file that the rows of this statement are written to, instead of those of one before; None: there is none."""
+    """Return the file for the rows of this statement, or None if rows are not kept.
+
+    The rows replace those of earlier statements.
+    """
     if not call.get("csv"):
         return None
     file = Path(call["csv"]).open("w", encoding="utf-8", newline="", errors="backslashreplace")  # noqa: SIM115
@@ -111,20 +117,20 @@ def kept(call: dict[str, Any], names: list[str]) -> Any:
 
 
 def table(names: list[str], rows: list[list[str]]) -> list[str]:
-    """Rows as lines of text."""
+    """Return rows as lines of text."""
     widths = [max(len(each[at]) for each in [names, *rows]) for at in range(len(names))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)) for each in [names, *rows]]
     return [line.rstrip() for line in (lines[0], "  ".join("-" * width for width in widths), *lines[1:])]
 
 
 def cell(value: object) -> str:
-    """A value in one line."""
+    """Return a value as one line."""
     text = " ".join(("" if value is None else str(value)).split())
     return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
 
 
 def value_of(value: object) -> Any:
-    """A value as JSON has it: numbers, texts and truth stay, all else is text."""
+    """Return a value for JSON: numbers, text and booleans are kept, anything else becomes text."""
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)[:10_000]
