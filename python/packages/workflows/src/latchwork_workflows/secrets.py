@@ -1,7 +1,7 @@
-"""Secrets by name, as the machine of a worker, or of a master, has them: in no database, no store, no spec, no log.
+"""Secrets by name, on the machine of a worker or master. They are never in a database, store, spec or log.
 
-A secret belongs to a project, to the channels of alerts, or is shared by all of these. One is looked for in the scope
-that wants it, and then among the shared ones; in each in this order:
+A secret belongs to a project, to the channels of alerts, or is shared by all of these. It is looked up in the
+requesting scope and then among the shared secrets. In each scope, the variable comes before the file:
 
 ==========================  ====================================  ====================
 scope                       variable                              file
@@ -12,7 +12,7 @@ channels of alerts          ``LATCHWORK_CHANNEL_SECRET_<NAME>``   ``@channels/<n
 shared                      ``LATCHWORK_SHARED_SECRET_<NAME>``    ``@shared/<name>``
 ==========================  ====================================  ====================
 
-and then what packages provide by the entry point ``latchwork.workflow_secrets``: a function from name and scope to the
+The last source is packages with the entry point ``latchwork.workflow_secrets``: a function from name and scope to the
 value, or None.
 """
 
@@ -30,11 +30,11 @@ from latchwork.spi import call_user, printable, reason, replace_file
 GROUP = "latchwork.workflow_secrets"
 VARIABLE = "LATCHWORK_SECRET_"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
-#: The scopes that are no project. No project has such a name.
+#: Scopes that are not projects. No project can have such a name.
 CHANNELS, SHARED = "@channels", "@shared"
 _VARIABLES = {CHANNELS: "LATCHWORK_CHANNEL_SECRET_", SHARED: "LATCHWORK_SHARED_SECRET_"}
 _DEFAULT = "default"
-#: Projects whose secrets may be variables: others could be told from each other, and from names, no more.
+#: Projects whose secrets can be variables. With other names, the variables would be ambiguous.
 _PLAIN = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*", re.ASCII)
 _SEPARATOR = "__"
 Provider = Callable[[str, str], "str | None"]
@@ -45,12 +45,12 @@ class SecretMissing(LatchworkError, LookupError):
 
 
 class Secrets:
-    """What this machine can tell. Safe to share between threads.
+    """The secrets of this machine. Thread-safe.
 
     Args:
-        folder: a folder for each scope, with a file for each secret, named like it; None for none.
-        environ: variables; those of this process by default.
-        providers: asked when neither has it; those of installed packages by default.
+        folder: A folder with a subfolder for each scope and a file for each secret. None: no files.
+        environ: The environment variables. Default those of this process.
+        providers: Functions to call if neither has the secret. Default those of installed packages.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Secrets:
         self._providers = None if providers is None else list(providers)
 
     def get(self, name: str, scope: str) -> str:
-        """The value of a secret.
+        """Return the value of a secret.
 
         Args:
-            name: of it.
-            scope: that wants it: a project, or ``CHANNELS``.
+            name: The name of the secret.
+            scope: The requesting scope: a project, or ``CHANNELS``.
         Raises:
-            SecretMissing: neither the scope nor the shared secrets have it, or a provider fails; the message says where
+            SecretMissing: Neither the scope nor the shared secrets have it, or a provider fails. The message says where
                 to put it.
         """
         check_secret(name)
@@ -107,7 +107,7 @@ class Secrets:
 
 
 def variable_of(name: str, scope: str) -> str:
-    """The environment variable that may hold a secret of a scope; empty: none can, as it could be of another scope."""
+    """Return the environment variable of a secret, or an empty text if the variable could belong to another scope."""
     shown = re.sub(r"[.-]", "_", name).upper()
     if scope in _VARIABLES:
         return _VARIABLES[scope] + shown
@@ -117,26 +117,26 @@ def variable_of(name: str, scope: str) -> str:
 
 
 def check_scope(scope: str) -> str:
-    """The scope itself, or ``SecretMissing``: no path of anybody's choice."""
+    """Return the scope, or raise ``SecretMissing`` if it is malformed, such as an arbitrary path."""
     if scope not in _VARIABLES and _NAME.fullmatch(scope) is None:
         raise SecretMissing(f"{printable(scope[:100])!r} is no project: use letters, digits, '_', '-' and '.'")
     return scope
 
 
 def check_secret(name: str) -> str:
-    """The name itself, or ``SecretMissing``: no path of anybody's choice."""
+    """Return the name, or raise ``SecretMissing`` if it is malformed, such as an arbitrary path."""
     if _NAME.fullmatch(name) is None:
         raise SecretMissing(f"{printable(name[:100])!r} is no name of a secret; use letters, digits, '_', '-' and '.'")
     return name
 
 
 def write_secret(folder: Path, name: str, value: str, scope: str) -> Path:
-    """Keep a secret of a scope in a folder, for nobody but us; where it is.
+    """Write a secret of a scope to a folder, readable only by its owner. Return its path.
 
     Raises:
-        SecretMissing: it is no name of a secret, or of a project.
-        ValueError: the value is empty.
-        OSError: it cannot be written.
+        SecretMissing: The name of the secret or project is malformed.
+        ValueError: The value is empty.
+        OSError: The file cannot be written.
     """
     check_secret(name)
     if not value:

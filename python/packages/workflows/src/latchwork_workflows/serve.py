@@ -1,6 +1,6 @@
-"""Everything in one process, on one store: database, master, worker, API and pages. What a team starts with.
+"""Runs everything in one process with one store: database, master, worker, API and pages. A simple way to start.
 
-The same parts run one by one on a fleet, with PostgreSQL and etcd or ZooKeeper; nothing here is needed for that.
+On a fleet, the same parts run separately, with PostgreSQL and etcd or ZooKeeper, without this module.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 
 _log = logging.getLogger(__name__)
 
-#: Proxies that are believed when none are named.
+#: The default trusted proxies.
 LOOPBACK = ("127.0.0.0/8", "::1")
-#: Seconds that a worker has to join.
+#: Seconds to wait for a worker to join.
 _READY_S = 60.0
 _PLAIN = (
     "--host %s serves plain HTTP to other machines: passwords, cookies and tokens can be read on the network. Give "
@@ -43,25 +43,25 @@ _PLAIN = (
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How to serve.
+    """Options of a server.
 
     Attributes:
-        host: that the pages are bound to.
-        port: of the pages; 0 takes a free one.
-        order: by what workers take tasks.
-        names: by which browsers may ask for the pages, without port; ``*``: any.
-        worker: how tasks run; None: no worker here.
-        has_pages: whether the API and the pages are served.
-        has_master: whether instances are advanced here.
-        keep: how long runs and what belongs to them are kept.
-        makes_database: whether a database is made, or brought to this version, where it is not; else it is refused.
+        host: The address to bind for the pages.
+        port: The port of the pages. 0 selects a free one.
+        order: The order in which workers take tasks.
+        names: The host names that browsers may use, without port. ``*``: any.
+        worker: Options of the worker. None: no worker in this process.
+        has_pages: Whether to serve the API and the pages.
+        has_master: Whether to run a master.
+        keep: How long runs and their data are kept.
+        makes_database: Whether to create or upgrade the database if needed. Otherwise it is refused.
         tls_cert: PEM file with the certificate chain, for HTTPS. None: plain HTTP.
         tls_key: PEM file with the key of that certificate, without a passphrase.
-        proxy_headers: whether trusted proxies are believed about the address and the scheme of their clients.
-        trusted_proxies: addresses and networks of these proxies. Default this machine.
+        proxy_headers: Whether to trust proxies about the address and the scheme of their clients.
+        trusted_proxies: Addresses and networks of trusted proxies. Default this machine.
 
     Raises:
-        ValueError: one of ``tls_cert`` and ``tls_key`` is missing, or a trusted proxy is no address or network.
+        ValueError: ``tls_cert`` or ``tls_key`` is missing, or a trusted proxy is not an address or network.
     """
 
     host: str = "127.0.0.1"
@@ -91,12 +91,12 @@ class ServeOptions:
 
 
 class Serve:
-    """All of it: ``with Serve(Home.of(folder), ServeOptions(worker=WorkerOptions())) as serve: ...``.
+    """All parts in one process: ``with Serve(Home.of(folder), ServeOptions(worker=WorkerOptions())) as serve: ...``.
 
-    Construction does no I/O. Opened and closed by one thread.
+    Construction does no I/O. Open and close it in one thread.
 
     Attributes:
-        url: of the pages, as browsers may ask for them, once it is open; empty without pages.
+        url: The URL of the pages for browsers, while it is open. Empty without pages.
     """
 
     def __init__(self, home: Home, options: ServeOptions | None = None) -> None:
@@ -115,13 +115,13 @@ class Serve:
         self.close()
 
     def start(self) -> Self:
-        """Open all of it; nothing is left open when that fails.
+        """Open all parts. If one fails, all are closed again.
 
         Raises:
-            StoreMismatch: store and database do not belong together.
-            LogStoreMismatch: the logs are those of other workflows; or of none yet, and the database is not to be made.
-            SchemaTooNew: a later version has changed the database.
-            LatchworkError: a part cannot be opened; the message says which.
+            StoreMismatch: The store and the database do not belong together.
+            LogStoreMismatch: The logs belong to another installation, or to none and ``makes_database`` is not set.
+            SchemaTooNew: A later version has changed the database.
+            LatchworkError: A part cannot be opened. The message names it.
         """
         with ExitStack() as stack:
             self._open(stack)
@@ -131,7 +131,7 @@ class Serve:
     def _open(self, stack: ExitStack) -> None:
         home, options = self.home, self.options
         tls = self._tls()
-        # First: a second server of one address would take tasks from the other for a moment, and end them.
+        # Bind first: a second server on the same address would otherwise claim tasks of the first one and end them.
         taken = stack.enter_context(listening(options.host, options.port)) if options.has_pages else None
         home.make()
         database = Database(home.database)
@@ -161,7 +161,7 @@ class Serve:
         if options.has_pages:
             cluster = StoreCluster(store, keys)
             stack.callback(cluster.close)
-            cookie = f"latchwork-{found.id[:8]}"  # browsers do not tell ports apart
+            cookie = f"latchwork-{found.id[:8]}"  # browsers share cookies between ports
             known = logs if options.makes_database or home.has_logs else None
             app = make_site(database, logs=known, cluster=cluster, hosts=options.names, cookie=cookie)
             check_reach(app, options.host)
@@ -180,7 +180,7 @@ class Serve:
         return None if certificate is None or key is None else tls_context(certificate, key)
 
     def _url_of(self, server: HttpServer) -> str:
-        """The address for browsers: by the first name that they may use, unless they may use that of the socket."""
+        """Return the URL for browsers: with the first allowed host name, unless that of the socket is allowed."""
         parts, names = urlsplit(server.url), self.options.names
         own = parts.netloc.rpartition(":")[0]
         if "*" in names or own in names:
@@ -190,18 +190,18 @@ class Serve:
         return f"{parts.scheme}://{names[0]}:{server.port}"
 
     def admin_link(self) -> str:
-        """An address that signs a browser in as an administrator, once, within an hour."""
+        """Return a one-time link that signs a browser in as administrator. It expires after an hour."""
         return self._link()
 
     def can_sign_in(self) -> bool:
-        """Whether anybody has a password for the pages; without, links alone lead in."""
+        """Return whether any account has a password. Otherwise only links can sign in."""
         return self._can_sign_in()
 
     def close(self) -> None:
-        """Close all of it: pages, then tasks, then masters. Twice is fine."""
+        """Close all parts: pages, then tasks, then masters. Idempotent."""
         self._stack.close()
 
     def hurry(self) -> None:
-        """Let ``close`` wait neither for tasks nor for turns of the master. From any thread."""
+        """Let ``close`` wait neither for tasks nor for the master. Thread-safe."""
         for hurry in reversed(self._hurries):
             hurry()

@@ -1,9 +1,9 @@
-"""The whole web side of workflows as one app: the API, and the pages on it.
+"""The web app of workflows: the API and the pages.
 
     app = make_site(database, logs=open_logs(url), cluster=cluster)
     server = HttpServer(app, "127.0.0.1", 8080); server.start()
 
-Any number of processes may have one: nothing is kept in them that another would miss.
+Any number of processes may run one, because they keep no state that the others need.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def make_site(
     hosts: Iterable[str] = LOCAL,
     cookie: str = "latchwork",
 ) -> FastAPI:
-    """The app.
+    """Return the app.
 
     Args:
-        database: upgraded to the schema of this version.
-        logs: where attempts write; None: logs cannot be read.
-        cluster: the store; None: masters are not poked, workers not seen.
-        types: the task types that may be applied; None: all that are installed.
-        hosts: by whose names it may be asked, without port; ``*``: any.
-        cookie: name of the session's cookie; two servers of one host need two.
+        database: A database with the schema of this version.
+        logs: The log store. None: logs cannot be read.
+        cluster: The store. None: masters are not poked and workers not shown.
+        types: The available task types. None: all installed types.
+        hosts: The host names that requests may use, without port. ``*``: any.
+        cookie: The name of the session cookie. Two servers on a host need two names.
     """
     parts = Parts(database, DatabaseAccounts(database), types or TaskTypes(), logs, cluster)
     live = Hub(lambda topics: _fingerprints(database, topics))
@@ -66,17 +66,20 @@ def make_site(
 
 
 def admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
-    """An address that signs a browser in as an administrator, once, within an hour; makes the account if needed."""
+    """Return a one-time link that signs a browser in as administrator. It expires after an hour.
+
+    Creates the account if it does not exist.
+    """
     accounts: DatabaseAccounts = app.state.parts.accounts
     accounts.ensure(name, Role.ADMIN)
     return f"{base_url}/sign-in?link={accounts.new_link(name, by=name)}"
 
 
 def check_reach(app: FastAPI, host: str) -> None:
-    """Refuse to be reached from other machines while nobody has a password: a link alone is for whoever sits here.
+    """Refuse to serve other machines while no account has a password: sign-in links are for local users.
 
     Raises:
-        LatchworkError: nobody has one, and this host is not this machine alone.
+        LatchworkError: No account has a password, and the host is not local.
     """
     accounts: DatabaseAccounts = app.state.parts.accounts
     if not is_local(host) and not accounts.has_password():
@@ -88,7 +91,7 @@ def check_reach(app: FastAPI, host: str) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """Return whether a listening address is reachable only from this machine."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -96,7 +99,7 @@ def is_local(host: str) -> bool:
 
 
 def _fingerprints(database: Database, topics: Iterable[str]) -> Mapping[str, Any]:
-    """One short transaction for all that anybody watches; nobody keeps one open."""
+    """Return the fingerprints of all topics from one short transaction, so that no stream keeps one open."""
     found: dict[str, Any] = {}
     with database.read() as connection:
         for topic in topics:

@@ -1,9 +1,9 @@
-"""A whole run of a workflow in this process, for tests and the first minute: ``flow.test(day="2026-11-22")``.
+"""Runs a whole workflow in this process, for tests and first steps: ``flow.test(day="2026-11-22")``.
 
-No database, no store, no waiting: the same rules decide (``advance``), values and parameters are filled in as for a
-worker, and the clock jumps to whatever is waited for next. Python tasks are called here, so that a debugger stops in
-them and a test replaces what they use; other tasks are started as a worker starts them, but under no supervision.
-Sub-processes are workflows that this process has built; what a dependent waits for is taken to be there.
+Needs no database, no store and no waiting. It uses the same rules as a master (``advance``), fills in values like a
+worker, and moves the clock to the next event. Python tasks are called directly, so debuggers can stop in them and tests
+can replace what they use. Other tasks are started as by a worker, without supervision. Sub-processes must be workflows
+defined in this process. Dependents succeed at once.
 """
 
 from __future__ import annotations
@@ -62,24 +62,24 @@ from latchwork_workflows.worker.preparation import CannotRun, Preparation
 if TYPE_CHECKING:
     from latchwork.primitives import QueueClaim
 
-#: Rounds after which a run is given up: more than any chain of 5,000 tasks with 1,000 retries needs is a defect.
+#: The maximum number of rounds of a run. Chains of 5,000 tasks with 1,000 retries need fewer, so more are a defect.
 _MOST_ROUNDS = 100_000
-#: What a variable is called that has the URL of a stored connection, by the name of that.
+#: The prefix of variables with the URL of a stored connection.
 _CONNECTION = "LATCHWORK_CONNECTION_"
-#: What is answered for tasks that a master would hold.
+#: The requests of tasks that a master would run itself.
 _ANSWERED = frozenset({"open", "look", "choose", "expand", "gather"})
 
 
 @dataclass(slots=True)
 class TaskTried:
-    """What became of one task.
+    """The result of a task.
 
     Attributes:
-        state: such as ``success``.
-        attempts: how often it was run.
-        outputs: what it handed on.
-        log: what all its attempts wrote.
-        error: of the last attempt that failed.
+        state: The state, such as ``success``.
+        attempts: The number of attempts.
+        outputs: The outputs.
+        log: The output of all attempts.
+        error: The error of the last failed attempt.
     """
 
     state: str = "waiting"
@@ -91,15 +91,15 @@ class TaskTried:
 
 @dataclass(slots=True)
 class TestRun:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         state: ``success`` or ``failure``.
-        tasks: by name, in the order of the definition.
-        took_s: seconds by the clock of the run, in which nobody waited.
+        tasks: The results of its tasks by name, in the order of the definition.
+        took_s: Seconds on the virtual clock of the run.
     """
 
-    __test__ = False  # pytest collects what begins with Test
+    __test__ = False  # pytest collects names that begin with Test
 
     state: str
     tasks: Mapping[str, TaskTried]
@@ -107,14 +107,14 @@ class TestRun:
 
     @property
     def outputs(self) -> dict[str, Mapping[str, Any]]:
-        """Of each task that succeeded, by name."""
+        """The outputs of succeeded tasks, by name."""
         return {name: each.outputs for name, each in self.tasks.items() if each.state == "success"}
 
     def check(self) -> TestRun:
-        """Itself, if it succeeded.
+        """Return this result if the run succeeded.
 
         Raises:
-            LatchworkError: with the first task that failed, and the end of what it wrote.
+            LatchworkError: The run failed. Names the first failed task with the end of its log.
         """
         if self.state != "success":
             name, task = next(((n, t) for n, t in self.tasks.items() if t.error), ("?", TaskTried()))
@@ -124,20 +124,20 @@ class TestRun:
 
 
 class _NoVariables(dict[str, Mapping[str, str]]):
-    """Every environment is there, and empty: a test sets the variables of its own process."""
+    """Environments that all exist and are empty. Tests set the variables of their process instead."""
 
     def __missing__(self, name: str) -> Mapping[str, str]:
         return {}
 
 
 def _connections(definition: Definition) -> dict[str, Mapping[str, str]]:
-    """Stored connections, as variables of this process have them: ``LATCHWORK_CONNECTION_SHOP`` a URL for ``shop``."""
+    """Return stored connections from environment variables: ``LATCHWORK_CONNECTION_SHOP`` is the URL of ``shop``."""
     named = {name: _CONNECTION + re.sub(r"[.-]", "_", name).upper() for name in connections_of(definition) or ()}
     return {name: {"url": os.environ[each], "secret": ""} for name, each in named.items() if each in os.environ}
 
 
 class Trying:
-    """One run. One thread only."""
+    """A test run. Not thread-safe."""
 
     def __init__(
         self, definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], folder: Path, now: float
@@ -158,7 +158,7 @@ class Trying:
         self._now = self._began = now
 
     def run(self) -> TestRun:
-        """The run from its start to its end."""
+        """Run the workflow from start to end."""
         known = advance(self._plan, Instance(), [Start()], self._now)
         for _ in range(_MOST_ROUNDS):
             known = self._follow(known)
@@ -173,7 +173,7 @@ class Trying:
         return self._tried.setdefault(name, TaskTried())
 
     def _follow(self, known: Instance) -> Instance:
-        """What a master does for the tasks that it holds."""
+        """Handle the tasks that a master runs itself."""
         while known.calls:
             calls, known = known.calls, replace(known, calls=(), facts=())
             for call in calls:
@@ -208,7 +208,7 @@ class Trying:
         if kind == "expand":
             count = len(items_of(self._run, spec, n, self._outputs))
             return (Expanded(name, n, count) if count else Ended(name, n, Outcome.SUCCESS)), {}
-        outputs: Mapping[str, Any] = {}  # of a dependent: nothing else runs here that it could wait for
+        outputs: Mapping[str, Any] = {}  # a dependent succeeds at once, since no other runs exist here
         if kind == "gather":
             outputs = self._gathered(name)
         elif kind == "open":
@@ -220,7 +220,7 @@ class Trying:
         return gathered(self._outputs.get(element(name, index), {}) for index in range(count))
 
     def _child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
-        """A workflow that this process has built, tried in its turn."""
+        """Run a workflow that this process has defined, and return its outputs."""
         given = SubProcessParams.model_validate(spec.params)
         flow = BUILT.get(full_name(given.workflow))
         if flow is None:
@@ -274,7 +274,7 @@ class Trying:
         return spec.head.type == "python" and "bundle" not in spec.params
 
     def _called(self, spec: Spec, tried: TaskTried) -> tuple[Outcome, dict[str, Any]]:
-        """A Python task, called in this process; what it prints is its log."""
+        """Call a Python task in this process, with its printed output as log."""
         args = fill(spec.params.get("args", {}), spec.values, self._run.moment)
         module, _, path = spec.params["function"].partition(":")
         function: Any = import_module(module)
@@ -293,12 +293,12 @@ class Trying:
         return Outcome.SUCCESS, result if isinstance(result, dict) else {} if result is None else {"result": result}
 
     def _started(self, spec: Spec, tried: TaskTried) -> tuple[Outcome, dict[str, Any]]:
-        """A task of another type, in a process of its own."""
+        """Run a task of another type in a separate process."""
         folder = self._folder / f"{spec.head.task}.{spec.head.n}"
         attempt = Attempt(cast("QueueClaim", None), spec.head, spec.head.n)
         made = self._preparing.prepare(attempt, spec, folder)
         try:
-            done = subprocess.run(  # noqa: S603 - what the definition says
+            done = subprocess.run(  # noqa: S603 - the command is that of the definition
                 made.command.argv,
                 input=made.command.stdin,
                 stdout=subprocess.PIPE,
@@ -322,10 +322,10 @@ class Trying:
 def try_out(
     definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], schedule_time: float | None = None
 ) -> TestRun:
-    """Run a workflow here, from its start to its end.
+    """Run a workflow in this process from start to end.
 
     Raises:
-        LatchworkError: the workflow has no such parameter.
+        LatchworkError: The workflow has no such parameter.
     """
     unknown = sorted(params.keys() - definition.params.keys())
     if unknown:
