@@ -79,7 +79,7 @@ class _Quiet(smtplib.SMTP):
 
 
 class _QuietTls(_Quiet, smtplib.SMTP_SSL):
-    """The same, with TLS from the first byte."""
+    """Like ``_Quiet``, with TLS from the first byte."""
 
 
 def _connected(options: SmtpOptions, deadline: Deadline) -> smtplib.SMTP:

@@ -1,7 +1,7 @@
 """Copies the sizes of pools from the database to the store, where workers read them.
 
-The master of the first shard is the only writer, and each write has its fence. It reads the store once per hold of the
-shard; afterwards the store has what this master wrote.
+The master of the first shard is the only writer, and each write has its fence. It reads the store once after it has
+become the owner of the shard. From then on the store has what this master wrote.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Explanations: why runs and tasks are in their states, read from the database and, as far as possible, the store."""
+"""Explains why runs and tasks are in their states, from the database and, if it is available, the store."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def need(who: Identity, role: Role, project: str = "") -> None:
 
 
 def valid(kind: type[M], **values: Any) -> M:
-    """Return a document with these values.
+    """Return a model with these values.
 
     Raises:
         Problem: 422 with the invalid fields.

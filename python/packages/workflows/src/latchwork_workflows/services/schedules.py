@@ -83,12 +83,12 @@ def preview(cron: str, tz: str = "UTC", count: int = 5, after: float | None = No
 
 
 def next_fires(row: Row, now: float, count: int) -> list[float]:
-    """Return the next times at which a schedule starts its workflow. Fewer than ``count``: its window ends before.
+    """Return the next times at which a schedule starts its workflow. Fewer than ``count`` if its window ends before.
 
     Args:
         row: A row with ``cron``, ``tz``, ``starts_at`` and ``ends_at``.
         now: Seconds since the epoch.
-        count: How many.
+        count: Maximum number of times.
     """
     at = now if row.starts_at is None else max(now, row.starts_at - 0.001)
     found: list[float] = []

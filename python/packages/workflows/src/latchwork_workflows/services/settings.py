@@ -37,7 +37,10 @@ S = TypeVar("S", bound=Setting)
 
 
 def connections(parts: Parts, who: Identity, project: str | None = None) -> list[Connection]:
-    """Return the connections that ``who`` may see, by project and name; of a project and of all. None: of every."""
+    """Return the connections that ``who`` may see, sorted by project and name.
+
+    With a project, these are its connections and those of all projects. None: the connections of every project.
+    """
     return _listed(Connection, parts, who, "connection", project)
 
 

@@ -1,4 +1,4 @@
-"""Tasks: what an account may see of them and of the runs that they start or wait for, and the commands about them."""
+"""Tasks: what an account may see of them and of the runs that they start or wait for, and commands about them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def elements(
     """Return the elements of a map, sorted by index.
 
     Raises:
-        Problem: 404, also of a task that is no map.
+        Problem: 404, also if the task is not a map.
     """
     row = row_of(parts, who, task_id)
     if row.map_index >= 0:

@@ -18,13 +18,13 @@ Row: TypeAlias = Any
 
 
 def at_work(connection: sa.Connection, who: Identity, seen: Sequence[WorkerSeen]) -> dict[str, tuple[ActiveTask, ...]]:
-    """Return the tasks of each worker by its name, the longest first."""
+    """Return the tasks of each worker by its name, the longest-running first."""
     found = _tasks(connection, who, {x for each in seen for x in each.attempts})
     return {each.name: _by_age(found[x] for x in each.attempts) for each in seen}
 
 
 def tasks_of(connection: sa.Connection, who: Identity, attempts: Sequence[str]) -> tuple[ActiveTask, ...]:
-    """Return the tasks of these attempts, ``<task>.<n>``, the longest first."""
+    """Return the tasks of these attempts, ``<task>.<n>``, the longest-running first."""
     found = _tasks(connection, who, attempts)
     return _by_age(found[each] for each in attempts)
 

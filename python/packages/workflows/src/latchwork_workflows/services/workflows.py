@@ -163,7 +163,7 @@ def apply(
         if version.is_new or (there is not None and there.online != version.is_online):
             details = {"workflow": wanted.name, "version": version.number, "online": version.is_online}
             told(connection, "workflow apply", by=who.name, project=wanted.project, details=details)
-    parts.poke(0)  # its master copies what is new to the store
+    parts.poke(0)  # its master copies new pool sizes to the store
     return AppliedVersion(
         project=wanted.project,
         name=wanted.name,

@@ -1,4 +1,4 @@
-"""The state of a run and its tasks, and the working copy that decisions change. Pure."""
+"""State of a run and its tasks, and the mutable copy that ``advance`` works on. Pure."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _make_ready(work: Working) -> None:
 
 
 def _waits(work: Working, name: str) -> bool:
-    task = work.tasks.get(name)  # none has begun where an instance was stopped before
+    task = work.tasks.get(name)  # missing if the instance was stopped before it began
     return task is not None and task.state is TaskState.WAITING
 
 
