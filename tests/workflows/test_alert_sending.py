@@ -360,7 +360,7 @@ def test_a_sender_with_an_older_hold_does_not_begin(office, mail):
         office.until("sent")
         office.tell("ops", cause="second")
         with pytest.raises(NotOwner), office.database.write() as connection:
-            office.sender(token=1)._dispatcher.own(connection)
+            office.sender(token=1)._sending.own(connection)
         office.until("sent", "sent")
     assert len(mail.mails) == 2
 
@@ -404,7 +404,7 @@ def test_nothing_is_begun_once_the_hold_is_not_certain(office, mail):
 def test_a_delivery_that_was_put_off_meanwhile_is_not_taken(office, mail):
     office.mail_channel(mail)
     office.tell("ops")
-    sending = office.sender()._dispatcher
+    sending = office.sender()._sending
     with office.database.write() as connection:
         sending.own(connection)
         connection.execute(sa.update(delivery).values(next_at=NOW + 60.0))  # by another sender, after we had looked
