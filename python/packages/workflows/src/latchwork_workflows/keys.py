@@ -135,7 +135,7 @@ class Keys:
         return f"{self.cancels}/{x}"
 
     def data(self, x: str) -> str:
-        """The second part of a large spec."""
+        """The key of the second part of a large spec."""
         return f"{self.every_data}/{x}"
 
     def poke(self, shard: int) -> str:

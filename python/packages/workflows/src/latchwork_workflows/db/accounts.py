@@ -34,7 +34,7 @@ _SESSION, _LINK = "session", "link"
 
 
 class UnknownAccount(LatchworkError, LookupError):
-    """There is no account, or no token, of this name."""
+    """There is no account or token of this name."""
 
 
 class DatabaseAccounts:
@@ -219,7 +219,7 @@ class DatabaseAccounts:
             told(connection, "account role", by=by, project=project, details=details)
 
     def accounts(self) -> list[Account]:
-        """Return the accounts, sorted by name; at most 1,000."""
+        """Return the accounts, sorted by name, at most 1,000."""
         with self._database.read() as connection:
             rows = connection.execute(sa.select(account).order_by(account.c.name).limit(1000)).all()
             roles = connection.execute(sa.select(account_role)).all()
@@ -254,7 +254,7 @@ class DatabaseAccounts:
         return token_id, token
 
     def tokens(self, name: str | None = None) -> list[ApiToken]:
-        """Return the tokens of an account, or of all, the newest first; at most 1,000."""
+        """Return the tokens of an account, or of all, newest first, at most 1,000."""
         columns = [api_token.c[each] for each in ApiToken.model_fields]
         chosen = sa.select(*columns).order_by(api_token.c.id.desc()).limit(1000)
         with self._database.read() as connection:

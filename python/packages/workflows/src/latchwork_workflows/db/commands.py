@@ -182,7 +182,7 @@ def open_of(connection: sa.Connection, shard: int, most: int) -> list[CommandRow
 
 
 def is_any_open(connection: sa.Connection, shard: int) -> bool:
-    """Whether a shard has open commands."""
+    """Return whether a shard has open commands."""
     return connection.execute(_ANY_OPEN, {"shard": shard}).first() is not None
 
 

@@ -35,19 +35,19 @@ class Version:
 def apply(
     connection: sa.Connection, checked: Checked, *, shards: int, author: str = "", online: bool | None = None
 ) -> Version:
-    """Write a definition, if it differs from the newest of its name.
+    """Write a definition, if it differs from the newest one of its name.
 
-    A schedule that is new or differs begins with its next fire time. One that does not differ keeps its missed fire
-    times, and one that is switched off stays so.
+    A new or changed schedule begins with its next fire time. An unchanged schedule keeps its missed fire times, and a
+    disabled one stays disabled.
 
-    Pools that it names and that do not exist are created with a size of 1.
+    Named pools that do not exist are created with a size of 1.
 
     Args:
-        connection: a transaction.
-        checked: the definition.
-        shards: how many there are; a new workflow's schedule is given one.
-        author: who does it.
-        online: whether it may be started. None: a new workflow may, and one that is there stays as it is.
+        connection: A transaction.
+        checked: The definition.
+        shards: The number of shards. The schedule of a new workflow is assigned to one.
+        author: The author of the version.
+        online: Whether the workflow may be started. None: a new workflow may, and an existing one stays as it is.
     """
     body, now = checked.definition.to_json(), time.time()
     pools.ensure(connection, [each.pool for each in checked.definition.tasks if each.pool is not None])

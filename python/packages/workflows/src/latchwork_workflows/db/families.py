@@ -346,13 +346,13 @@ def children_of(
 
 
 def plain_tasks(connection: sa.Connection, instance_id: int, run: int) -> list[Row]:
-    """The tasks of a run without the elements of its maps, in the order in which they were made; at most 5,000."""
+    """Return the tasks of a run without the elements of its maps, in the order of creation, at most 5,000."""
     mine = sa.and_(task.c.instance == instance_id, task.c.run == run, task.c.map_index == -1)
     return list(connection.execute(sa.select(*TASK).where(mine).order_by(task.c.id).limit(5000)).all())
 
 
 def element_counts(connection: sa.Connection, instance_id: int, run: int) -> dict[str, dict[str, int]]:
-    """By the names of the maps of a run: how many of their elements are in each state."""
+    """Return the number of elements in each state, by the name of the map."""
     mine = sa.and_(task.c.instance == instance_id, task.c.run == run, task.c.map_index >= 0)
     counted = sa.select(task.c.name, task.c.state, sa.func.count().label("count")).where(mine)
     found: dict[str, dict[str, int]] = {}
@@ -362,7 +362,7 @@ def element_counts(connection: sa.Connection, instance_id: int, run: int) -> dic
 
 
 def element_states(connection: sa.Connection, instance_id: int, run: int, name: str) -> dict[str, TaskState]:
-    """The states of the elements of a map, by what they are called."""
+    """Return the states of the elements of a map, by their names."""
     mine = sa.and_(task.c.instance == instance_id, task.c.run == run, task.c.name == name, task.c.map_index >= 0)
     rows = connection.execute(sa.select(task.c.map_index, task.c.state).where(mine).order_by(task.c.map_index))
     return {element(name, row.map_index): TaskState(row.state) for row in rows}

@@ -19,7 +19,7 @@ from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.web import Role
 
-#: Stands for all projects as the one that uses another.
+#: The grantee that means all projects.
 ALL = ""
 _NEEDED = {"sub_process": Role.OPERATOR, "dependent": Role.VIEWER}
 _DOES = {Role.OPERATOR: "start its workflows", Role.VIEWER: "wait for its workflows"}
@@ -92,7 +92,7 @@ def problems(connection: sa.Connection, definition: Definition) -> Iterator[Prob
             except NotAllowed as error:
                 yield Problem(f"tasks[{index}].params.{'workflow' if each[1] == 'sub_process' else 'on'}", str(error))
             except UnknownWorkflow:
-                continue  # it may come
+                continue  # it may be created later
 
 
 def _uses(named: Named) -> tuple[str, str]:

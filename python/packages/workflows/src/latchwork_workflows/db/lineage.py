@@ -16,7 +16,7 @@ from latchwork_workflows.model.settings.naming import Settings, problems
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
-#: What workflows that try a connection are called, before its name; they go when they fail.
+#: The name prefix of workflows that test a connection.
 TRIES = "_connection."
 
 

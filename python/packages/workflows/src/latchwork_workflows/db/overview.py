@@ -85,12 +85,12 @@ def lag(connection: sa.Connection) -> Lag:
 
 
 def shards(connection: sa.Connection) -> list[Row]:
-    """All shards and their owners."""
+    """Return all shards with their owners."""
     return list(connection.execute(sa.select(*shard.c).order_by(shard.c.id)).all())
 
 
 def fingerprint(connection: sa.Connection) -> tuple[Any, ...]:
-    """What differs once any master has written, or anybody asked."""
+    """Return a value that differs after any write of a master or any new command."""
     newest = connection.execute(sa.select(sa.func.max(command.c.id))).scalar()
     written = connection.execute(sa.select(shard.c.id, shard.c.seq).order_by(shard.c.id))
     return (newest, *(tuple(row) for row in written))

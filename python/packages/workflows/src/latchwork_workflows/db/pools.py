@@ -18,7 +18,7 @@ from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.state import TaskState
 
-#: The size of a pool that a workflow named first.
+#: The size of a pool that is created because a workflow names it.
 DEFAULT_SIZE = 1
 _FIND = sa.select(pool).where(pool.c.name == sa.bindparam("name"))
 _FIND_LOCKED = _FIND.with_for_update()
@@ -106,7 +106,7 @@ def waiting(connection: sa.Connection, name: str, most: int) -> tuple[int, list[
 
 
 def _queued(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
-    """The queued tasks that need a slot: their IDs, partitions and sort keys."""
+    """Yield the queued tasks that need a slot: their IDs, partitions and sort keys."""
     active = _active_runs()
     chosen = sa.select(task.c.id, task.c.queue_key).select_from(active).join(task, _is_of(active))
     chosen = chosen.where(task.c.state == TaskState.SUBMITTED.value, task.c.queue_key.contains("~"))
@@ -116,7 +116,7 @@ def _queued(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
 
 
 def _active_runs(*more: sa.ColumnElement[bool]) -> sa.CTE:
-    """The runs of which workers may have tasks. There are few of them, and they are read first.
+    """Return a CTE of the runs whose tasks workers may have. There are few, and they are read first.
 
     Without the CTE, a database that expects few queued tasks would read all tasks of a long history.
     """

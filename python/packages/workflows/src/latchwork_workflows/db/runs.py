@@ -1,6 +1,6 @@
-"""Instances and tasks in the database: read as ``advance`` wants them, written as far as they changed.
+"""Instances and tasks in the database: read as input of ``advance``, and updated with its changes.
 
-Who writes has the guard of the shard in the same transaction.
+Writers hold the guard of the shard in the same transaction.
 """
 
 from __future__ import annotations

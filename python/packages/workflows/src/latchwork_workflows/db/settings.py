@@ -18,7 +18,7 @@ from latchwork_workflows.schemas.settings import SettingKind
 
 Row: TypeAlias = Any
 TABLES: Mapping[SettingKind, sa.Table] = {"connection": connections, "environment": environment, "parameter": parameter}
-#: The project that stands for all.
+#: The project that means all projects.
 ALL = ""
 _PARAMETERS = (
     sa.select(parameter.c.name, parameter.c.value)

@@ -35,10 +35,10 @@ metadata = MetaData(naming_convention=NAMES)
 Id = BigInteger().with_variant(Integer, "sqlite")
 
 _ACTIVE = text("active")
-#: For a WHERE: the column itself would become ``active = 1``, for which SQLite does not take the partial index.
+#: For a WHERE clause: the column itself becomes ``active = 1``, for which SQLite does not use the partial index.
 IS_ACTIVE = text("instance.active")
 _GOING = text("state IN ('running', 'ready_pause', 'ready_stop')")
-#: Likewise: the runs of which workers may have tasks. Dates of a backfill that wait have none.
+#: Likewise: the runs whose tasks workers may have. Waiting dates of a backfill have none.
 IS_GOING = text("instance.state IN ('running', 'ready_pause', 'ready_stop')")
 _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
@@ -315,7 +315,7 @@ connection = Table(
     Column("secret", String(100), nullable=False, server_default=text("''")),
 )
 
-#: The maximum number of running tasks of each pool. For pools of projects, also the policy for starts above the limit.
+#: The maximum number of running tasks of each pool. For pools of projects, also the policy for further starts.
 pool = Table(
     "pool",
     metadata,
@@ -353,7 +353,7 @@ account_role = Table(
     Column("role", String(10), nullable=False),
 )
 
-#: API tokens by the SHA-256 of their text. ``role`` limits the token's role to less than that of the account.
+#: API tokens by the SHA-256 of their text. ``role`` is the maximum role of the token, whatever that of the account.
 api_token = Table(
     "api_token",
     metadata,

@@ -20,7 +20,7 @@ from latchwork.spi import replace_file
 from latchwork_workflows.logs.places import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
 
 _PART = ".part"
-#: File modes of logs and bundles: for the user and the group of the worker only.
+#: The mode of logs and bundles: accessible to the user and the group of the worker only.
 _MODE = 0o640
 _NO_FILE = "where it should be is a link, a pipe or the like, which nobody of ours has put there"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -106,7 +106,7 @@ class Expression:
 
     @property
     def names(self) -> Iterator[str]:
-        """The names it reads, each with its first field: ``rows``, ``list.files``."""
+        """The names that it reads, each with its first field: ``rows``, ``list.files``."""
         fields: set[ast.Name] = set()
         for node in ast.walk(self._root):
             field = _field_of(node)
@@ -119,13 +119,13 @@ class Expression:
                 yield node.id
 
     def value(self, names: Mapping[str, Any], budget: Budget | None = None) -> Any:
-        """Evaluate it.
+        """Evaluate the expression.
 
         Args:
             names: Values of plain JSON by name.
-            budget: The steps it may take, which are used up. By default ``MOST_STEPS``.
+            budget: The steps that it may use. They are deducted. Default ``MOST_STEPS``.
         Raises:
-            ExpressionError: It has no value: a name is unknown, values do not fit together, or a limit is exceeded.
+            ExpressionError: It has no value: a name is unknown, types do not match, or a limit is exceeded.
         """
         return _Evaluation(self.source, names, Budget() if budget is None else budget).value(self._root)
 

@@ -61,7 +61,7 @@ def spec_of(
 
 
 def env_of(run: Run, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables of a task, except those that a value with higher precedence shadows.
+    """Return the environment variables of a task, except names that a value with higher precedence has.
 
     Scripts get values as variables, which the environment would otherwise replace.
     """

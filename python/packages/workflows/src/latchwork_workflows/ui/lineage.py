@@ -60,9 +60,7 @@ def show(
 
 
 def lineage_svg(found: Lineage, focus: str = "") -> Markup:
-    """Return the drawing. Workflows are above those that they start and that wait for them. ``focus`` is
-    highlighted.
-    """
+    """Return the drawing. Each workflow is above the ones it starts or that wait for it. ``focus`` is highlighted."""
     pairs = tuple(dict.fromkeys(_downwards(each) for each in found.links))
     back = closing(tuple(found.workflows), pairs)
     kinds = {_downwards(each): each.other.kind.replace("_", "-") for each in reversed(found.links)}

@@ -1,4 +1,4 @@
-"""The steps from each version of the schema to the next, and who takes them. Columns are added before they are used."""
+"""Migrations from each version of the schema to the next. Columns are added before they are used."""
 
 from latchwork_workflows.db.migrations.upgrade import needs_upgrade, upgrade
 

@@ -1,4 +1,4 @@
-"""What Alembic runs: the migrations, on the connection that ``upgrade`` gives. It opens and commits nothing itself."""
+"""The Alembic environment: runs the migrations on the connection from ``upgrade``, without opening or committing."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Bring a database to the schema of this version; one process at a time, all or nothing."""
+"""Upgrades a database to the schema of this version, by one process at a time and in one transaction."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from latchwork_workflows.db.database import Database
 from latchwork_workflows.errors import SchemaTooNew
 
 _log = logging.getLogger(__name__)
-#: Two that start at once on PostgreSQL wait for each other by this number.
+#: The advisory lock that serializes concurrent upgrades on PostgreSQL.
 _LOCK = 0x6C617463
 
 
 def upgrade(database: Database) -> str:
-    """Make the tables, or change them to what this version needs; nothing if they are that.
+    """Create the tables, or upgrade them to the schema of this version. Idempotent.
 
     Returns:
         The revision of the schema.
     Raises:
-        SchemaTooNew: a later version has changed it.
-        DatabaseUnavailable: it cannot be reached.
+        SchemaTooNew: A later version has changed the schema.
+        DatabaseUnavailable: The database cannot be reached.
     """
     scripts = _scripts()
     head = str(scripts.get_current_head())
@@ -46,10 +46,10 @@ def upgrade(database: Database) -> str:
 
 
 def needs_upgrade(database: Database) -> bool:
-    """Whether the tables are older than what this version needs.
+    """Return whether the schema is older than this version needs.
 
     Raises:
-        SchemaTooNew: a later version has changed them.
+        SchemaTooNew: A later version has changed the schema.
     """
     scripts = _scripts()
     with database.read() as connection:

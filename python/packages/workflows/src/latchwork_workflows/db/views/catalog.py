@@ -12,7 +12,7 @@ from latchwork_workflows.model.model import Definition
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
-#: Workflows of one database, as far as lists of all go.
+#: The maximum number of workflows in a list.
 MOST = 5000
 
 _WORKFLOW = sa.select(

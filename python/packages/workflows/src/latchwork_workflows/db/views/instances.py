@@ -12,9 +12,9 @@ from latchwork_workflows.db.tables import attempt, command, definition, event, i
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
-#: So many workflows are asked for one by one.
+#: Up to so many workflows are queried one by one.
 _MOST_CODES = 200
-#: The largest id that there can be.
+#: The largest possible ID.
 MOST_ID = MAX_WHOLE
 
 _INSTANCE = sa.select(

@@ -1,4 +1,4 @@
-"""The editor of definitions, and where in its text a problem is.
+"""The editor of definitions, and the positions of problems in its text.
 
-Nothing is exported here; see the modules.
+Nothing is exported here. Import the modules.
 """

@@ -1,4 +1,4 @@
-"""One file for each step; files that were released do not change.
+"""One file per migration. Released files do not change.
 
-A step adds, and a later release removes what nothing reads any more.
+A migration adds columns and tables. A later release removes those that are no longer read.
 """
