@@ -1,6 +1,4 @@
-"""The locations of the database, store, logs and secrets: a folder for one machine, or the URLs of a fleet. No I/O
-except ``Home.make``.
-"""
+"""The locations of the database, store, logs and secrets: a folder for one machine, or the URLs of a fleet."""
 
 from __future__ import annotations
 

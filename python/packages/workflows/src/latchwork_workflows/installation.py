@@ -122,10 +122,10 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
 
 
 def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
-    """Join a database to a store regardless of their history. Deletes queued, running and ended attempts from the
-    store.
+    """Join a database to a store regardless of their history.
 
-    Tasks that are submitted or running in the database run again.
+    Deletes queued, running and ended attempts from the store. Tasks that are submitted or running in the database run
+    again.
 
     Raises:
         LatchworkError: Masters are running in that store.

@@ -138,8 +138,7 @@ class DatabaseAccounts:
             connection.execute(sa.delete(web_session).where(web_session.c.digest == digest_of(cookie)))
 
     def new_link(self, name: str, *, by: str, lasts_s: float = _LINK_S) -> str:
-        """Create a one-time secret for ``/sign-in?link=`` that signs a browser in. It expires after ``lasts_s``
-        seconds.
+        """Create a one-time secret for ``/sign-in?link=`` that expires after ``lasts_s`` seconds.
 
         Raises:
             UnknownAccount: There is no account of this name.

@@ -1,5 +1,6 @@
-"""Alerts, their deliveries, and channels. An alert is written in the transaction of its fact, and one master sends
-it.
+"""Alerts, their deliveries, and channels.
+
+An alert is written in the transaction of the fact that it reports. One master sends all alerts.
 """
 
 from __future__ import annotations

@@ -124,9 +124,7 @@ def draw(connection: sa.Connection) -> int:
 
 
 def _asked(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without the version. A repeated request may find a newer version and still means the
-    same.
-    """
+    """Return the arguments without the version, which may differ when a request is repeated."""
     return {name: value for name, value in args.items() if name != "version"}
 
 

@@ -114,8 +114,9 @@ class Database:
         return sum(_shut(each) for each, since in list(self._in_use.items()) if now - since >= older_than_s)
 
     def ask(self) -> None:
-        """Check that the database answers. On PostgreSQL over a separate connection, since all pooled ones may be in
-        use.
+        """Check that the database answers.
+
+        On PostgreSQL, this uses a separate connection, since all pooled ones may be in use.
 
         Raises:
             DatabaseUnavailable: The database does not answer.
@@ -235,9 +236,7 @@ def _shut(connection: Any) -> bool:
 
 @contextmanager
 def _told(url: str, file: str | None = None) -> Iterator[None]:
-    """Translate errors of the connection and the disk to ``DatabaseUnavailable``. Errors of statements stay as they
-    are.
-    """
+    """Convert errors of the connection and the disk to ``DatabaseUnavailable``. Other errors are not changed."""
     try:
         yield
     except sa.exc.TimeoutError as error:
@@ -278,8 +277,9 @@ class FairLock:
         return not self._leave(turn, keep=True)
 
     def _leave(self, turn: threading.Event, *, keep: bool = False) -> bool:
-        """Stop waiting. Return False if the lock was already passed to us. It is then released, unless ``keep`` is
-        set.
+        """Stop waiting. Return False if the lock was already passed to us.
+
+        It is then released, unless ``keep`` is set.
         """
         with self._mutex:
             if turn in self._line:

@@ -34,8 +34,9 @@ _WHO_WAITS = (
 
 
 def _above() -> sa.Select[Any]:
-    """Return the query for all ancestors. A single statement, because a transaction may run it for each of 50
-    levels.
+    """Return the query for all ancestors.
+
+    It is a single statement, because a transaction may run it for each of 50 levels.
     """
     nearest = (
         sa.select(instance.c.id, instance.c.parent_task, sa.literal(0).label("level"))

@@ -56,9 +56,7 @@ def active(connection: sa.Connection, codes: Collection[int] | None = None, most
 
 
 def queued_lanes(connection: sa.Connection, instances_: Collection[int]) -> dict[int, set[str]]:
-    """Return the partitions in which tasks of these instances are queued, by instance. Instances without are left
-    out.
-    """
+    """Return the partitions in which tasks of these instances are queued, by instance. Others are left out."""
     mine = sa.and_(task.c.instance == instance.c.id, task.c.run == instance.c.run)
     chosen = sa.select(task.c.instance, task.c.queue_key).select_from(instance).join(task, mine)
     chosen = chosen.where(instance.c.id.in_(sorted(instances_)), task.c.state == TaskState.SUBMITTED.value)

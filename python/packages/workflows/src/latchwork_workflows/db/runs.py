@@ -96,8 +96,9 @@ def create(connection: sa.Connection, shard: int, code: int, version: int, **fie
 
 
 def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, Stored]:
-    """Return instances with the tasks of their current runs, by ID. Unknown ones and those of other shards are left
-    out.
+    """Return instances with the tasks of their current runs, by ID.
+
+    Unknown instances and those of other shards are left out.
     """
     found: dict[int, Stored] = {}
     for start in range(0, len(ids), _TOGETHER):

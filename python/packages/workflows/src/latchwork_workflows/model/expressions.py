@@ -130,9 +130,7 @@ class Expression:
         return _Evaluation(self.source, names, Budget() if budget is None else budget).value(self._root)
 
     def is_true(self, names: Mapping[str, Any], budget: Budget | None = None) -> bool:
-        """Return whether the value is true: anything except ``None``, ``False``, 0 and empty values. As for
-        ``value``.
-        """
+        """Return whether the value is true: not ``None``, ``False``, 0 or empty. As for ``value``."""
         return bool(self.value(names, budget))
 
 

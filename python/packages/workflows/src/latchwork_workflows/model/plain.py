@@ -1,5 +1,6 @@
-"""Checks for values that all parts of the system can store: JSON without lone surrogates, NULs or deep nesting.
-Pure.
+"""Checks that all parts of the system can store a value. Pure.
+
+Such values are JSON without lone surrogates, NULs or deep nesting.
 """
 
 from __future__ import annotations

@@ -289,8 +289,9 @@ def _moment(value: datetime) -> float:
 def _references(
     definition: Definition, order: tuple[str, ...], types: TaskTypes, settings: Settings | None
 ) -> Iterator[Problem]:
-    """Yield the problems of references. A plain name may be an output, known at run time. Named tasks must come
-    before.
+    """Yield the problems of references. Tasks that are named must come before.
+
+    A plain name may be an output, which is only known at run time.
     """
     before = ancestors({each.name: each.after for each in definition.tasks}, order)
     names = {each.name for each in definition.tasks}

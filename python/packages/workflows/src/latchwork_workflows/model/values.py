@@ -128,8 +128,9 @@ def gathered(outputs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def _of_element(
     run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], index: int
 ) -> dict[str, Any]:
-    """Return the values of an element: those of its task and the item, without the list, which would be sent each
-    time.
+    """Return the values of an element: those of its task and the item.
+
+    The list of all items is left out, because it would be sent once for each element.
     """
     known = values_of(run, task, n, outputs)
     items = items_of(run, task, n, outputs)

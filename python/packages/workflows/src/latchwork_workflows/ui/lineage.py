@@ -102,9 +102,7 @@ def _title(name: str, row: object) -> str:
 
 
 def closing(names: Sequence[str], pairs: _Pairs) -> set[tuple[str, str]]:
-    """Return the pairs that close cycles: the back edges of a depth-first search. Without them, the graph is
-    acyclic.
-    """
+    """Return the pairs that close cycles: the back edges of a depth-first search."""
     ways: dict[str, list[str]] = {}
     for source, target in pairs:
         ways.setdefault(source, []).append(target)

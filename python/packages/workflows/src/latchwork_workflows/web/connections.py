@@ -69,8 +69,9 @@ class LimitedConnections:
         return LimitedConnection(self, *args, **kwargs)
 
     def admit(self) -> bool:
-        """Count a new connection. If there are too many, close the oldest incomplete one, or return False if there is
-        none.
+        """Count a new connection. Return False if there is no room for it.
+
+        If there are too many, this closes the oldest incomplete connection.
         """
         if self._open >= self.limits.max_connections:
             oldest = next(iter(self._incomplete), None)
@@ -85,9 +86,7 @@ class LimitedConnections:
         self._open -= 1
 
     def note(self, connection: LimitedConnection, is_incomplete: bool) -> None:
-        """Record whether a connection waits for the rest of a request. The connection that waits longest is dropped
-        first.
-        """
+        """Record whether a connection waits for the rest of a request. The longest waiting one is dropped first."""
         if is_incomplete:
             self._incomplete.setdefault(connection)
         else:

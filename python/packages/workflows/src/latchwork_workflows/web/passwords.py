@@ -59,8 +59,9 @@ def hash_password(password: str) -> str:
 
 
 def check_password(password: str, stored: str | None) -> bool:
-    """Return whether this is the password. Takes the same time without a hash, so it does not reveal which accounts
-    exist.
+    """Return whether this is the password.
+
+    Takes the same time without a stored hash, so it does not reveal which accounts exist.
     """
     kind, cost, salt, wanted = (stored or hash_of_nothing()).split("$")
     if kind != "scrypt" or len(password) > MOST_LETTERS:
@@ -96,11 +97,11 @@ class TooManyTries(LatchworkError):
 
 
 class Tries:
-    """Wrong password attempts by account. After five, each attempt must wait 10 s longer than the one before, up to 300
-    s.
+    """Wrong password attempts, by account.
 
-    Client addresses do not count, because an attacker has many. An attempt counts as wrong until it succeeds, so
-    concurrent attempts allow no more guesses than sequential ones.
+    After five, each attempt must wait 10 s longer than the one before, up to 300 s. Client addresses do not count,
+    because an attacker has many. An attempt counts as wrong until it succeeds, so concurrent attempts allow no more
+    guesses than sequential ones.
 
     Args:
         now: A monotonic clock, in seconds.

@@ -81,8 +81,9 @@ class Safety:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read the request up to a limit. A client that is still sending when the connection closes may never see the
-    response.
+    """Read the request up to a limit.
+
+    A client that is still sending when the connection closes may never see the response.
     """
     seen, is_more = 0, True
     while is_more and seen < _MOST_DRAINED:

@@ -77,9 +77,7 @@ def by_code(connection: sa.Connection, code: int) -> Row | None:
 
 
 def newest_versions(connection: sa.Connection, among: Collection[str] | None = None) -> list[Row]:
-    """Return the workflows of these projects, without their definitions, sorted by project and name. None: all
-    projects.
-    """
+    """Return the workflows of these projects (None: all) without their definitions, sorted by project and name."""
     chosen = sa.select(*definition.c).order_by(definition.c.project, definition.c.name).limit(MOST)
     return list(connection.execute(chosen if among is None else chosen.where(definition.c.project.in_(sorted(among)))))
 

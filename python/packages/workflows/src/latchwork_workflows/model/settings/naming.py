@@ -56,8 +56,9 @@ def problems(definition: Definition, settings: Settings) -> Iterator[Problem]:
 
 
 def needs(definition: Definition) -> Iterator[Problem]:
-    """Yield the connections and environments that a definition names, each with its path. For unknown stored
-    settings.
+    """Yield the connections and environments that a definition names, each with its path.
+
+    For callers that do not know which settings are stored.
     """
     for path, kind, name in _named_places(definition):
         yield Problem(path, f"{kind} {name!r:.110}")
