@@ -81,7 +81,7 @@ DEFECTS = (
         "Workflow master",
         "an end during a round wakes none of the runs that have looked",
         "latchwork_workflows/master/held_tasks.py",
-        "            self._go_on(code, 0)  # behind the rest of that round\n",
+        "            self._go_on(code, 0)  # after the rest of that round\n",
         "",
         id_of("workflows/dependent", "what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked", on="memory"),
     ),

@@ -1,1 +1,4 @@
-"""Stored settings: their valid values, and the settings that a definition names."""
+"""Stored settings: their valid values, and the settings that a definition names.
+
+``checks`` validates the values. ``naming`` finds the names in a definition.
+"""
