@@ -11,15 +11,17 @@ from typer.testing import CliRunner
 from latchwork.cli.main import application
 
 PASSWORD = "hush-9f3a"
+#: The variable of commands whose URL is the address of an API.
+API = "LATCHWORK_WORKFLOWS_URL"
 NOBODY = f"etcd://app:{PASSWORD}@127.0.0.1:1/x?connect_timeout_s=0.05"
 
 
 def commands(group, path=()):
-    """Each command that takes a URL: the words that call it, with something for what it requires."""
+    """Yield the words of each command that takes the URL of a store, with values for its required arguments."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
-        elif any("--url" in parameter.opts for parameter in command.params):
+        elif any("--url" in parameter.opts and parameter.envvar != API for parameter in command.params):
             required = ["json:dumps" for parameter in command.params if parameter.required]
             yield (*path, name, *required)
 
@@ -47,3 +49,11 @@ def test_a_password_in_the_environment_is_not_warned_of(words, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["latchwork", *words])
     ran = CliRunner().invoke(APP, list(words), env={"LATCHWORK_URL": NOBODY})
     assert "can be read by every user" not in ran.output
+
+
+def test_a_command_that_asks_an_api_refuses_the_url_of_a_store_without_printing_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(APP, ["workflows", "list", "--url", NOBODY])
+    assert ran.exit_code == 2
+    assert "--url is the address of an API" in ran.output
+    assert PASSWORD not in ran.output

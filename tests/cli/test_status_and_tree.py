@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -84,7 +85,7 @@ def _balanced(cli, url):
 def test_status_of_an_empty_root_says_no_cluster_and_exits_with_3(cli, url):
     with latchwork.connect(url) as store:
         store.put("something", b"else")
-    root = "status" if url.startswith("sqlite") else url.rpartition("/")[2]
+    root = "status" if url.startswith("sqlite") else re.split("/|root=", url)[-1]
     line = cli("status", "--url", url).refused(3, f"no cluster under /{root}", "latchwork run")
     assert "@" not in line
 

@@ -113,5 +113,5 @@ def test_a_second_run_of_the_same_host_waits_for_the_first_and_is_refused(start,
     pids()
     more = ("--join-s", "0.5", "--url", URL, "--", "true")
     cli("workers", "run", "train", "-n", "2", *more).refused(1, "is running elsewhere")
-    cli("workers", "run", "train", "-n", "2", "--host", "other", *more).refused(1, "all 2 ids", "are taken")
+    cli("workers", "run", "train", "-n", "2", "--host", "other", *more).refused(1, "all 2 ranks", "are taken")
     assert all(map(lives, pids()))

@@ -317,11 +317,11 @@ CALLS = {
 }
 #: Calls that only read or wait; that end something, in the background if need be; and housekeeping.
 OTHERS = {
-    *("arrived", "candidates", "check", "claims", "completed", "dead_letters", "find", "find_all", "generation"),
+    *("arrived", "candidates", "check", "claims", "is_completed", "dead_letters", "find", "find_all", "generation"),
     *("given", "graph"),
     *("holder", "holders", "items", "landed", "last", "leader", "list", "members", "next", "outcome", "partitions"),
     *("putters", "result", "round", "runner", "size", "state", "status", "sync", "takers", "value", "wait"),
-    *("wait_joined", "wait_until", "waiters", "why"),
+    *("wait_joined", "wait_until", "waiters", "pending_deps"),
     *("close", "flush", "leave", "release", "release_held", "resign", "start", "sweep", "tidy"),
 }
 #: Calls that are made of others which are swept.

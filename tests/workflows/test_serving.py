@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import latchwork
 from latchwork.errors import LatchworkError
 from latchwork_workflows import Serve, ServeOptions
 from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.db.database import Database
 from latchwork_workflows.home import Home
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys
@@ -104,9 +105,9 @@ def test_when_a_master_is_killed_another_resumes_its_instances(start, tmp_path):
     home = Home.of(tmp_path / "home", environ={})
     home.make()
     keys = Keys()
-    with WorkflowClient.local(home) as client, latchwork.connect(home.store) as store:
-        database = client._parts.database
-        initialize(database, shards=2)
+    database = Database(home.database)
+    initialize(database, shards=2)
+    with closing(database), WorkflowClient.local(home) as client, latchwork.connect(home.store) as store:
         join_store(database, store, keys)
         client.workflows.apply(a_workflow(tasks={"a": [], "b": ["a"]}).definition)
         hand = Hand(store, keys)
@@ -137,9 +138,9 @@ def test_a_master_that_stood_still_longer_than_its_shards_were_its_own_recovers_
     """DolphinScheduler #18570: a master that was overloaded lost its registration, and never recovered."""
     home = Home.of(tmp_path / "home", environ={})
     home.make()
-    with WorkflowClient.local(home) as client, latchwork.connect(home.store) as store:
-        database = client._parts.database
-        initialize(database, shards=2)
+    database = Database(home.database)
+    initialize(database, shards=2)
+    with closing(database), WorkflowClient.local(home) as client, latchwork.connect(home.store) as store:
         join_store(database, store, Keys())
         client.workflows.apply(a_workflow(tasks={"a": [], "b": ["a"]}).definition)
         hand = Hand(store)

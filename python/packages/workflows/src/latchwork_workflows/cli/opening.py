@@ -130,7 +130,7 @@ def client_of(home: Home, url: str | None = None) -> Iterator[WorkflowClient]:
     from latchwork_workflows import WorkflowClient
 
     if url is not None and not url.startswith(("http://", "https://")):
-        raise UsageError(f"--url is the address of an API, http://... or https://..., not {url!r}")
+        raise UsageError("--url is the address of an API, http://... or https://...")
     if url is None and (why := home.missing_database()):
         raise UsageError(why)
     with WorkflowClient.local(home) if url is None else WorkflowClient(url) as client:
