@@ -87,7 +87,7 @@ def test_status_of_an_empty_root_says_no_cluster_and_exits_with_3(cli, url):
         store.put("something", b"else")
     root = "status" if url.startswith("sqlite") else re.split("/|root=", url)[-1]
     line = cli("status", "--url", url).refused(3, f"no cluster under /{root}", "latchwork run")
-    assert "@" not in line
+    assert "@jobs" not in line
 
 
 def test_status_after_everybody_died_shows_nobody_and_after_everybody_left_no_cluster(cli, wait_until):

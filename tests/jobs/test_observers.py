@@ -243,6 +243,7 @@ def test_health_is_degraded_while_every_run_of_a_job_fails(memory, cluster, even
         good.set()
 
     node = cluster.node(memory, "n1", cluster.endless(items=["good", "bad"], run=run))
+    eventually(lambda: node.stats().jobs["report"].items == 2)  # with one item of two it may be degraded for a time
     eventually(lambda: node.health().degraded == ("every run of job report fails: RuntimeError: no luck",))
     assert node.health().ok, "a restart does not help"
     with (
