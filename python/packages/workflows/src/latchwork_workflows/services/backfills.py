@@ -10,19 +10,18 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from latchwork_workflows.db import backfills
-from latchwork_workflows.db.commands import Asked, CommandType, ask, draw, was_asked
+from latchwork_workflows.db.commands import Asked, CommandType, ask, was_asked
 from latchwork_workflows.db.definitions import load as load_definition
 from latchwork_workflows.db.families import Behind
 from latchwork_workflows.db.families import behind as of_workflow
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.views import catalog
-from latchwork_workflows.errors import WrongState
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.moments import DateRange, moments_of
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.services.parts import Parts, need, seen, seen_codes
-from latchwork_workflows.services.runs import check_start, sent
+from latchwork_workflows.services.runs import ask_to_start, check_start, sent, workflow_to_start
 from latchwork_workflows.state.backfills import STOPPABLE, BackfillState
 from latchwork_workflows.web import Identity, Problem, Role
 
@@ -39,32 +38,18 @@ def start(
         WrongState: The workflow is offline.
         KeyReused: The key was used before, for another command.
     """
-    with parts.database.read() as connection:
-        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
-        need(who, Role.OPERATOR, project)
-        body = load_definition(connection, row.code, row.version)
+    row, body = workflow_to_start(parts, who, project, name)
     check_start(body, given.params, priority=given.priority)
     dates = _dates(given)
     wanted = _moments(dates, body)
     args = {
-        "code": row.code,
-        "version": row.version,
-        "moments": wanted,
+        **_args(given, row, wanted),
         "params": dict(given.params),
         "priority": given.priority,
-        "dry": given.dry,
-        "parallel": given.parallel,
-        "order": given.order,
-        "stop_on_failure": given.stop_on_failure,
         "dependents": given.dependents,
-        **_fresh(given),
     }
     with parts.database.write() as connection:
-        if not row.online and not was_asked(connection, project, unique_key):
-            raise WrongState(f"{body.key} is offline; set it online to start it")
-        kind = CommandType.BACKFILL
-        on = draw(connection)
-        asked = ask(connection, kind, shard_id=on, args=args, project=project, unique_key=unique_key, by=who.name)
+        asked = ask_to_start(connection, CommandType.BACKFILL, row, body, args, unique_key=unique_key, by=who.name)
         if asked.is_new:
             details = {"workflow": name, "command": asked.id, "runs": len(wanted)}
             told(connection, "backfill", by=who.name, project=project, details=details)
@@ -123,27 +108,24 @@ def _follow(  # noqa: PLR0917 - one caller
         moments = moments_of(dates, each.definition.schedule, time.time())
     except ValueError:
         return  # its schedule fires on none of these dates
-    args: dict[str, Any] = {
-        "code": each.code,
-        "version": each.version,
-        "moments": moments,
-        "params": {},
-        "priority": None,
-        "dry": given.dry,
-        "parallel": given.parallel,
-        "order": given.order,
-        "stop_on_failure": given.stop_on_failure,
-        "cause": first.id,
-        **_fresh(given),
-    }
+    args = {**_args(given, each, moments), "params": {}, "priority": None, "cause": first.id}
     asked = ask(connection, CommandType.BACKFILL, shard_id=first.shard, args=args, by=who.name)
     details = {"workflow": each.definition.name, "command": asked.id, "runs": len(moments), "cause": first.id}
     told(connection, "backfill", by=who.name, project=each.definition.project, details=details)
 
 
-def _fresh(given: BackfillRequest) -> dict[str, bool]:
-    """Return ``no_cache`` only if it is set, so that older idempotency keys still match their commands."""
-    return {"no_cache": True} if given.no_cache else {}
+def _args(given: BackfillRequest, workflow: Row | Behind, moments: Sequence[float]) -> dict[str, Any]:
+    """Return the arguments that the backfill of a workflow and those of its dependents have in common."""
+    return {
+        "code": workflow.code,
+        "version": workflow.version,
+        "moments": moments,
+        "dry": given.dry,
+        "no_cache": given.no_cache,
+        "parallel": given.parallel,
+        "order": given.order,
+        "stop_on_failure": given.stop_on_failure,
+    }
 
 
 def _dates(given: BackfillRequest) -> DateRange | Sequence[date]:

@@ -156,10 +156,7 @@ def start(
         WrongState: The workflow is offline.
         KeyReused: The key was used before, for another command.
     """
-    with parts.database.read() as connection:
-        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
-        need(who, Role.OPERATOR, project)
-        body = load_definition(connection, row.code, row.version)
+    row, body = workflow_to_start(parts, who, project, name)
     check_start(
         body, given.params, priority=given.priority, start_from=given.start_from, schedule_time=given.schedule_time
     )
@@ -175,16 +172,46 @@ def start(
         "schedule_time": given.schedule_time,
     }
     with parts.database.write() as connection:
-        if not row.online and not was_asked(connection, project, unique_key):
-            raise WrongState(f"{body.key} is offline; set it online to start it")
-        kind = CommandType.START
-        on = draw(connection)
-        asked = ask(connection, kind, shard_id=on, args=args, project=project, unique_key=unique_key, by=who.name)
+        asked = ask_to_start(connection, CommandType.START, row, body, args, unique_key=unique_key, by=who.name)
         if asked.is_new:
             details = {"workflow": name, "command": asked.id}
             told(connection, "start", by=who.name, project=project, details=details)
     parts.poke(asked.shard)
     return sent(parts, asked)
+
+
+def workflow_to_start(parts: Parts, who: Identity, project: str, name: str) -> tuple[Row, Definition]:
+    """Return the row and the newest definition of a workflow that the account may start.
+
+    Raises:
+        Problem: 403, 404.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        need(who, Role.OPERATOR, project)
+        return row, load_definition(connection, row.code, row.version)
+
+
+def ask_to_start(
+    connection: sa.Connection,
+    kind: CommandType,
+    row: Row,
+    body: Definition,
+    args: Mapping[str, Any],
+    *,
+    unique_key: str | None,
+    by: str,
+) -> Asked:
+    """Write the command that starts a workflow, for a random shard.
+
+    Raises:
+        WrongState: The workflow is offline, and no earlier command has this key.
+        KeyReused: The key was used before, for another command.
+    """
+    if not row.online and not was_asked(connection, body.project, unique_key):
+        raise WrongState(f"{body.key} is offline; set it online to start it")
+    shard = draw(connection)
+    return ask(connection, kind, shard_id=shard, args=args, project=body.project, unique_key=unique_key, by=by)
 
 
 def check_start(
