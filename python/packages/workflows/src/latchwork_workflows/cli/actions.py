@@ -202,13 +202,13 @@ def _print(lines: list[str]) -> None:
 
 
 def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] | None = None) -> Any:
-    """A command that asks something of a run: all take the same options, and some one more.
+    """Return a command that sends an action to a run. All these commands have the same options.
 
     Args:
-        action: what is asked, as the client has it.
-        about: its help.
-        lines: its examples.
-        option: one that this command alone has: the name by which the client takes it, what it is, its default.
+        action: The action's name in the client.
+        about: The help text.
+        lines: The examples.
+        option: One further option: its name in the client, its annotation and its default.
     """
 
     def ask(

@@ -125,7 +125,7 @@ def client_of(home: Home, url: str | None = None) -> Iterator[WorkflowClient]:
     """A client of the API at a URL, or of a local home.
 
     Raises:
-        UsageError: The URL is none, or there is no database.
+        UsageError: The URL is not an HTTP address, or there is no database.
     """
     from latchwork_workflows import WorkflowClient
 
@@ -138,13 +138,13 @@ def client_of(home: Home, url: str | None = None) -> Iterator[WorkflowClient]:
 
 
 def log_to_stderr() -> None:
-    """Have a node tell what happens to it. With debugging on, the command line tells all of it already."""
+    """Log events of a node to stderr. With debugging on, the command line does this already."""
     if debugging():
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     handler.addFilter(Repeats())
-    logging.getLogger().addHandler(handler)  # `basicConfig` does nothing beside the one that keeps commands quiet
+    logging.getLogger().addHandler(handler)  # `basicConfig` does nothing after `quiet_logs`
     for distribution in ("latchwork", "latchwork_workflows"):
         logging.getLogger(distribution).setLevel(logging.INFO)
 
