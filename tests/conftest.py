@@ -20,7 +20,7 @@ import pytest
 
 import latchwork
 from backends_table import BY_NAME, SERVERS
-from latchwork import interrupts
+from latchwork._base import interrupts
 from levels import LONG
 from run_servers import SharedServer, shared_server
 

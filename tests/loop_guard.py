@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import latchwork
-from latchwork import interrupts
+from latchwork._base import interrupts
 from levels import DRIVEN
 
 #: Seconds of processor time of the loop's thread: what a step of ours may take at the most.

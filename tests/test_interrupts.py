@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from latchwork._base.interrupts import call_outside, entrance
 from latchwork.errors import ReentrantCall
-from latchwork.interrupts import call_outside, entrance
 from latchwork.store import steps
 
 pytestmark = pytest.mark.reentrant

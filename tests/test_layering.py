@@ -17,41 +17,18 @@ from latchwork import spi
 
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "latchwork"
 
-#: What every floor may import.
-GROUND = {
-    "_base",
-    "callers",
-    "disks",
-    "errors",
-    "types",
-    "clock",
-    "checks",
-    "interrupts",
-    "words",
-    "stops",
-    "doors",
-    "signals",
-    "user_code",
-}
+#: What every layer may import.
+GROUND = {"_base", "errors", "types", "clock"}
 STORE = GROUND | {"backends", "store"}
 COORDINATION = STORE | {"primitives"}
 HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
 SYSTEMS = {"jobs", "worker_group", "executor", "plans"}
 # Which parts of latchwork a part may import, besides itself: what is below its own floor.
 MAY_IMPORT = {
-    "_base": {"errors", "types", "words"},
+    "_base": {"errors", "types", "clock"},
     "errors": set(),
     "types": set(),
     "clock": set(),
-    "checks": {"errors"},
-    "interrupts": {"errors"},
-    "callers": set(),
-    "disks": {"words"},
-    "user_code": {"errors", "interrupts", "words"},
-    "signals": {"clock"},
-    "words": set(),
-    "stops": {"checks", "clock", "interrupts", "user_code"},
-    "doors": set(),
     "_core": set(),
     "backends": GROUND | {"_core"},  # 2
     "store": GROUND | {"backends"},  # 3

@@ -12,6 +12,7 @@ import pytest
 
 import latchwork
 import latchwork.aio
+from latchwork._base.user_code import call_user
 from latchwork.assignment import Balanced
 from latchwork.errors import OnceFailed, UserCodeFailed
 from latchwork.executor import All, Executor, ExecutorWorker
@@ -20,7 +21,6 @@ from latchwork.plans import Plans, PlanWorker
 from latchwork.primitives import LeaderLatch, Once
 from latchwork.store.observers import Observers
 from latchwork.tasks import Functions, RemoteError, TaskContext
-from latchwork.user_code import call_user
 from latchwork.worker_group import GroupWorker, find
 from latchwork_workflows.model.builder import shell, workflow
 from latchwork_workflows.model.builder import task as flow_task

@@ -20,9 +20,9 @@ from concurrent.futures import Future
 
 import latchwork
 from latchwork import aio
+from latchwork._base.execution_context import Caller, current
 from latchwork.aio.table import FUNCTIONS
 from latchwork.aio.twin import Twin, twin_of, twins
-from latchwork.callers import Caller, current
 from latchwork.store import system_namespace
 from latchwork.store.driving import helper
 from latchwork.store.driving.helper import spawn

@@ -3,7 +3,7 @@
 Connect with a URL, then use the store, one primitive, or the whole job manager.
 """
 
-from latchwork.doors import late
+from latchwork._base.lazy import late
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ Nothing here is for applications. A name is imported when it is first used, so t
 docs/reference/spi.md describes each name.
 """
 
-from latchwork.doors import late
+from latchwork._base.lazy import late
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
         encode,
         read_json,
     )
-    from latchwork.checks import check_store, is_number
+    from latchwork._base.files import make_file, replace_file, secure_folder, trouble_of
+    from latchwork._base.interrupts import mutex
+    from latchwork._base.signals import on_end_signals
+    from latchwork._base.text import counted, printable, reason, short, utc_text
+    from latchwork._base.user_code import call_user
+    from latchwork._base.validation import check_store, is_number
     from latchwork.cli.commands import CommandSpec
     from latchwork.cli.environment import refuse_readers
     from latchwork.cli.options import Json, Url, command, group, renamed, wanted_url
     from latchwork.cli.outcome import FAILURE, LOG_FORMAT, USAGE, UsageError, debugging, quiet_logs
     from latchwork.cli.target import import_module
     from latchwork.cli.text import Grid, Line, console, listed, say, say_json, show, told
-    from latchwork.disks import make_file, replace_file, secure_folder, trouble_of
-    from latchwork.interrupts import mutex
-    from latchwork.signals import on_end_signals
     from latchwork.tasks.node import Node, NodeHealth, default_node_id
-    from latchwork.user_code import call_user
-    from latchwork.words import counted, printable, reason, short, utc_text
 else:
     __getattr__ = late(
         __name__,
@@ -51,7 +51,7 @@ else:
                 "encode",
                 "read_json",
             ),
-            "latchwork.checks": (
+            "latchwork._base.validation": (
                 "check_store",
                 "is_number",
             ),
@@ -84,21 +84,21 @@ else:
                 "show",
                 "told",
             ),
-            "latchwork.disks": (
+            "latchwork._base.files": (
                 "make_file",
                 "replace_file",
                 "secure_folder",
                 "trouble_of",
             ),
-            "latchwork.interrupts": ("mutex",),
-            "latchwork.signals": ("on_end_signals",),
+            "latchwork._base.interrupts": ("mutex",),
+            "latchwork._base.signals": ("on_end_signals",),
             "latchwork.tasks.node": (
                 "Node",
                 "NodeHealth",
                 "default_node_id",
             ),
-            "latchwork.user_code": ("call_user",),
-            "latchwork.words": (
+            "latchwork._base.user_code": ("call_user",),
+            "latchwork._base.text": (
                 "counted",
                 "printable",
                 "reason",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from latchwork import aio
-from latchwork.interrupts import mutex
+from latchwork._base.interrupts import mutex
 
 sys.path.insert(0, str(Path(__file__).parent))
 from everything import use_everything

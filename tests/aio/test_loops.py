@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import latchwork
-from latchwork import aio, callers
+from latchwork import aio
+from latchwork._base import execution_context
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, KeyExists, LatchworkError, WaitTimeout
 from latchwork.store.driving.helper import drive
@@ -78,7 +79,7 @@ def test_a_thousand_waits_need_no_thread_each(backend_url):
 
 
 def test_a_sync_call_in_a_loop_warns_once_and_names_the_twin(store, monkeypatch):
-    monkeypatch.setattr(callers, "_warned", set())
+    monkeypatch.setattr(execution_context, "_warned", set())
 
     async def calls():
         lock = latchwork.primitives.Lock(store, "orders")
@@ -102,7 +103,7 @@ def test_a_sync_call_in_a_loop_warns_once_and_names_the_twin(store, monkeypatch)
 
 
 def test_the_warning_can_be_turned_off(store, monkeypatch):
-    monkeypatch.setattr(callers, "_warned", set())
+    monkeypatch.setattr(execution_context, "_warned", set())
     monkeypatch.setenv("LATCHWORK_ASYNC_WARN", "0")
 
     async def call():

@@ -13,9 +13,9 @@ from queue import SimpleQueue
 
 import pytest
 
+from latchwork._base.signals import end_signals, next_request
+from latchwork._base.user_code import call_user
 from latchwork.cli.outcome import Terminated, ended_by_sigterm
-from latchwork.signals import end_signals, next_request
-from latchwork.user_code import call_user
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="chooses the thread of another process")
 

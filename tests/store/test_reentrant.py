@@ -9,8 +9,8 @@ import threading
 import pytest
 
 import latchwork
+from latchwork._base.interrupts import entrance
 from latchwork.errors import LatchworkError, ReentrantCall
-from latchwork.interrupts import entrance
 from latchwork.primitives import Lock
 from latchwork.types import Put
 from patience import eventually

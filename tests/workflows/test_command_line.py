@@ -11,8 +11,8 @@ import pytest
 import typer
 
 import latchwork
+from latchwork._base.text import counted
 from latchwork.cli.main import application
-from latchwork.words import counted
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
+from latchwork._base.text import short
 from latchwork.errors import BadRecord
 from latchwork.types import Entry
-from latchwork.words import short
 
 #: Maximum nesting depth of a record.
 MAX_DEPTH = 32

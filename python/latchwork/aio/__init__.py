@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from latchwork._base.lazy import late
 from latchwork.aio.factory import function_twin, twin
 from latchwork.aio.store import Pipeline
 from latchwork.aio.store import connect_later as connect
 from latchwork.aio.table import FUNCTIONS, ROWS
-from latchwork.doors import late
 
 _made: dict[str, Any] = {row.kind.__name__: twin(row.kind, row.base, row.hidden) for row in ROWS}
 _made |= {function.__name__: function_twin(function) for function in FUNCTIONS}

@@ -14,12 +14,12 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from latchwork import executor
+from latchwork._base.execution_context import acting
 from latchwork.aio.factory import twin
 from latchwork.aio.steps import Turn
 from latchwork.aio.store import in_thread
 from latchwork.aio.table import Row
 from latchwork.aio.twin import Twin, twin_of, twins
-from latchwork.callers import acting
 from latchwork.errors import LatchworkError
 from latchwork.executor import AllFailed, Call
 from latchwork.store.driving.helper import drive, spawn

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
+from latchwork._base.execution_context import acting
 from latchwork.aio.callbacks import as_listener, as_predicate, as_work
 from latchwork.aio.steps import InThread, one
 from latchwork.aio.twin import Twin, inside, twin_of, twins
-from latchwork.callers import acting
 from latchwork.errors import Closed
 from latchwork.store.driving.helper import drive, spawn
 from latchwork.store.driving.loop import caller_here

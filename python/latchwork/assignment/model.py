@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from operator import attrgetter
 from typing import Literal, Protocol
 
-from latchwork.words import short
+from latchwork._base.text import short
 
 Mode = Literal["fast", "compat"]
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from latchwork import _core
+from latchwork._base.text import short
 from latchwork.assignment.model import (
     Mode,
     Move,
@@ -33,7 +34,6 @@ from latchwork.assignment.model import (
     plan_from_owners,
     traits_of,
 )
-from latchwork.words import short
 
 MODES: tuple[Mode, ...] = ("fast", "compat")
 

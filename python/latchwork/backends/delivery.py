@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from latchwork._base.execution_context import current
+from latchwork._base.interrupts import condition, mutex
 from latchwork.backends.base import Sink, WatchEvent
-from latchwork.callers import current
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.interrupts import condition, mutex
 
 _log = logging.getLogger(__name__)
 

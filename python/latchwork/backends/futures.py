@@ -13,9 +13,9 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from functools import partial
 from typing import Any, TypeVar
 
+from latchwork._base.interrupts import mutex
+from latchwork._base.user_code import call_user
 from latchwork.errors import OutcomeUnknown
-from latchwork.interrupts import mutex
-from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 _INTERRUPTED = "the thread that did a part of this call was interrupted; it may have been applied; read again to know"

@@ -10,8 +10,8 @@ import logging
 import re
 from collections.abc import Iterable
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import QuotaExceeded
-from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from latchwork._base.interrupts import condition, mutex
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.clock import Clock
 from latchwork.errors import Closed
-from latchwork.interrupts import condition, mutex
 
 _log = logging.getLogger(__name__)
 

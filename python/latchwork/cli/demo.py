@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
+from latchwork._base.text import counted
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, ended_by_sigterm, quiet_logs
 from latchwork.cli.text import Grid, Line, console, say_json, show
 from latchwork.demo import DemoOptions, LiveView, PlainView, Report, View, run_demo
-from latchwork.words import counted
 
 
 class Victim(enum.StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from latchwork._base.text import counted, utc_text
 from latchwork.jobs import JobState, RunError
-from latchwork.words import counted, utc_text
 
 
 def outcome_word(job: JobState | None) -> str:

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import typer
 
+from latchwork._base.text import printable
 from latchwork.errors import (
     BackendNotInstalled,
     InvalidKey,
@@ -27,7 +28,6 @@ from latchwork.errors import (
     TransactionTooLarge,
     ValueTooLarge,
 )
-from latchwork.words import printable
 
 OK = 0
 FAILURE = 1

@@ -11,11 +11,11 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from latchwork._base.text import utc_text
 from latchwork.cli.outcome import UsageError
 from latchwork.errors import BackendNotInstalled
 from latchwork.jobs import JobManager, JobStats, Observer
 from latchwork.store import StoreObserver
-from latchwork.words import utc_text
 
 log = logging.getLogger(__name__)
 

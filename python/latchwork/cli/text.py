@@ -13,7 +13,7 @@ from typing import TypeVar
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from latchwork.words import printable
+from latchwork._base.text import printable
 
 T = TypeVar("T")
 #: A line into a pipe may be as long as it is.

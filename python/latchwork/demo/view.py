@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from latchwork.words import printable
+from latchwork._base.text import printable
 
 _PLAIN_EVERY_S = 1.0
 _STATE_STYLES = {"manager": "green", "worker": "", "killed": "bold red", "starting": "dim"}

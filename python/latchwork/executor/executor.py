@@ -24,7 +24,8 @@ from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
-from latchwork.checks import is_number
+from latchwork._base.interrupts import call_after_finalizer
+from latchwork._base.validation import is_number
 from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, CallbackFuture, TaskFuture
@@ -35,7 +36,6 @@ from latchwork.executor.refs import Detached, TaskRef
 from latchwork.executor.submitter import OnSessionLost, Submitter
 from latchwork.executor.submitter_session import PlacementRequest
 from latchwork.executor.targets import All, Member, StoredTarget, Target
-from latchwork.interrupts import call_after_finalizer
 from latchwork.primitives import Group
 from latchwork.store import Store
 from latchwork.store import session_ttl_s as ttl_s

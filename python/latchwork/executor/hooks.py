@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from latchwork._base.interrupts import mutex
+from latchwork._base.user_code import call_user
 from latchwork.errors import BadRecord, Closed, Conflict, ForkedProcess, LatchworkError
 from latchwork.executor.errors import NoSuchMember, TaskDied
 from latchwork.executor.items import TaskItem, may_run, other_copies, ref_of, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, lane_of, member_of
 from latchwork.executor.targets import Member
-from latchwork.interrupts import mutex
 from latchwork.primitives import QueueClaim, QueueItem, Share, WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import ask
@@ -41,7 +42,6 @@ from latchwork.tasks import (
     type_name,
 )
 from latchwork.types import Check, Create, Exists, Fence, Op
-from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from latchwork._base.decoding import Count, Decoder, Seconds, encode
+from latchwork._base.text import short
 from latchwork.errors import BadRecord
 from latchwork.executor.keys import ANY, DETACHED, Keys, item_id_of, task_id_of
 from latchwork.executor.targets import Label, Member, StoredTarget, Target
 from latchwork.tasks import BlobRef, StoredRetry
 from latchwork.types import Delete
-from latchwork.words import short
 
 if TYPE_CHECKING:
     from latchwork.primitives import WorkQueue

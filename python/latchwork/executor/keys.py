@@ -22,10 +22,10 @@ from __future__ import annotations
 import uuid
 import zlib
 
+from latchwork._base.text import short
 from latchwork.errors import InvalidKey
 from latchwork.store import Store, system_namespace
 from latchwork.store.keys import validate_key
-from latchwork.words import short
 
 #: Default name of an executor.
 NAME = "default"

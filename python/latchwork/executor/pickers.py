@@ -14,10 +14,10 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from latchwork._base.decoding import Count
+from latchwork._base.interrupts import mutex
+from latchwork._base.user_code import call_user
 from latchwork.executor.targets import hasher_of
-from latchwork.interrupts import mutex
 from latchwork.primitives import GroupMember, View
-from latchwork.user_code import call_user
 
 By = Literal["id", "function"]
 

@@ -15,12 +15,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from latchwork._base.decoding import Count, Decoder
+from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import ANY, Keys, lane_of, member_of
 from latchwork.executor.pickers import Load, Picker, Pull, TaskInfo, spread_over
 from latchwork.executor.targets import Key, Label, Member, Target, candidates, owner_of
-from latchwork.interrupts import mutex
 from latchwork.primitives import Group, GroupMember, View
 from latchwork.store import Mirror, Store
 from latchwork.store.steps import steps_of

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from latchwork._base.decoding import encode
+from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.executor.futures import TaskTicket
@@ -24,7 +25,6 @@ from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import ANY, NAME, Keys, new_sid, number_of, shelf_of
 from latchwork.executor.pickers import Picker
 from latchwork.executor.placing import Placing, is_for_all
-from latchwork.interrupts import mutex
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from latchwork._base.decoding import encode
-from latchwork.checks import is_number
+from latchwork._base.validation import is_number
 from latchwork.errors import Closed, LatchworkError
 from latchwork.executor.hooks import ExecutorHooks, WorkerProfile
 from latchwork.executor.keys import NAME, Keys, check_member_id, executor_store, lane_of, member_of

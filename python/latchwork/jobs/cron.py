@@ -23,15 +23,15 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from latchwork._base.decoding import Count, Decoder, Positive, Timestamp, Whole, encode
+from latchwork._base.interrupts import condition, mutex
+from latchwork._base.text import short
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost, OutcomeUnknown
-from latchwork.interrupts import condition, mutex
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all
 from latchwork.schedules import NO_JITTER, Cron, Fired, Jitter, Step, next_step, rule_of
 from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Put
-from latchwork.words import short
 
 log = logging.getLogger(__name__)
 

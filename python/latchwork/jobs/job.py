@@ -11,7 +11,9 @@ from copy import copy
 from itertools import pairwise
 from typing import Any
 
-from latchwork.checks import late_kind
+from latchwork._base.text import reason
+from latchwork._base.user_code import is_interrupt
+from latchwork._base.validation import late_kind
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs.options import InvalidJob, JobRows, ScheduleOption, Threads, documented, rows
@@ -20,8 +22,6 @@ from latchwork.jobs.stored.keys import check_id, check_item
 from latchwork.primitives.waiting import StopSignal
 from latchwork.store import Store
 from latchwork.types import Fence
-from latchwork.user_code import is_interrupt
-from latchwork.words import reason
 
 _CHANGEABLE = frozenset(each.name for each in rows(JobRows))
 WorkPool = Callable[[], Iterable[str]] | Sequence[str]

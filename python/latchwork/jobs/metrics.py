@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import BackendNotInstalled
-from latchwork.interrupts import mutex
 from latchwork.jobs.observer import ObservedNode, Observer, PoolInfo, RebalanceInfo, RunInfo
 
 try:

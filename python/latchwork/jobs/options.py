@@ -20,7 +20,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from latchwork.checks import is_number
+from latchwork._base.validation import is_number
 from latchwork.errors import LatchworkError
 from latchwork.schedules import Cron, FixedDelay, FixedRate, Schedule
 

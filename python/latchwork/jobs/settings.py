@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from latchwork._base.decoding import Decoder
+from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord
-from latchwork.interrupts import mutex
 from latchwork.jobs.options import (
     ClusterSwitches,
     InvalidSetting,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from msgspec.structs import replace
 
-from latchwork.checks import is_number
+from latchwork._base.validation import is_number
 from latchwork.errors import ValueTooLarge
 from latchwork.plans.errors import DuplicateTask, ForeignRef, WrongState
 from latchwork.plans.keys import MAX_TASK_NAME, check_id, task_name

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakSet
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.propagation import NO_CLAIMS, EagerClaimer, EagerClaims, Propagation, check_held

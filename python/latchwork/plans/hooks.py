@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.plans.completion import Completion, CompletionBatcher, RunTracker
 from latchwork.plans.control import ChildPlans, PlanBusy, PlanControl
 from latchwork.plans.errors import NoSuchPlan

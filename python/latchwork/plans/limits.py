@@ -13,9 +13,9 @@ import random
 from collections.abc import Callable, Collection
 from weakref import WeakKeyDictionary
 
+from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import BadRecord
-from latchwork.interrupts import mutex
 from latchwork.plans.keys import Keys
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import PlanRecord

@@ -10,10 +10,10 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from latchwork._base.decoding import MAX_DURATION_S, Count, Decoder, Positive, Seconds, encode
+from latchwork._base.text import short
 from latchwork.errors import BadRecord
 from latchwork.tasks import ONCE, BlobRef, StoredRetry
 from latchwork.types import Entry
-from latchwork.words import short
 
 #: Number of failures that are kept in a plan's record.
 MAX_FAILURES = 20

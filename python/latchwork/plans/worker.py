@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from latchwork._base.text import counted
 from latchwork.errors import Closed, LatchworkError
 from latchwork.plans.completion import RunTracker
 from latchwork.plans.control import ChildPlans, PlanControl
@@ -31,7 +32,6 @@ from latchwork.tasks import DEFAULT, Failure, Functions, GroupCommit, Payloads, 
 from latchwork.tasks.children import DeadlineExtender
 from latchwork.tasks.node import Node, default_node_id
 from latchwork.types import Entry
-from latchwork.words import counted
 
 _log = logging.getLogger(__name__)
 #: No item becomes a dead letter: tasks count their own attempts.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import BackendNotInstalled, LatchworkError
-from latchwork.interrupts import mutex
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter

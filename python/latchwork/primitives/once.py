@@ -16,8 +16,9 @@ from contextlib import closing, suppress
 from msgspec import Struct
 
 from latchwork._base.decoding import Count, Decoder, Whole, encode
-from latchwork.callers import PerCaller
-from latchwork.checks import check_store, late_result
+from latchwork._base.execution_context import PerCaller
+from latchwork._base.text import message, reason
+from latchwork._base.validation import check_store, late_result
 from latchwork.errors import (
     BadRecord,
     Conflict,
@@ -41,7 +42,6 @@ from latchwork.store.steps import ask, called, driven
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Entry, Put
-from latchwork.words import message, reason
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from latchwork.checks import check_store
+from latchwork._base.validation import check_store
 from latchwork.errors import Conflict
 from latchwork.primitives.fair.tickets import is_ticket
 from latchwork.primitives.leased.inspect import state_of

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Literal, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from latchwork.checks import is_number
+from latchwork._base.validation import is_number
 from latchwork.schedules import cron_times
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from latchwork.callers import in_loop, warn_in_loop
+from latchwork._base.execution_context import in_loop, warn_in_loop
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+from latchwork._base.validation import is_number
 from latchwork.backends.url import open_backend, parse_url, url_of_client
-from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import InvalidURL
 from latchwork.store.core import Core

@@ -9,12 +9,12 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Protocol
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, with_defaults
 from latchwork.backends.futures import completed, then
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.cleanup import Cleanup

@@ -15,10 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from latchwork.callers import current
-from latchwork.interrupts import mutex
+from latchwork._base.execution_context import current
+from latchwork._base.interrupts import mutex
+from latchwork._base.user_code import call_user
 from latchwork.store.forks import ForkGuard
-from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import call_at_once, failed
 from latchwork.clock import Clock
-from latchwork.interrupts import mutex
 
 #: Maximum number of renewals in flight; a hanging one must not block the next.
 MAX_IN_FLIGHT = 4

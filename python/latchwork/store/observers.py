@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from operator import methodcaller
 from typing import Any, Generic, TypeVar
 
-from latchwork.checks import check_listener
-from latchwork.user_code import call_user
+from latchwork._base.user_code import call_user
+from latchwork._base.validation import check_listener
 
 __all__ = ["Observers", "call_each", "check_listener", "listen", "register"]
 

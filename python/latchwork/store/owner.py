@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from latchwork.interrupts import call_after_finalizer
+from latchwork._base.interrupts import call_after_finalizer
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future, wait
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from latchwork._base.interrupts import condition, entrance, mutex
 from latchwork.backends.futures import Outlet, with_outlet
-from latchwork.interrupts import condition, entrance, mutex
 from latchwork.store.calls import Calls
 from latchwork.store.forks import ForkGuard
 

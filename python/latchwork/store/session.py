@@ -16,11 +16,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Literal
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, BackendSession, Carries, Touches
 from latchwork.backends.futures import then
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
-from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.lease import Lease, Renewer

@@ -18,12 +18,12 @@ from functools import partial, wraps
 from inspect import CORO_CLOSED, getcoroutinelocals, getcoroutinestate, signature
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from latchwork import interrupts
+from latchwork._base import interrupts
+from latchwork._base.execution_context import in_loop, warn_in_loop
+from latchwork._base.interrupts import call_outside, here
 from latchwork.backends.futures import Outcome, resolve
-from latchwork.callers import in_loop, warn_in_loop
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, after_unknown
-from latchwork.interrupts import call_outside, here
 
 P = ParamSpec("P")
 T = TypeVar("T")

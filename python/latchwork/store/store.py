@@ -11,10 +11,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, cast
 
+from latchwork._base.interrupts import entrance
 from latchwork.backends.base import Capability
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost, OwnershipLost, Unavailable
-from latchwork.interrupts import entrance
 from latchwork.store.answers import Limit
 from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names

@@ -6,7 +6,7 @@ from ``latchwork.tasks.children``.
 
 from typing import TYPE_CHECKING
 
-from latchwork.doors import late
+from latchwork._base.lazy import late
 
 if TYPE_CHECKING:
     from latchwork.tasks.blobs import BlobRef, Blobs

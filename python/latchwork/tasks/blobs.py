@@ -18,6 +18,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from latchwork._base.decoding import Decoder, encode
+from latchwork._base.text import short
 from latchwork.errors import BadRecord, Closed, ForkedProcess, InvalidKey, LatchworkError, PermissionDenied
 from latchwork.store import Backoff
 from latchwork.store.keys import validate_name
@@ -26,7 +27,6 @@ from latchwork.store.store import Store
 from latchwork.tasks.errors import PayloadTooLarge
 from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES
 from latchwork.types import Delete, Op
-from latchwork.words import short
 
 _log = logging.getLogger(__name__)
 

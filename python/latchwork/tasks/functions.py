@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from latchwork.checks import is_number, late_kind
-from latchwork.interrupts import mutex
+from latchwork._base.interrupts import mutex
+from latchwork._base.validation import is_number, late_kind
 from latchwork.tasks.errors import UnknownFunction
 from latchwork.tasks.retry import ONCE, Retry
 

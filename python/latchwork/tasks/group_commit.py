@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from latchwork._base.user_code import call_user
 from latchwork.backends.futures import reject, resolve
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, UserCodeFailed
@@ -25,7 +26,6 @@ from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, Signal, ask
 from latchwork.types import Check, Committed, Delete, Exists, Fence, Op, Put, SessionAlive
-from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
     from typing import Self

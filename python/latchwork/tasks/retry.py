@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from latchwork._base.decoding import Positive
-from latchwork.checks import is_number
+from latchwork._base.validation import is_number
 from latchwork.errors import LatchworkError
 
 #: Pauses are at most a year: longer ones are no retries.

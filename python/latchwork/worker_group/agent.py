@@ -13,9 +13,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
-from latchwork.checks import check_store, is_number
+from latchwork._base.interrupts import mutex
+from latchwork._base.validation import check_store, is_number
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import Patience, check_member, check_whole
 from latchwork.store.backoff import Backoff
 from latchwork.store.connect import session_ttl_s

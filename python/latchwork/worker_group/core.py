@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import (
     BarrierBroken,
     Closed,
@@ -15,7 +16,6 @@ from latchwork.errors import (
     SessionLost,
     Unavailable,
 )
-from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import Waits
 from latchwork.store.driving.background import Background
 from latchwork.store.session import Session

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 
 from msgspec.structs import replace
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import BarrierBroken, Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.primitives import Barrier
 from latchwork.primitives.barrier import Expected, arrivals_at
 from latchwork.primitives.waiting import Ownership

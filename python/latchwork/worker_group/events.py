@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import Announcer
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher

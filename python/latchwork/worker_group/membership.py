@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from latchwork.callers import current
+from latchwork._base.execution_context import current
+from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Closed, Conflict, LatchworkError, NodeIdInUse, WaitTimeout
-from latchwork.interrupts import mutex
 from latchwork.primitives import Barrier
 from latchwork.primitives.fair import QueuePosition, TicketQueue, await_turn
 from latchwork.primitives.waiting import Patience, Waiter, check_member

@@ -12,9 +12,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from latchwork.callers import current
+from latchwork._base.execution_context import current
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost
-from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import delay_s
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background

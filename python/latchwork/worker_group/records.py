@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from latchwork._base.decoding import Count, Decoder, Seconds, Timestamp, Whole, encode
-from latchwork.checks import is_number
+from latchwork._base.validation import is_number
 from latchwork.errors import BadRecord
 from latchwork.types import Entry
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from latchwork.checks import check_store, is_number
+from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Conflict, OutcomeUnknown, WaitTimeout
 from latchwork.primitives import Barrier
 from latchwork.primitives.waiting import Patience, check_member, check_name, check_text, check_whole

@@ -8,14 +8,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from latchwork._base.text import reason
+from latchwork._base.user_code import is_ending, is_interrupt
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.primitives.waiting import Closes, Patience, Work, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, called, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
-from latchwork.user_code import is_ending, is_interrupt
-from latchwork.words import reason
 from latchwork.worker_group.core import WorkerCore
 from latchwork.worker_group.errors import EpochEnded, GroupTerminated, WorkerRemoved
 from latchwork.worker_group.keys import FINAL, INIT

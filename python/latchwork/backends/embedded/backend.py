@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import CALLS, Backend, BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.embedded import reads, sessions, writes
 from latchwork.backends.embedded.connection import Database, FileDatabase, Work, memory_database
@@ -27,7 +28,6 @@ from latchwork.backends.grammar import Strangers
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
 
 T = TypeVar("T")

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from latchwork._base.files import make_file
 from latchwork.backends.embedded import layout
 from latchwork.backends.embedded.pool import Pool
 from latchwork.backends.url import StoreURL
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.disks import make_file
 from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown, PermissionDenied, QuotaExceeded, Unavailable
 
 _log = logging.getLogger(__name__)

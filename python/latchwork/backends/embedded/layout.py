@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 
-from latchwork.disks import trouble_of
+from latchwork._base.files import trouble_of
 from latchwork.errors import ConnectFailed, PermissionDenied
 
 #: Format of the file, in its header's user_version; raised by every incompatible change.

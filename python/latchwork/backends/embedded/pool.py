@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from latchwork._base.interrupts import mutex
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, Unavailable
-from latchwork.interrupts import mutex
 
 T = TypeVar("T")
 

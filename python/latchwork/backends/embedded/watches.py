@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Current, Sink, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 

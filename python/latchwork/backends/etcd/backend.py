@@ -13,6 +13,7 @@ from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import Any
 
+from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdRequest
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
 from latchwork.backends.etcd import rpc_pb2 as pb
@@ -30,7 +31,6 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
 
 _log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.channel import Channel, credentials, open_channel
@@ -35,7 +36,6 @@ from latchwork.errors import (
     PermissionDenied,
     Unavailable,
 )
-from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdCodec, EtcdPage, EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
@@ -30,7 +31,6 @@ from latchwork.backends.etcd.layout import KeyRange, Keys
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve, then, together
 from latchwork.backends.outcomes import read_of
 from latchwork.errors import Closed, LatchworkError, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.types import Entry
 
 _FIRST_PAGE = 256

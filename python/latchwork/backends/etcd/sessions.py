@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 import grpc
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import BackendSession, BackendWatch, Delta, Snapshot, WatchEvent
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
@@ -24,7 +25,6 @@ from latchwork.backends.etcd.writing.txn import marker_creation
 from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Outcome, Steps, chain, drive, failed
 from latchwork.errors import LatchworkError, SessionLost
-from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 

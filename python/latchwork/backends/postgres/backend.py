@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
 from latchwork.backends.futures import Steps, drive, failed
 from latchwork.backends.outcomes import read_of
@@ -29,7 +30,6 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
 
 _log = logging.getLogger(__name__)

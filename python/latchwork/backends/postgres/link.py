@@ -9,6 +9,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
+from latchwork._base.interrupts import condition, mutex
 from latchwork.backends.futures import Outcome, reject
 from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.connection import Connection, Connector
@@ -17,7 +18,6 @@ from latchwork.backends.postgres.schema import Schema
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import Closed, ConnectFailed, LatchworkError
-from latchwork.interrupts import condition, mutex
 
 _log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.timer import Timer
 from latchwork.clock import Clock
-from latchwork.interrupts import mutex
 
 _EVERY_S = 0.004
 #: A notification holds 8,000 bytes; more keys than fit are "everything".

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import BackendSession
 from latchwork.backends.futures import Outcome, chain, completed, failed, reject, resolve, then
 from latchwork.backends.postgres.commits import Ask, gone
@@ -18,7 +19,6 @@ from latchwork.backends.postgres.link import Link
 from latchwork.backends.postgres.reads import text
 from latchwork.backends.postgres.writes import WriteLane
 from latchwork.backends.timer import Timer
-from latchwork.interrupts import mutex
 
 #: Shorter sessions would end when a busy machine delays their owner a little.
 LEAST_TTL_S = 1.0

@@ -19,6 +19,7 @@ import struct
 import threading
 from collections.abc import Iterable
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Broken as BrokenWatch
 from latchwork.backends.base import Current, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
@@ -29,7 +30,6 @@ from latchwork.backends.postgres.link import Link
 from latchwork.backends.postgres.notices import Notices
 from latchwork.backends.postgres.reads import Reading, entry, text
 from latchwork.errors import Closed, LatchworkError, PermissionDenied
-from latchwork.interrupts import mutex
 from latchwork.types import Change, Entry
 
 _log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
 from latchwork.backends.futures import Outcome, Steps, chain, drive, failed, reject, then
 from latchwork.backends.outcomes import describe
@@ -32,7 +33,6 @@ from latchwork.backends.zookeeper.writing.task import WriteTask, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Ordered, SimpleCheck
 
 T = TypeVar("T")

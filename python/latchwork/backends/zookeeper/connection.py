@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from kazoo.exceptions import ConnectionLoss
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import Outcome
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
@@ -34,7 +35,6 @@ from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 from latchwork.clock import Clock
-from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 

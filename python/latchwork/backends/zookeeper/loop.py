@@ -34,12 +34,12 @@ from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, PING_XID, WATCH_
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import Outcome
 from latchwork.backends.zookeeper.errors import Cut
 from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
 from latchwork.clock import Clock
-from latchwork.interrupts import mutex
 
 _RECEIVE_BYTES = 262_144
 _BATCH_BYTES = 65_536

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import Outcome, Steps, completed, drive, reject, resolve
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
@@ -21,7 +22,6 @@ from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED, SYNC
 from latchwork.backends.zookeeper.writing.task import WriteTask, prepare
 from latchwork.errors import SessionLost, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.types import Committed, Op, SimpleCheck
 
 _log = logging.getLogger(__name__)

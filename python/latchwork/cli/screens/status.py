@@ -11,6 +11,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 
+from latchwork._base.text import counted, utc_text
 from latchwork.backends.url import parse_url
 from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import open_store
@@ -19,7 +20,6 @@ from latchwork.cli.outcome import NoCluster, attempted
 from latchwork.cli.text import Grid, Line, console, few, say_json, show
 from latchwork.jobs import ActiveRuns, ClusterState, JobState, inspect
 from latchwork.store import Store
-from latchwork.words import counted, utc_text
 
 _FEW = 8
 

@@ -15,6 +15,7 @@ import typer
 from rich.tree import Tree
 
 from latchwork._base.decoding import read_json
+from latchwork._base.text import counted, printable
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.text import say_json, show, styled
@@ -22,7 +23,6 @@ from latchwork.errors import BadRecord
 from latchwork.store import Store
 from latchwork.store.keys import SYSTEMS
 from latchwork.types import Entry
-from latchwork.words import counted, printable
 
 _PAGE = 1000
 _LONGEST_SHOWN = 200

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import asdict
 
+from latchwork._base.text import same_format, utc_text
 from latchwork.cli.cluster import job_ids, open_store, state_of
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, UsageError
@@ -14,7 +15,6 @@ from latchwork.cli.text import Grid, say, say_json, show, told
 from latchwork.jobs import ClusterState, Control, LockView, read_audit
 from latchwork.jobs import explain_item as explain
 from latchwork.jobs.cron import progress_of
-from latchwork.words import same_format, utc_text
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=job_ids)]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="The item of the job.")]

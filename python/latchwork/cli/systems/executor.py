@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from latchwork._base.text import counted, printable, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, attempted, debugging, quiet_logs
@@ -49,7 +50,6 @@ from latchwork.executor import (
 )
 from latchwork.store import Store, connect
 from latchwork.tasks import Functions, RemoteTraceback, UnknownFunction
-from latchwork.words import counted, printable, utc_text
 
 #: Seconds between two reads of the task.
 _LOOK_S = 1.0

@@ -16,6 +16,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, attempted, debugging
@@ -36,7 +37,6 @@ from latchwork.plans import (
 )
 from latchwork.store import Store, connect
 from latchwork.tasks import DEFAULT
-from latchwork.words import counted, utc_text
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The ID of a plan; see `latchwork plans list`.")]
 Name = Annotated[str, typer.Option("--name", metavar="KEY", help="The key of the plans.")]

@@ -15,6 +15,7 @@ from msgspec import to_builtins
 from rich.console import Group
 from rich.live import Live
 
+from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import FAILURE, TERMINATED, Terminated, UsageError, ended_by_sigterm, quiet_logs, report
@@ -23,7 +24,6 @@ from latchwork.errors import LatchworkError
 from latchwork.primitives.barrier import BarrierState
 from latchwork.store import Store, connect
 from latchwork.store.watch import Watch
-from latchwork.words import counted, utc_text
 from latchwork.worker_group import (
     GroupDetails,
     GroupEvent,

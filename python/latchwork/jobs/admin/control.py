@@ -21,7 +21,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from latchwork._base.decoding import MAX_DURATION_S, encode
-from latchwork.checks import check_store, is_number
+from latchwork._base.text import utc_text
+from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import settings as stored
 from latchwork.jobs.cron import cells_of, newest_by_item
@@ -43,7 +44,6 @@ from latchwork.jobs.stored.requests import (
 from latchwork.primitives import LockState, force_release, lock_states
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
-from latchwork.words import utc_text
 
 #: Seconds between checks for items that have left the pool.
 _REQUEST_POLL_S = 2.0

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from latchwork._base.text import counted, utc_text
 from latchwork.assignment import Explanation, Problem, described_strategy, explain
 from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, job_problem
 from latchwork.jobs.settings import Settings
 from latchwork.schedules import Fired
-from latchwork.words import counted, utc_text
 
 _MAX_SHOWN = 5
 

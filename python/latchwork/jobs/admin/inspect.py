@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from latchwork.checks import check_store
+from latchwork._base.validation import check_store
 from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import decode_strategies
 from latchwork.jobs.stored import keys

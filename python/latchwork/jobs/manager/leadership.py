@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
+from latchwork._base.text import reason
 from latchwork.errors import Conflict
 from latchwork.jobs.cron import sweep_cells
 from latchwork.jobs.manager.ledger import Ledger
@@ -23,7 +24,6 @@ from latchwork.jobs.stored.requests import trim_audit, trim_requests
 from latchwork.jobs.stored.runs import trim_outcomes
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Delete, Fence, Op, Put
-from latchwork.words import reason
 
 log = logging.getLogger(__name__)
 

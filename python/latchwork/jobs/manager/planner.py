@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
+from latchwork._base.user_code import call_user
 from latchwork.assignment import (
     Assignment,
     Board,
@@ -41,7 +42,6 @@ from latchwork.jobs.manager.rebalance import (
 )
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.stored.followers import reuse_text
-from latchwork.user_code import call_user
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from latchwork._base.user_code import call_user
 from latchwork.assignment import JobProblem, Plan, Problem, Strategy, check_plan
 from latchwork.jobs.manager.strategies import Strategies
-from latchwork.user_code import call_user
 
 #: Items by job and worker.
 Shares = Mapping[str, Mapping[str, tuple[str, ...]]]

@@ -18,8 +18,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse
-from latchwork.interrupts import mutex
 from latchwork.jobs.job import Job
 from latchwork.jobs.manager.manager import Manager, ManagerCounters
 from latchwork.jobs.manager.strategies import ManagerOptions

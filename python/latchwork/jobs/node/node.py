@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Self
 
+from latchwork._base.interrupts import mutex
+from latchwork._base.signals import on_end_signals
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import NodeMembership
@@ -22,7 +23,6 @@ from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, 
 from latchwork.jobs.stored.keys import check_id, cluster_store, refuse_old_cluster
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
-from latchwork.signals import on_end_signals
 from latchwork.store import Observers, Session, Store, connect
 from latchwork.store import session_ttl_s as ttl_s
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.jobs.job import Job, WorkPoolFailed, read_pool
 from latchwork.jobs.node.registration import Registration, pool_version
 from latchwork.jobs.observer import NOBODY, Observer, PoolInfo

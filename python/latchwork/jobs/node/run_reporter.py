@@ -17,9 +17,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.observer import Observer, RunInfo
 from latchwork.jobs.stored import keys

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from latchwork.interrupts import mutex
+from latchwork._base.interrupts import mutex
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed import PackedSet, read, set_from_entries_or_read
 from latchwork.store import Mirror, Store

@@ -25,11 +25,11 @@ from typing import Annotated, TypeVar
 from msgspec import Meta, Struct
 
 from latchwork._base.decoding import Decoder, Whole, encode
+from latchwork._base.text import short
 from latchwork.errors import BadRecord, Conflict, LatchworkError
 from latchwork.jobs.stored.keys import MAX_ITEM_BYTES, check_id
 from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
-from latchwork.words import short
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError, LockLost
-from latchwork.interrupts import mutex
 from latchwork.jobs.cron import HeldItem
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.requests import AUDIT, force_released

@@ -13,8 +13,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Conflict, LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.jobs.cron import CronProgress, HeldItem
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.requests import MAX_NAMED, REQUESTS, RunRequest, RunResult, decode_request

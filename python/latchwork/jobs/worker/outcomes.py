@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import Literal
 
-from latchwork.interrupts import mutex
+from latchwork._base.interrupts import mutex
+from latchwork._base.text import message
 from latchwork.jobs.observer import JobStats
 from latchwork.jobs.stored.runs import MAX_ERROR_TEXT, MAX_NAMED_ERRORS, JobOutcome, RunError
-from latchwork.words import message
 
 
 @dataclass(frozen=True, slots=True)

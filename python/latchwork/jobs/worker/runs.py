@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from latchwork.checks import late_result
+from latchwork._base.interrupts import mutex
+from latchwork._base.lazy import late
+from latchwork._base.validation import late_result
 from latchwork.clock import Clock
-from latchwork.doors import late
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.jobs.cron import FireTimes
 from latchwork.jobs.job import Job, JobContext
 from latchwork.jobs.observer import NOBODY, Observer, RunInfo

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.jobs.cron import CronProgress, FireTimes
 from latchwork.jobs.job import Job, JobContext
 from latchwork.jobs.observer import NOBODY, JobStats, Observer

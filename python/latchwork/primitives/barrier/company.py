@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from latchwork.callers import current
+from latchwork._base.execution_context import current
+from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Conflict, LatchworkError, TransactionTooLarge, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.primitives.barrier.phases import Board
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.driving.background import Background

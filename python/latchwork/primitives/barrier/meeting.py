@@ -25,7 +25,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from latchwork.checks import check_store
+from latchwork._base.text import utc_text
+from latchwork._base.validation import check_store
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
 from latchwork.primitives.barrier.company import Attendance, company_of
 from latchwork.primitives.barrier.phases import (
@@ -45,7 +46,6 @@ from latchwork.store.steps import ask, called_as_steps
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Check, Entry, Op, Put
-from latchwork.words import utc_text
 
 _log = logging.getLogger(__name__)
 

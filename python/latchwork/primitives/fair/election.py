@@ -15,9 +15,9 @@ from functools import partial
 from typing import Self, TypeVar
 
 from latchwork._base.decoding import encode, read_object
-from latchwork.checks import check_store
+from latchwork._base.interrupts import mutex
+from latchwork._base.validation import check_store
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
-from latchwork.interrupts import mutex
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.latch import Leader, Observer
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue, take_turn

@@ -9,9 +9,9 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable
 
-from latchwork.callers import PerCaller
+from latchwork._base.execution_context import PerCaller
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
-from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue
 from latchwork.primitives.waiting.common import Patience, tell
 from latchwork.primitives.waiting.waits import Waiter, Waits

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 
 from latchwork._base.decoding import Decoder
-from latchwork.checks import check_store
+from latchwork._base.validation import check_store
 from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import (
     FATAL,

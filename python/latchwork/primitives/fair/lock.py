@@ -6,7 +6,7 @@ Holder: the oldest ticket. Each waiter watches the ticket directly before its ow
 
 from __future__ import annotations
 
-from latchwork.checks import check_store
+from latchwork._base.validation import check_store
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.waiting.common import Patience, check_name

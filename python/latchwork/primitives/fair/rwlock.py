@@ -12,7 +12,7 @@ import logging
 from typing import Literal
 
 from latchwork._base.decoding import encode, read_object
-from latchwork.checks import check_store
+from latchwork._base.validation import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.fair.holding import Hold, SessionLock
 from latchwork.primitives.fair.tickets import (

@@ -14,7 +14,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from latchwork._base.decoding import Decoder, Positive, encode
-from latchwork.checks import check_store
+from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, in_order, is_ticket, take_turn

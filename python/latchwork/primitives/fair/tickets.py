@@ -23,6 +23,7 @@ from functools import partial
 from msgspec import Struct
 
 from latchwork._base.decoding import Decoder, Whole, encode, read_object
+from latchwork._base.interrupts import mutex
 from latchwork.errors import (
     Closed,
     ForkedProcess,
@@ -34,7 +35,6 @@ from latchwork.errors import (
     QuotaExceeded,
     SessionLost,
 )
-from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.backoff import Backoff

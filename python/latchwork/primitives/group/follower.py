@@ -19,8 +19,8 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from latchwork._base.decoding import encode
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
-from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, until_over
 from latchwork.primitives.group.log import Journal, LogHead, State, ViewChangeStep
 from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, difference, member_id

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
-from latchwork.checks import check_store
+from latchwork._base.interrupts import mutex
+from latchwork._base.validation import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OwnershipLost, WaitTimeout
-from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.follower import GroupViews, Views
 from latchwork.primitives.group.log import Journal, LogHead

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OutcomeUnknown, SessionLost
-from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.views import Evicted, GroupMember, Label, ViewChange, check_member
 from latchwork.primitives.waiting.common import Patience

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from latchwork.callers import PerCaller, identity
-from latchwork.checks import check_store
+from latchwork._base.execution_context import PerCaller, identity
+from latchwork._base.interrupts import mutex
+from latchwork._base.validation import check_store
 from latchwork.errors import Closed, LatchworkError, LockLost
-from latchwork.interrupts import mutex
 from latchwork.primitives.leased.inspect import LockHolder, state_of
 from latchwork.primitives.leased.keeper import LockKeeper
 from latchwork.primitives.leased.owner import HeldLock

@@ -12,10 +12,10 @@ from concurrent.futures import Future
 
 from msgspec.structs import replace
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import then
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost
-from latchwork.interrupts import mutex
 from latchwork.primitives.leased.protocol import TAKEOVER_FACTOR, OwnerRecord, grace_s
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.work import GuardsWork, Ownership

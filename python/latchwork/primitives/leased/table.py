@@ -14,11 +14,11 @@ from concurrent.futures import Future
 
 from msgspec.structs import replace
 
+from latchwork._base.interrupts import mutex
+from latchwork._base.validation import check_store
 from latchwork.backends.base import MAX_CHECKS, MAX_OPS
 from latchwork.backends.futures import then
-from latchwork.checks import check_store
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
-from latchwork.interrupts import mutex
 from latchwork.primitives.leased.protocol import (
     FREE,
     LOCKS,

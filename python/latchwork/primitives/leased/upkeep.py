@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.primitives.leased.inspect import LockSweeper
 from latchwork.primitives.leased.owner import HeldLock, LockOwner, Renewals, SessionOfTheMoment
 from latchwork.primitives.leased.protocol import (

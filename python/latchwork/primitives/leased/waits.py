@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from latchwork.interrupts import mutex
+from latchwork._base.interrupts import mutex
 from latchwork.primitives.leased.state import Holdings
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import Patience

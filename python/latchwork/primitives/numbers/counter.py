@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latchwork.checks import check_store
+from latchwork._base.validation import check_store
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.waiting.common import check_name, check_whole
 from latchwork.store.steps import driven

@@ -25,9 +25,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from latchwork._base.decoding import MAX_DURATION_S, Count, Decoder, Positive, Seconds, encode
-from latchwork.checks import check_store
+from latchwork._base.interrupts import call_after_finalizer, mutex
+from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
-from latchwork.interrupts import call_after_finalizer, mutex
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections.abc
 from collections.abc import Callable
 
-from latchwork.checks import check_store
+from latchwork._base.validation import check_store
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.numbers.counter import TIMEOUT_S
 from latchwork.primitives.waiting.common import check_name, check_whole

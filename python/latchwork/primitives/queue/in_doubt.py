@@ -14,8 +14,8 @@ from functools import partial
 from typing import Protocol
 
 from latchwork._base.decoding import read_object
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Conflict, LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session

@@ -26,9 +26,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from latchwork._base.interrupts import call_outside
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import call_outside
 from latchwork.primitives.queue.claims import QueueInfo
 from latchwork.primitives.queue.items import Names, name_of
 from latchwork.primitives.waiting.waits import check_member

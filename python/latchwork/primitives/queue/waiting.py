@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from latchwork._base.decoding import encode, read_object
+from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord
-from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
 from latchwork.primitives.queue.items import Names, QueueItem, place_of

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from latchwork.checks import check_store
+from latchwork._base.validation import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo

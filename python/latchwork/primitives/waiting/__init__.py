@@ -3,6 +3,7 @@
 Names that are not exported here are for the other parts of primitives.
 """
 
+from latchwork._base.cancellation import StopSignal
 from latchwork.primitives.waiting.common import (
     Announcer,
     Closes,
@@ -16,7 +17,6 @@ from latchwork.primitives.waiting.common import (
 )
 from latchwork.primitives.waiting.waits import Waiter, Waits, check_member
 from latchwork.primitives.waiting.work import Ownership, Work
-from latchwork.stops import StopSignal
 
 __all__ = [
     "Announcer",

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
-from latchwork.callers import current
+from latchwork._base.execution_context import current
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.primitives.waiting.common import Announcer, Patience, Starts, refuse_in_callback
 from latchwork.primitives.waiting.waits import Waiter

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
+from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import (
     Closed,
@@ -22,7 +23,6 @@ from latchwork.errors import (
     Unavailable,
     WaitTimeout,
 )
-from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard

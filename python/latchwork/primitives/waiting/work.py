@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Self, TypeVar
 
-from latchwork.checks import late_kind
+from latchwork._base.interrupts import mutex
+from latchwork._base.validation import late_kind
 from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
-from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import check_least
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard, lost_by_fork

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from latchwork.callers import Caller, current
+from latchwork._base.execution_context import Caller, current
 from latchwork.store.steps import Signal, Steps, Until, run
 
 

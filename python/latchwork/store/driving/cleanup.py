@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from latchwork.callers import acting
+from latchwork._base.execution_context import acting
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.store.driving.background import Background

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from latchwork.callers import Caller
-from latchwork.interrupts import mutex
+from latchwork._base.execution_context import Caller
+from latchwork._base.interrupts import mutex
 from latchwork.store.driving.loop import Drive, Leave, caller_here
 from latchwork.store.steps import Steps
 

@@ -21,8 +21,8 @@ from inspect import CORO_CLOSED, getcoroutinestate
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from latchwork._base.execution_context import Caller, acting
 from latchwork.backends.futures import call_at_once
-from latchwork.callers import Caller, acting
 from latchwork.errors import OutcomeUnknown, after_unknown
 from latchwork.store.steps import Ask, Step, Steps
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
+from latchwork._base.interrupts import condition, mutex
 from latchwork.clock import Clock
-from latchwork.interrupts import condition, mutex
 from latchwork.store.steps import Step, when
 
 

@@ -11,9 +11,9 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.errors import Closed
-from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 

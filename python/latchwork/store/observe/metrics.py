@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import CALLS
 from latchwork.errors import BackendNotInstalled, Conflict, KeyExists, OutcomeUnknown, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.store.observe.calls import CallInfo, StoreObserver
 from latchwork.store.session import Session
 

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, cast
 
-from latchwork.checks import is_number
+from latchwork._base.interrupts import mutex
+from latchwork._base.validation import is_number
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.interrupts import mutex
 from latchwork.store.forks import ForkGuard
 from latchwork.tasks.children.notes import MARK, Note, end_left, end_marked
 from latchwork.tasks.children.order import Shim, Stream, Streams, is_readable, moment_text, order_of

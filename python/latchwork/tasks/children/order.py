@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from latchwork.checks import is_number
+from latchwork._base.validation import is_number
 from latchwork.errors import LatchworkError
 from latchwork.tasks.children.notes import MARK, Note
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from latchwork._base.interrupts import condition
+from latchwork._base.signals import end_signals, next_request
+from latchwork._base.text import reason
 from latchwork.errors import Closed, LatchworkError, MemberEvicted, NodeIdInUse, PermissionDenied, WaitTimeout
-from latchwork.interrupts import condition
-from latchwork.signals import end_signals, next_request
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.forks import ForkGuard
-from latchwork.words import reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

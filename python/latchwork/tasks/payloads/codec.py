@@ -15,12 +15,12 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
+from latchwork._base.text import short
 from latchwork.errors import BackendNotInstalled
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, PickleRefused
 from latchwork.tasks.functions import Registered
 from latchwork.tasks.payloads.fit import Misfit, fit, same
 from latchwork.tasks.payloads.values import pack_plain, packed, unpack
-from latchwork.words import short
 
 #: Default maximum size of a payload in bytes.
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024

@@ -18,8 +18,8 @@ from typing import Any
 
 from msgspec import ValidationError, convert
 
+from latchwork._base.text import short
 from latchwork.tasks.payloads.values import Parts, fields_of
-from latchwork.words import short
 
 _UNIONS = (typing.Union, types.UnionType)
 #: Abstract collection classes: each element is checked.

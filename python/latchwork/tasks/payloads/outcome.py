@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from latchwork._base.text import message, printable, reason, short
 from latchwork.tasks.errors import BadPayload, RemoteError, RemoteTraceback
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.values import (
@@ -23,7 +24,6 @@ from latchwork.tasks.payloads.values import (
     rebuilt,
     unpack,
 )
-from latchwork.words import message, printable, reason, short
 
 #: Maximum number of characters of a message and of a traceback; the middle of a longer text is left out.
 MOST_TEXT = 8_000

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from latchwork._base.text import short
 from latchwork.tasks.errors import BadPayload, NotSerializable
 from latchwork.tasks.functions import Registered
 from latchwork.tasks.payloads.codec import Payloads, PlainCodec
 from latchwork.tasks.payloads.values import pack, unpack
-from latchwork.words import short
 
 #: What an argument, or a part of one, is in a template.
 _VALUE, _LATER, _LIST, _DICT = "value", "later", "list", "dict"

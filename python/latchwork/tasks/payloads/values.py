@@ -24,8 +24,8 @@ from uuid import UUID
 
 from msgspec import msgpack
 
+from latchwork._base.text import short
 from latchwork.tasks.errors import BadPayload, NotSerializable
-from latchwork.words import short
 
 #: Maximum nesting depth.
 MAX_DEPTH = 64

@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from latchwork.checks import late_result
+from latchwork._base.user_code import cancellations
+from latchwork._base.validation import late_result
 from latchwork.tasks.errors import (
     BadPayload,
     NotSerializable,
@@ -25,7 +26,6 @@ from latchwork.tasks.functions import Functions, Registered
 from latchwork.tasks.payloads.codec import Arguments, Payloads
 from latchwork.tasks.payloads.outcome import Instead, Outcome
 from latchwork.tasks.running.context import TaskContext, running
-from latchwork.user_code import cancellations
 
 if TYPE_CHECKING:
     import asyncio

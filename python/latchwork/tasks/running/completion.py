@@ -17,6 +17,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
+from latchwork._base.user_code import call_user
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 from latchwork.primitives import ClaimEnding, QueueClaim
@@ -26,7 +27,6 @@ from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.retry import backoff_s
 from latchwork.tasks.running.worker_hooks import Bury, Done, Ending, Release, Run, WorkerHooks
 from latchwork.types import Committed
-from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
     from latchwork.tasks.payloads.outcome import Outcome

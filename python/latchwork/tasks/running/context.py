@@ -10,9 +10,9 @@ from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from latchwork._base.cancellation import StopSignal
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError
-from latchwork.stops import StopSignal
 from latchwork.tasks.errors import TaskRefused
 from latchwork.types import Fence
 

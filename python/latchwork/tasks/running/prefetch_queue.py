@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.interrupts import mutex
 from latchwork.primitives import Share
 from latchwork.tasks.errors import TaskStopped
 from latchwork.tasks.payloads.outcome import Outcome

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from latchwork.checks import is_number
+from latchwork._base.interrupts import condition, mutex
+from latchwork._base.user_code import call_user
+from latchwork._base.validation import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.interrupts import condition, mutex
 from latchwork.store.forks import ForkGuard
 from latchwork.tasks.errors import TaskStopped, TaskTimeout, UnknownFunction
 from latchwork.tasks.functions import Functions, Registered, RunIn
@@ -30,7 +31,6 @@ from latchwork.tasks.running.calls import RunAsync, StoredCall, perform
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.process import TaskProcess
 from latchwork.tasks.running.task_loop import TaskLoop
-from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
     from latchwork.tasks.children import DeadlineExtender

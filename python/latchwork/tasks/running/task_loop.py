@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed
-from latchwork.interrupts import mutex
 from latchwork.tasks.running.calls import cancel_soon
 from latchwork.tasks.running.context import TaskContext
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import ClassVar
 
+from latchwork._base.user_code import call_user
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.primitives import QueueClaim, QueueItem, Share
@@ -20,7 +21,6 @@ from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
 from latchwork.tasks.running.calls import StoredCall
 from latchwork.types import Absent, Check, Committed, Op
-from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from latchwork.checks import is_number
+from latchwork._base.user_code import call_user
+from latchwork._base.validation import is_number
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.primitives import QueueClaim, QueueItem, WorkQueue
@@ -43,7 +44,6 @@ from latchwork.tasks.running.worker_hooks import (
     tell_lost,
     tell_taken,
 )
-from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
     from latchwork.store import Session, Store

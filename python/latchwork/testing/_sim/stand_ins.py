@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from latchwork import interrupts
+from latchwork._base import interrupts
 from latchwork.clock import SystemClock
 from latchwork.testing._sim.locks import (
     SimLock,

@@ -31,6 +31,7 @@ from typing import Any
 
 import grpc
 
+from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdCodec
 from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
 from latchwork.backends.etcd import errors as rpc_errors
@@ -40,7 +41,6 @@ from latchwork.backends.etcd.layout import KeyRange, Keys, exactly
 from latchwork.backends.etcd.reads import read_pages
 from latchwork.backends.etcd.watching.stream import EtcdWatch, Stream
 from latchwork.errors import AuthenticationFailed, Closed, LatchworkError, PermissionDenied
-from latchwork.interrupts import mutex
 from latchwork.types import Change
 
 _log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
@@ -22,7 +23,6 @@ from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Outcome, Steps, drive, reject, resolve
 from latchwork.backends.grammar import numbered
 from latchwork.errors import Conflict, LatchworkError, Unavailable
-from latchwork.interrupts import mutex
 from latchwork.types import Create, Entry, HasId
 
 #: Parents whose counters are remembered; of more, those that nobody waits at are read again.

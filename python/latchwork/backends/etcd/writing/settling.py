@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
@@ -33,7 +34,6 @@ from latchwork.errors import (
     SessionLost,
     Unavailable,
 )
-from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 

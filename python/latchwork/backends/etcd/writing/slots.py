@@ -13,6 +13,7 @@ import logging
 import os
 from concurrent.futures import Future
 
+from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
@@ -20,7 +21,6 @@ from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.futures import Steps, drive
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 

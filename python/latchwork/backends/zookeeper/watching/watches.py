@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.futures import Steps, drive
@@ -30,7 +31,6 @@ from latchwork.backends.zookeeper.watching.leaves import LeafHub, LeafWatch
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, PermissionDenied
-from latchwork.interrupts import mutex
 from latchwork.types import Change, Entry
 
 _log = logging.getLogger(__name__)

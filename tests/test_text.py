@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latchwork.words import counted, printable, reason, same_format, utc_text
+from latchwork._base.text import counted, printable, reason, same_format, utc_text
 
 
 @given(st.text())

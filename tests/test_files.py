@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from latchwork.disks import secure_folder
+from latchwork._base.files import secure_folder
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to another user")
 

@@ -11,7 +11,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from latchwork.words import printable
+from latchwork._base.text import printable
 
 _log = logging.getLogger(__name__)
 

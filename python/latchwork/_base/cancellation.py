@@ -9,10 +9,10 @@ import logging
 import threading
 from collections.abc import Callable
 
-from latchwork.checks import check_listener
+from latchwork._base.interrupts import mutex
+from latchwork._base.user_code import call_user
+from latchwork._base.validation import check_listener
 from latchwork.clock import SYSTEM_CLOCK, Clock
-from latchwork.interrupts import mutex
-from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 

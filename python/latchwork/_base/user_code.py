@@ -14,9 +14,9 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
+from latchwork._base.interrupts import here
+from latchwork._base.text import has_message, reason
 from latchwork.errors import UserCodeFailed
-from latchwork.interrupts import here
-from latchwork.words import has_message, reason
 
 P = ParamSpec("P")
 T = TypeVar("T")
