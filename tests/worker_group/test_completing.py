@@ -69,6 +69,27 @@ def test_a_barrier_that_opens_while_a_worker_completes_passes(
     faulty.close()
 
 
+def test_a_barrier_does_not_wait_for_a_worker_that_completes_while_it_opens(
+    connect, worker, in_thread, all_at_once, store, eventually
+):
+    between = Between("commit", "opened")
+    faulty = FaultyStore(connect(), between)
+    a, b, c = worker("a", workers=3, store=faulty), worker("b"), worker("c")
+    all_at_once(lambda one: one.initialize(60.0), (a, b, c))
+
+    def arrive_second():
+        assert eventually(lambda: store.list(arrived_of(b)))
+        return b.barrier(timeout_s=10.0)
+
+    between.fn = lambda: in_thread(c.complete).outcome()
+    second = in_thread(arrive_second)
+    assert a.barrier(timeout_s=10.0) == 0
+    assert second.outcome() == 0
+    assert between.fn is None
+    a.close()
+    faulty.close()
+
+
 @pytest.mark.parametrize("first", [range(0, 30, 2), range(1, 30, 2)], ids=str)
 def test_wherever_a_worker_dies_while_it_completes_the_others_pass_or_begin_again(
     connect, worker, in_thread, all_at_once, store, eventually, first
