@@ -129,7 +129,7 @@ def test_a_map_of_very_many_lets_others_have_the_loop(backend_url, store):
         await pool.shutdown(cancel_futures=True)
         return turns
 
-    assert in_a_loop(backend_url, use) > 10
+    assert in_a_loop(backend_url, use) >= 5, "a map that never yields gives one turn"
 
 
 async def anext_of(values):
