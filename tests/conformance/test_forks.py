@@ -125,7 +125,7 @@ def test_watches_and_mirrors_are_refused_in_a_child_and_go_on_in_the_parent(stor
             "next of a watch": lambda: watch.next(1.0),
             "iteration": lambda: next(iter(watch)),
             "subscribe": lambda: watch.subscribe(print),
-            "beside": lambda: watch.beside,
+            "siblings": lambda: watch.siblings,
             "item": lambda: mirror["m/a"],
             "get": lambda: mirror.get("m/a"),
             "keys": lambda: list(mirror),

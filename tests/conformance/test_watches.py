@@ -84,11 +84,11 @@ def test_a_leaf_that_is_not_there_gives_an_empty_first_batch(store):
 def test_what_is_read_beside_a_leaf_that_has_gone_lacks_it(store, other):
     for name in ("a", "b", "c"):
         other.put(f"w/{name}", b"", session=other.session)
-    with store.watch("w/b", leaf=True, beside=True) as watch:
+    with store.watch("w/b", leaf=True, siblings=True) as watch:
         assert len(watch.next(5)) == 1
         other.delete("w/b")
         assert [(c.key, c.entry) for c in watch.next(5)] == [("w/b", None)]
-        assert watch.beside is None or sorted(watch.beside) == ["a", "c"]
+        assert watch.siblings is None or sorted(watch.siblings) == ["a", "c"]
 
 
 def test_the_root_can_be_watched(store, other):

@@ -11,7 +11,7 @@ from latchwork.errors import LockLost
 from latchwork.store.core import Core
 from latchwork.store.store import Store
 
-NEW = {"waiting", "apart", "within", "create_ordered"}
+NEW = {"waiting", "for_event_loop", "within", "create_ordered"}
 OLD = [name for name in vars(Backend) if not name.startswith("_") and name not in NEW]
 
 

@@ -24,11 +24,11 @@ def asked(monkeypatch):
     """The TTLs of the sessions that are opened."""
     found, open_session = [], Core.open_session
 
-    def noted(self, ttl_s):
+    def with_note(self, ttl_s):
         found.append(ttl_s)
         return open_session(self, ttl_s)
 
-    monkeypatch.setattr(Core, "open_session", noted)
+    monkeypatch.setattr(Core, "open_session", with_note)
     return found
 
 

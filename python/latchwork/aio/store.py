@@ -18,7 +18,7 @@ from latchwork.store import Session, Store
 from latchwork.store.calls import Calls
 from latchwork.store.connect import connect_for
 from latchwork.store.driving.helper import drive
-from latchwork.store.driving.loop import LoopMailbox, noted
+from latchwork.store.driving.loop import LoopMailbox, with_note
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.owner import Origin, origin
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
@@ -53,7 +53,7 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
                     await waiter
                 except asyncio.CancelledError as error:
                     future.cancel()
-                    noted(error, unknown(name, args))
+                    with_note(error, unknown(name, args))
                     raise
                 finally:
                     mailbox.forget(waiter)

@@ -42,7 +42,7 @@ ROWS = (
     Row(Signal, SignalTwin, ("set", "clear", "call_when_set", "isSet")),
     Row(primitives.Work, hidden=("begin", "finish", "stop")),
     Row(primitives.Lock, hidden=_HOLDS),
-    Row(Side, hidden=("adopt", "downgrade", "forget", "hand_to_other", "note", "of_this_thread", *_HOLDS)),
+    Row(Side, hidden=("adopt", "downgrade", "forget", "move_to_other_side", "note", "of_this_thread", *_HOLDS)),
     Row(primitives.ReadWriteLock),
     Row(primitives.Semaphore, hidden=_HOLDS),
     Row(primitives.LeaderLatch, hidden=("end_soon",)),

@@ -11,7 +11,7 @@ Rules for every method that returns a future:
 applied, or may still be.
 - Its callbacks may run in a thread of a client library and must not block.
 
-``waiting``, ``apart``, ``within`` and ``create_ordered`` have defaults that subclasses of ``Backend`` inherit.
+``waiting``, ``for_event_loop``, ``within`` and ``create_ordered`` have defaults that subclasses of ``Backend`` inherit.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ class Delta:
     Attributes:
         changes: At most one per key; an entry of None is a deletion.
         as_of: Local clock time at or before which this was the newest state; None if unknown.
-        beside: The sibling names of a leaf that has been deleted, from one state without the leaf; None if they were
+        siblings: The sibling names of a leaf that has been deleted, from one state without the leaf; None if they were
             not read.
     """
 
     changes: tuple[Change, ...]
     as_of: float | None = None
-    beside: tuple[str, ...] | None = None
+    siblings: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Backend(Protocol):
         return self
 
     @property
-    def apart(self) -> Backend:
+    def for_event_loop(self) -> Backend:
         """The same backend for callers whose thread must neither wait nor do the work, such as an event loop; by
         default itself.
 
@@ -334,7 +334,7 @@ class Backend(Protocol):
         ...
 
     def watch(
-        self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False, beats: bool = True
+        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
     ) -> BackendWatch:
         """Watch the key equal to the prefix and everything below it (``ab`` is not below ``a``); "" is the root.
 
@@ -344,7 +344,7 @@ class Backend(Protocol):
         arrives at least every 2 s; for a watch that ``ProvesCurrent``, on request. There is no thread per watch.
 
         ``leaf`` asks for less, which may cost less: the prefix is a session-bound key without keys below it, and only
-        its end must be reported. The first state may be old if it contains the key. With ``beside``, the caller will
+        its end must be reported. The first state may be old if it contains the key. With ``siblings``, the caller will
         need the names next to the leaf after its end, and the backend may read them at once. Without ``beats``,
         ``Current`` need not arrive, and a quiet watch costs nothing.
         """
@@ -355,7 +355,7 @@ class Backend(Protocol):
         ...
 
 
-_DEFAULTS = ("waiting", "apart", "within", "create_ordered")
+_DEFAULTS = ("waiting", "for_event_loop", "within", "create_ordered")
 
 
 class _WithDefaults:

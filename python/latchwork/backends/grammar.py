@@ -40,7 +40,7 @@ def numbered(key: str, number: int) -> str:
         QuotaExceeded: The number has more digits than the suffix, and would sort before others.
     """
     if number >= 10**SUFFIX_DIGITS:
-        raise QuotaExceeded(f"all numbers of sequential keys beside {key!r} were given out; use another parent")
+        raise QuotaExceeded(f"all numbers of sequential keys next to {key!r} were given out; use another parent")
     return f"{key}{number:0{SUFFIX_DIGITS}d}"
 
 

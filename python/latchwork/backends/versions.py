@@ -56,7 +56,7 @@ def etcd_may_lose_data(version: str) -> bool:
     return version[:1].isdigit() and not has(version, _ETCD_KEEPS_DATA)
 
 
-def told_by(answer: str) -> tuple[str, bool]:
+def parse_server_info(answer: str) -> tuple[str, bool]:
     """Return the version of a server and whether it is a member of an ensemble; ("", False) if it does not report
     that.
     """

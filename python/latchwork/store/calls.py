@@ -65,14 +65,14 @@ class Calls:
         self._check()
         absolute = self._scope.readable(key)
         future = self._backend.get(absolute, stale_ok=stale_ok)
-        return mapped(future, self._scope.maybe) if self._scope.prefix else future
+        return mapped(future, self._scope.relative_entry) if self._scope.prefix else future
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """Read the entries of keys, in order."""
         self._check()
         absolute = [self._scope.readable(key) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
-        return mapped(future, lambda found: [self._scope.maybe(entry) for entry in found])
+        return mapped(future, lambda found: [self._scope.relative_entry(entry) for entry in found])
 
     def list(
         self,

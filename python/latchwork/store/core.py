@@ -53,7 +53,7 @@ class Core:
         self.backend = with_defaults(backend) if observers.is_empty else observed(with_defaults(backend), observers)
         self._observers = observers
         self.waiting = self.backend.waiting
-        self.apart = self.backend.apart
+        self.for_event_loop = self.backend.for_event_loop
         self.clock = clock
         self.url = url
         self.session_ttl_s = session_ttl_s
@@ -170,13 +170,13 @@ class Core:
             )
 
     def add_feed(
-        self, feed: Feed, prefix: str, *, leaf: bool = False, beside: bool = False, beats: bool = False
+        self, feed: Feed, prefix: str, *, leaf: bool = False, siblings: bool = False, beats: bool = False
     ) -> None:
         """Start a watch of the absolute prefix and own it until it is closed."""
         self.check()
         with self._lock:
             self._feeds[feed] = None
-        watch = self.backend.watch(prefix, feed, leaf=leaf, beside=beside, beats=beats)
+        watch = self.backend.watch(prefix, feed, leaf=leaf, siblings=siblings, beats=beats)
         feed.attach(watch, self._forget_feed)
 
     def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:

@@ -231,7 +231,7 @@ class Scope:
         key = entry.key[len(self.prefix) + 1 :]
         return Entry(key, entry.value, entry.version, entry.token, entry.created, entry.owner)
 
-    def maybe(self, entry: Entry | None) -> Entry | None:
+    def relative_entry(self, entry: Entry | None) -> Entry | None:
         """Return the entry with its relative key, or None."""
         if entry is None or not self.prefix:
             return entry

@@ -63,7 +63,7 @@ class Step(ABC, Generic[T]):
     def begin(self) -> Future[T]:
         """Start to wait, without blocking. Returns a future that may end in any thread. Cancelling it ends the wait."""
 
-    def more_s(self) -> float:
+    def extension_s(self) -> float:
         """Return the seconds to extend the wait after the timeout; 0 to end it."""
         return 0.0
 
@@ -249,7 +249,7 @@ class Ask(Step[T]):
         future: Future[T] = self.asked.begin(self._call.__name__, *self._args, **self._options)
         return future
 
-    def more_s(self) -> float:
+    def extension_s(self) -> float:
         """Return the extra seconds if the call's ownership was renewed meanwhile."""
         return self.asked.answer_s(self._at)
 

@@ -60,7 +60,7 @@ class Store:
         self._limit = limit
         self._answers = core.answers if limit is None else core.answers.under(limit)
         self._calls = Calls(core.waiting, scope, core.check) if limit is None else self._calls_in_flight()
-        self._calls_apart = Calls(core.apart, scope, core.check, limit)
+        self._event_loop_calls = Calls(core.for_event_loop, scope, core.check, limit)
         self._systems: dict[str, Store] = {}
 
     def __repr__(self) -> str:
@@ -282,7 +282,7 @@ class Store:
 
     # Watching
 
-    def watch(self, prefix: str, *, leaf: bool = False, beside: bool = False) -> Watch:
+    def watch(self, prefix: str, *, leaf: bool = False, siblings: bool = False) -> Watch:
         """Watch a prefix: batches of changes at and below it, starting with the current state. Close it when done.
 
         Args:
@@ -290,12 +290,12 @@ class Store:
             leaf: The key is session-bound, and only its end matters: cheaper on some servers. Its changes and its end
                 are reported. A key created or bound again under its name may not be. The first state may be an older
                 one.
-            beside: With ``leaf``, read the names of its siblings as soon as it is gone, if that is faster than a later
-                request; see ``Watch.beside``.
+            siblings: With ``leaf``, read the names of its siblings as soon as it is gone, if that is faster than a
+                later request; see ``Watch.siblings``.
         """
         absolute = self._scope.below(prefix)
         watch = Watch(prefix, self._scope, self._core.clock, self._core.dispatcher)
-        self._core.add_feed(watch, absolute, leaf=leaf, beside=beside)
+        self._core.add_feed(watch, absolute, leaf=leaf, siblings=siblings)
         return watch
 
     def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Mirror:
@@ -331,7 +331,7 @@ class Store:
         """Begin one of the calls above without waiting for its answer, for event loops; see ``Ask``."""
         self._core.check()  # a forked child has no thread to make the call
         if hasattr(Calls, method):
-            future: Future[Any] = getattr(self._calls_apart, method)(*args, **options)
+            future: Future[Any] = getattr(self._event_loop_calls, method)(*args, **options)
             return future
         if method == "primary_session":
             return self._core.begin_primary()

@@ -83,7 +83,7 @@ class Feed:
         self._changed = Notifier()
         self._tracker = Tracker(keep_values=keep_values)
         self._error: LatchworkError | None = None
-        self._beside: tuple[str, ...] | None = None
+        self._siblings: tuple[str, ...] | None = None
         self._closed = False
         self._backend: BackendWatch | None = None
         self._on_close: Callable[[Feed], None] = lambda _feed: None
@@ -109,8 +109,8 @@ class Feed:
                 return
             if isinstance(event, Broken):
                 self._error = event.error
-            elif isinstance(event, Delta) and event.beside is not None:
-                self._beside = event.beside
+            elif isinstance(event, Delta) and event.siblings is not None:
+                self._siblings = event.siblings
             changes = self._scope.changes(self._tracker.fold(event))
             if self._deliver(changes) or isinstance(event, Broken):
                 self._changed.ring()
@@ -193,10 +193,10 @@ class Watch(Feed):
             raise StopIteration from None
 
     @property
-    def beside(self) -> tuple[str, ...] | None:
+    def siblings(self) -> tuple[str, ...] | None:
         """The names of a deleted leaf's siblings, from one state without it, unsorted; None if they were not read."""
         self._home.check()
-        return self._beside
+        return self._siblings
 
     @driven
     async def next(self, timeout_s: float | None = None) -> Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from latchwork.backends.etcd.errors import Fate, fate, translate
+from latchwork.backends.etcd.errors import Effect, effect, translate
 from latchwork.errors import Unavailable
 
 Code = grpc.StatusCode
@@ -28,23 +28,23 @@ class Failed(grpc.RpcError):
 @pytest.mark.parametrize(
     ("code", "details", "expected"),
     [
-        (Code.UNAVAILABLE, "failed to connect to all addresses; last error: refused", Fate.NEVER_SENT),
-        (Code.UNAVAILABLE, "Socket closed", Fate.UNKNOWN),
-        (Code.UNAVAILABLE, "etcdserver: request timed out", Fate.UNKNOWN),
-        (Code.UNAVAILABLE, "etcdserver: leader changed", Fate.UNKNOWN),
-        (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", Fate.UNKNOWN),
-        (Code.CANCELLED, "Channel closed!", Fate.UNKNOWN),
-        (Code.UNKNOWN, "etcdserver: something new", Fate.UNKNOWN),
-        (Code.INTERNAL, "Received RST_STREAM with error code 2", Fate.UNKNOWN),
-        (Code.PERMISSION_DENIED, "etcdserver: permission denied", Fate.REFUSED),
-        (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Fate.REFUSED),
-        (Code.NOT_FOUND, "etcdserver: requested lease not found", Fate.REFUSED),
-        (Code.UNAUTHENTICATED, "etcdserver: invalid auth token", Fate.STALE_TOKEN),
-        (Code.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", Fate.STALE_TOKEN),
+        (Code.UNAVAILABLE, "failed to connect to all addresses; last error: refused", Effect.NEVER_SENT),
+        (Code.UNAVAILABLE, "Socket closed", Effect.UNKNOWN),
+        (Code.UNAVAILABLE, "etcdserver: request timed out", Effect.UNKNOWN),
+        (Code.UNAVAILABLE, "etcdserver: leader changed", Effect.UNKNOWN),
+        (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", Effect.UNKNOWN),
+        (Code.CANCELLED, "Channel closed!", Effect.UNKNOWN),
+        (Code.UNKNOWN, "etcdserver: something new", Effect.UNKNOWN),
+        (Code.INTERNAL, "Received RST_STREAM with error code 2", Effect.UNKNOWN),
+        (Code.PERMISSION_DENIED, "etcdserver: permission denied", Effect.REFUSED),
+        (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Effect.REFUSED),
+        (Code.NOT_FOUND, "etcdserver: requested lease not found", Effect.REFUSED),
+        (Code.UNAUTHENTICATED, "etcdserver: invalid auth token", Effect.STALE_TOKEN),
+        (Code.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", Effect.STALE_TOKEN),
     ],
 )
 def test_only_what_surely_was_not_applied_counts_as_that(code, details, expected):
-    assert fate(Failed(code, details)) is expected
+    assert effect(Failed(code, details)) is expected
 
 
 def test_an_error_nobody_knows_is_unavailable_with_its_cause():

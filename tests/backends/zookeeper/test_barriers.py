@@ -37,7 +37,7 @@ class Deaf:
 
 
 def up(connection):
-    connection.came_up(granted_s=5.0, sent_at=0.0, session_id=7)
+    connection.on_connected(granted_s=5.0, sent_at=0.0, session_id=7)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_read_is_believed_only_behind_a_barrier_of_its_own_connection(connecti
     read = connection.read(GET_DATA, b"")
     (barrier,) = connection.take(1)
     barrier.answer(Reply(OK, 50, b""))
-    connection.went_down()
+    connection.on_disconnected()
     up(connection)
     assert connection.take(ALL) == [read]
     assert not read.linearizable, "its barrier was answered by another server, perhaps"

@@ -44,7 +44,7 @@ def connection():
 
 
 def up(connection):
-    connection.came_up(granted_s=5.0, sent_at=0.0, session_id=7)
+    connection.on_connected(granted_s=5.0, sent_at=0.0, session_id=7)
 
 
 def write(connection, name):
@@ -54,7 +54,7 @@ def write(connection, name):
 def lose(connection, *calls):
     for call in calls:
         call.set_exception(ConnectionLoss())
-    connection.went_down()
+    connection.on_disconnected()
     up(connection)
 
 

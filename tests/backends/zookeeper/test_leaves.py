@@ -43,15 +43,15 @@ class Stage:
     def __init__(self, timer):
         settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False))
         self.connection = Connection(settings, 5.0, Deaf(), "latchwork-test")
-        self.connection.came_up(granted_s=5.0, sent_at=0.0, session_id=7)
+        self.connection.on_connected(granted_s=5.0, sent_at=0.0, session_id=7)
         self.others = set()
         self.hub = LeafHub(
             self.connection, Reader(Layout("r")), timer, lock=threading.Lock(), is_watched=self.others.__contains__
         )
         self.told = []
 
-    def watch(self, *, beside=False):
-        return self.hub.watch("q/a", self.told.append, beside=beside)
+    def watch(self, *, siblings=False):
+        return self.hub.watch("q/a", self.told.append, siblings=siblings)
 
     def asked(self):
         return self.connection.take(10**6)
@@ -60,8 +60,8 @@ class Stage:
         self.hub.on_event(kind, PATH)
 
     def new_connection(self):
-        self.connection.went_down()
-        self.connection.came_up(granted_s=5.0, sent_at=0.0, session_id=7)
+        self.connection.on_disconnected()
+        self.connection.on_connected(granted_s=5.0, sent_at=0.0, session_id=7)
         self.hub.on_up()
 
 
@@ -184,23 +184,23 @@ def test_where_another_watch_of_the_store_serves_none_is_asked_for(stage):
 
 
 def test_names_beside_a_key_are_asked_for_by_who_hears_of_its_end(stage):
-    stage.watch(beside=True)
+    stage.watch(siblings=True)
     stage.asked()[0].answer(there())
     stage.event(wire.DELETED)
     (ask,) = stage.asked()
     assert (ask.kind, ask.payload) == (GET_CHILDREN, wire.path_and_flag("/r/q"))
     assert len(stage.told) == 1
     ask.answer(Reply(wire.OK, 50, wire.INT.pack(2) + wire.text("#keep") + wire.text("b")))
-    assert stage.told[1].beside == ("b",)
+    assert stage.told[1].siblings == ("b",)
 
 
 def test_an_end_is_told_without_names_when_they_could_not_be_read(stage):
-    stage.watch(beside=True)
+    stage.watch(siblings=True)
     stage.asked()[0].answer(there())
     stage.event(wire.DELETED)
     stage.asked()[0].set_exception(ConnectionError())
     assert isinstance(stage.told[1], Delta)
-    assert stage.told[1].beside is None
+    assert stage.told[1].siblings is None
 
 
 # Against a server.

@@ -1,7 +1,7 @@
 """The embedded backend: the operations of the contract as transactions on one SQLite database.
 
-The calling thread does the work, and the returned futures have ended. ``Apart`` is for callers whose thread must not do
-the work. A store in memory is shared by name.
+The calling thread does the work, and the returned futures have ended. ``ThreadedBackend`` is for callers whose thread
+must not do the work. A store in memory is shared by name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class EmbeddedBackend(Backend):
         self._db = self._memory.database if self._memory else FileDatabase(url)
         self._file = self._db if isinstance(self._db, FileDatabase) else None
         self.polled = self._file is not None
-        self._apart = Apart(self, self.capabilities.name)
+        self._threaded = ThreadedBackend(self, self.capabilities.name)
         self._poller = Poller(self, clock, Path(url.path or "").name)
         try:
             self._remove_dead(url.connect_timeout_s)
@@ -81,9 +81,9 @@ class EmbeddedBackend(Backend):
         )
 
     @property
-    def apart(self) -> Backend:
+    def for_event_loop(self) -> Backend:
         """The same store, with calls made in a few threads of the store."""
-        return cast("Backend", self._apart)
+        return cast("Backend", self._threaded)
 
     def within(self, limit_s: float) -> EmbeddedBackend:
         """Return the same store with a limit for calls, which wait for other writers in the calling thread."""
@@ -142,7 +142,7 @@ class EmbeddedBackend(Backend):
         """Create the key with a suffix of ten digits. Numbers of a parent are never reused."""
 
         def work(conn: sqlite3.Connection) -> Entry:
-            alive = self._sweep_and_judge(conn)
+            alive = self._sweep_and_read_alive(conn)
             return writes.create_sequential(conn, self._root, key, value, session, alive=alive)
 
         return attempt(lambda: self._write(work))
@@ -152,7 +152,7 @@ class EmbeddedBackend(Backend):
         op = Create(stem + unique, value, session)
 
         def work(conn: sqlite3.Connection) -> Ordered | Conflict:
-            return writes.create_ordered(conn, self._root, stem, op, self._sweep_and_judge(conn))
+            return writes.create_ordered(conn, self._root, stem, op, self._sweep_and_read_alive(conn))
 
         return attempt(lambda: _or_raise(self._write(work)))
 
@@ -195,7 +195,7 @@ class EmbeddedBackend(Backend):
 
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
             self._renew(conn, session)
-            return writes.commit(conn, self._root, checks, ops, self._sweep_and_judge(conn))
+            return writes.commit(conn, self._root, checks, ops, self._sweep_and_read_alive(conn))
 
         return attempt(lambda: _or_raise(self._write(work)))
 
@@ -222,10 +222,10 @@ class EmbeddedBackend(Backend):
         sink: Sink,
         *,
         leaf: bool = False,  # noqa: ARG002
-        beside: bool = False,  # noqa: ARG002
+        siblings: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> EmbeddedWatch:
-        """Watch the key equal to the prefix and everything below it. ``leaf`` and ``beside`` would save nothing."""
+        """Watch the key equal to the prefix and everything below it. ``leaf`` and ``siblings`` would save nothing."""
         self._require_open()
         return self._poller.watch(prefix, sink, beats=beats)
 
@@ -236,7 +236,7 @@ class EmbeddedBackend(Backend):
                 return
             self._closed = True
             self._ended.update(self._sessions)
-        self._apart.end()
+        self._threaded.end()
         self._poller.close()
         if self._memory is not None:
             self._memory.remove(self._poller)
@@ -261,7 +261,7 @@ class EmbeddedBackend(Backend):
             own = list(self._sessions.values())
 
         def work(conn: sqlite3.Connection) -> tuple[DatabaseView, builtins.list[EmbeddedSession]]:
-            alive = self._judge(conn)
+            alive = self._read_alive(conn)
             gone = [session for session in own if not alive(session.id)]
             events = self._events(conn, watches, since, as_of)
             deadline = sessions.next_deadline(conn)
@@ -270,7 +270,7 @@ class EmbeddedBackend(Backend):
 
         view, gone = self._db.read(work, self._call_timeout_s)
         for session in gone:
-            session.tell_gone()
+            session.notify_gone()
         return view
 
     def sweep(self) -> bool:
@@ -289,7 +289,7 @@ class EmbeddedBackend(Backend):
 
     def _release(self) -> None:
         if self._memory is not None:
-            leave_memory(self._memory)
+            close_memory(self._memory)
         else:
             self._db.close()
 
@@ -324,27 +324,27 @@ class EmbeddedBackend(Backend):
 
     def _commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Committed:
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
-            return writes.commit(conn, self._root, checks, ops, self._sweep_and_judge(conn))
+            return writes.commit(conn, self._root, checks, ops, self._sweep_and_read_alive(conn))
 
         def only_checks(conn: sqlite3.Connection) -> Committed | Conflict:
-            failed = writes.failed_checks(conn, self._root, checks, self._judge(conn))
+            failed = writes.failed_checks(conn, self._root, checks, self._read_alive(conn))
             return writes.conflict(failed) if failed else Committed(0)
 
         self._require_open()
         return _or_raise(self._write(work) if ops else self._db.read(only_checks, self._call_timeout_s))
 
-    def _judge(self, conn: sqlite3.Connection) -> writes.Alive:
+    def _read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
         """Return a function that tells which sessions are alive now. The transaction must have begun."""
         now = self._shared_now()
         return lambda session_id: (
             session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)
         )
 
-    def _sweep_and_judge(self, conn: sqlite3.Connection) -> writes.Alive:
+    def _sweep_and_read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
         """Do the same for a write, which must not see keys of expired sessions."""
         for session_id in sessions.expired(conn, self._shared_now()):
             sessions.end(conn, session_id)
-        return self._judge(conn)
+        return self._read_alive(conn)
 
     def _open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> EmbeddedSession:
         opened_at = self._clock.now()
@@ -359,7 +359,7 @@ class EmbeddedBackend(Backend):
                 raise Closed(f"{self._db.where} was closed; connect again")  # the row goes at its deadline
             self._sessions[session_id] = session
         # Its own poller must know the new deadline, and so must the others: this one's thread may not live to see it.
-        (self._memory or self._poller).nudge()
+        (self._memory or self._poller).wake()
         return session
 
     def _end_in_database(self, session_id: str) -> None:
@@ -411,7 +411,7 @@ def _or_raise(outcome: T | Conflict) -> T:
     return outcome
 
 
-class Apart:
+class ThreadedBackend:
     """A wrapper that makes the calls of an embedded backend in threads. Thread-safe; ``end`` is idempotent."""
 
     def __init__(self, backend: Backend, name: str, pool: ThreadPoolExecutor | None = None) -> None:
@@ -421,17 +421,17 @@ class Apart:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._backend, name)
-        return partial(self._elsewhere, found) if name in CALLS else found
+        return partial(self._in_thread, found) if name in CALLS else found
 
     def within(self, limit_s: float) -> Backend:
         """Return the same with a limit, in the same threads."""
-        return cast("Backend", Apart(self._backend.within(limit_s), self._name, self._pool))
+        return cast("Backend", ThreadedBackend(self._backend.within(limit_s), self._name, self._pool))
 
     def end(self) -> None:
         """End the threads once they have finished their calls."""
         self._pool.shutdown(wait=True)
 
-    def _elsewhere(self, call: Callable[..., Future[Any]], *args: Any, **options: Any) -> Future[Any]:
+    def _in_thread(self, call: Callable[..., Future[Any]], *args: Any, **options: Any) -> Future[Any]:
         try:
             return self._pool.submit(_result, call, args, options)
         except RuntimeError:
@@ -467,17 +467,17 @@ class SharedMemory:
         for poller in self._pollers:
             poller.notice_commit()
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Make all pollers look at once."""
         for poller in self._pollers:
-            poller.nudge()
+            poller.wake()
 
 
 _by_name: dict[str, SharedMemory] = {}
 
 
 def join_memory(name: str) -> SharedMemory:
-    """Return the database of that name, creating it if needed. Each call needs one ``leave_memory``."""
+    """Return the database of that name, creating it if needed. Each call needs one ``close_memory``."""
     with _lock:
         shared = _by_name.get(name)
         if shared is None:
@@ -486,7 +486,7 @@ def join_memory(name: str) -> SharedMemory:
         return shared
 
 
-def leave_memory(shared: SharedMemory) -> None:
+def close_memory(shared: SharedMemory) -> None:
     """Leave the database. The last caller deletes the data."""
     with _lock:
         shared.users -= 1
@@ -496,10 +496,10 @@ def leave_memory(shared: SharedMemory) -> None:
     shared.database.close()
 
 
-def _start_empty_in_child() -> None:
+def _forget_in_child() -> None:
     global _lock  # noqa: PLW0603 - the parent's may be held by a thread that the child does not have
     _lock = mutex()
     _by_name.clear()
 
 
-os.register_at_fork(after_in_child=_start_empty_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)

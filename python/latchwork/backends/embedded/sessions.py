@@ -81,7 +81,7 @@ class EmbeddedSession:
         """End the session now. Later requests of it fail. Idempotent."""
         return self._backend.end_session(self)
 
-    def tell_gone(self) -> None:
+    def notify_gone(self) -> None:
         """Call ``on_gone`` once."""
         told, self._on_gone = self._on_gone, None
         if told is not None:

@@ -107,15 +107,15 @@ class Poller:
             self._watches.append(watch)
             if beats:
                 self._beating.append(watch)
-        self.nudge()
+        self.wake()
         return watch
 
     def notice_commit(self) -> None:
         """Feed the watches after a commit of this process."""
         if self._watches:
-            self.nudge()
+            self.wake()
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Look at once, for watches or for a new session deadline."""
         with self._lock:
             self._asked += 1

@@ -156,10 +156,10 @@ class EtcdBackend(Backend):
         sink: Sink,
         *,
         leaf: bool = False,
-        beside: bool = False,  # noqa: ARG002
+        siblings: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> BackendWatch:
-        """Watch the key equal to the prefix and everything below it. ``beside`` would save nothing."""
+        """Watch the key equal to the prefix and everything below it. ``siblings`` would save nothing."""
         return self._hub.watch(prefix, sink, leaf=leaf, beats=beats)
 
     def close(self) -> None:

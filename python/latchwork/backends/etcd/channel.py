@@ -79,7 +79,7 @@ class Channel:
             response_deserializer=pb.WatchResponse.FromString,
         )
 
-    def close_apart(self) -> None:
+    def close_in_thread(self) -> None:
         """Have ``close`` start a thread and return: gRPC may hold a lock of this channel forever."""
         close = self.close
         self.close = lambda: Thread(target=close, name="grpc-channel-left", daemon=True).start()

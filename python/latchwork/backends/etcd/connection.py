@@ -21,7 +21,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.channel import Channel, credentials, open_channel
-from latchwork.backends.etcd.errors import Fate
+from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
@@ -174,7 +174,7 @@ class Link:
         """Leave a channel whose call was interrupted: gRPC may hold a lock of it forever. Later calls have another."""
         if self._client is not None:
             return
-        channel.close_apart()
+        channel.close_in_thread()
         with self._lock:
             if not self.closed and self._channel is channel:
                 self._replace_channel()
@@ -284,9 +284,9 @@ class Link:
                     self._refreshing = None
         if deadline is None or refreshing.done():
             return refreshing
-        return self.in_time(refreshing, deadline, f"log in {self._url.user!r}")
+        return self.with_deadline(refreshing, deadline, f"log in {self._url.user!r}")
 
-    def in_time(self, shared: Future[T], deadline: float, what: str) -> Future[T]:
+    def with_deadline(self, shared: Future[T], deadline: float, what: str) -> Future[T]:
         """A future that ends as one that others wait for too, or with ``Unavailable`` when our deadline comes first."""
         ours: Future[T] = Outcome()
 
@@ -300,7 +300,7 @@ class Link:
     def failed(self, error: grpc.RpcError) -> None:
         """Take note that a call failed for the connection's sake, and leave a member that cannot serve."""
         self.healthy = False
-        if self._one_by_one or (len(self._hosts) > 1 and rpc_errors.member_in_trouble(error)):
+        if self._one_by_one or (len(self._hosts) > 1 and rpc_errors.is_member_failing(error)):
             self._rotate()
 
     def watch_stream(self, requests: Iterable[Any]) -> Any:
@@ -323,7 +323,7 @@ class Link:
         what = f"answer at {join_hosts(self._hosts)}"
         deadline = self.clock.now() + self._url.connect_timeout_s
         try:
-            drive(self._greet(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
+            drive(self._check_server(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
         except ConnectFailed:
             raise
         except Unavailable as error:
@@ -343,7 +343,7 @@ class Link:
 
     # Private.
 
-    def _greet(self, probe: Any, deadline: float) -> Steps[None]:
+    def _check_server(self, probe: Any, deadline: float) -> Steps[None]:
         if self._url.user is not None:
             yield from self._login(deadline)
         try:
@@ -394,11 +394,11 @@ class Link:
                     "Authenticate", request, self.attempt_s(max(deadline - self.clock.now(), 0.001))
                 )
             except grpc.RpcError as error:
-                if rpc_errors.says(error, "authentication is not enabled"):
+                if rpc_errors.details_contain(error, "authentication is not enabled"):
                     hosts = join_hosts(self._hosts)
                     _log.warning("etcd at %s verifies no passwords: authentication is not enabled", hosts)
                     return
-                if rpc_errors.fate(error) is Fate.REFUSED:
+                if rpc_errors.effect(error) is Effect.REFUSED:
                     raise rpc_errors.translate(error, what) from error
                 self.failed(error)
                 yield from self.pause(error, what, deadline)
@@ -413,12 +413,12 @@ class Link:
 
     def _recover(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
         """Make a next try worth it, or raise; True when the token is new."""
-        fate = rpc_errors.fate(error)
+        effect = rpc_errors.effect(error)
         may_refresh = self._url.user is not None or self._client is not None
-        if fate is Fate.STALE_TOKEN and may_refresh and not refreshed:
+        if effect is Effect.STALE_TOKEN and may_refresh and not refreshed:
             yield self.refresh_token(deadline)
             return True
-        if fate in {Fate.REFUSED, Fate.STALE_TOKEN}:
+        if effect in {Effect.REFUSED, Effect.STALE_TOKEN}:
             self.healthy = True
             raise rpc_errors.translate(error, what) from error
         self._refuse_tls_trouble(error)

@@ -1,6 +1,6 @@
 """Translation of gRPC's errors into ours.
 
-A failed call raises two questions: what may have become of it (``fate``), and which error says so (``translate``).
+A failed call raises two questions: what may have become of it (``effect``), and which error says so (``translate``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "invalid 
 _MEMBER_TROUBLE = ("no leader", "timed out", "not healthy", "stopped", "Deadline")
 
 
-class Fate(enum.Enum):
+class Effect(enum.Enum):
     """What may have become of a failed call."""
 
     REFUSED = "the server said no: it was not applied and never will be"
@@ -63,24 +63,24 @@ def code(error: grpc.RpcError) -> grpc.StatusCode:
     return found if isinstance(found, grpc.StatusCode) else _Code.UNKNOWN
 
 
-def fate(error: grpc.RpcError) -> Fate:
+def effect(error: grpc.RpcError) -> Effect:
     """Return what may have become of a failed call."""
     said = details(error)
     if any(words in said for words in _STALE_TOKEN):
-        return Fate.STALE_TOKEN
+        return Effect.STALE_TOKEN
     if code(error) in _DEFINITE:
-        return Fate.REFUSED
+        return Effect.REFUSED
     if code(error) is _Code.UNAVAILABLE and any(words in said for words in _NEVER_SENT):
-        return Fate.NEVER_SENT
-    return Fate.UNKNOWN
+        return Effect.NEVER_SENT
+    return Effect.UNKNOWN
 
 
-def member_in_trouble(error: grpc.RpcError) -> bool:
+def is_member_failing(error: grpc.RpcError) -> bool:
     """Return whether another member is worth a try although the connection to this one is open."""
     return code(error) is _Code.DEADLINE_EXCEEDED or any(words in details(error) for words in _MEMBER_TROUBLE)
 
 
-def says(error: BaseException, words: str) -> bool:
+def details_contain(error: BaseException, words: str) -> bool:
     """Return whether the details of an error contain these words."""
     return isinstance(error, grpc.RpcError) and words in details(error)
 

@@ -295,7 +295,7 @@ def read_ranges(
     With ``now`` a single request is made in this thread.
     """
     if not link.survives_cut_reads:
-        return read_apart(link, ranges, what, deadline=deadline)
+        return read_separately(link, ranges, what, deadline=deadline)
     request = pb.TxnRequest(success=[pb.RequestOp(request_range=each) for each in ranges])
     if deadline is None:
         return link.read("Txn", request, what, lambda answer: _ranges_of(as_message("Txn", answer)), now=now)
@@ -316,7 +316,9 @@ def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -
     return together([drive(page(each)) for each in ranges])
 
 
-def read_apart(link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None) -> Future[list[Any]]:
+def read_separately(
+    link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None
+) -> Future[list[Any]]:
     """Return the answers to ranges with one request each, whatever the server is, all in flight at once."""
     until = link.clock.now() + link.call_timeout_s if deadline is None else deadline
     sent = [drive(link.call("Range", each, what, until)) for each in ranges]
@@ -336,10 +338,10 @@ def read_at_one_revision(link: Link, reads: Sequence[bytes], what: str, deadline
         for each in others:
             each.revision = answer.header.revision
         try:
-            answers = [answer, *(yield read_apart(link, others, what, deadline=deadline))]
+            answers = [answer, *(yield read_separately(link, others, what, deadline=deadline))]
             return [pb.ResponseOp(response_range=each) for each in answers]
         except LatchworkError as error:
-            compacted = error.__cause__ is not None and rpc_errors.says(error.__cause__, "compacted")
+            compacted = error.__cause__ is not None and rpc_errors.details_contain(error.__cause__, "compacted")
             if not compacted or link.clock.now() >= deadline:
                 raise
 

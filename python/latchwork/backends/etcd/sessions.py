@@ -134,7 +134,7 @@ class Sessions:
             try:
                 answer = yield self._link.send("LeaseKeepAlive", request, self._patience_s(session))
             except grpc.RpcError as error:
-                if refreshed or rpc_errors.fate(error) is not rpc_errors.Fate.STALE_TOKEN:
+                if refreshed or rpc_errors.effect(error) is not rpc_errors.Effect.STALE_TOKEN:
                     self._link.failed(error)
                     raise rpc_errors.translate(error, f"renew session {session.id}") from error
                 refreshed = True

@@ -50,7 +50,7 @@ class PostgresBackend(Backend):
         number = next(_numbers)
         self._clock = clock
         self._link = Link(url, clock)
-        greeted = self._link.greet()
+        greeted = self._link.connect_first()
         self._reading = Reading(self._link.schema, self._link.root)
         self._reads = ReadLane(self._link, f"latchwork-postgres-reads-{number}", greeted)
         self._timer = Timer(clock, f"latchwork-postgres-timer-{number}")
@@ -137,10 +137,10 @@ class PostgresBackend(Backend):
         sink: Sink,
         *,
         leaf: bool = False,  # noqa: ARG002
-        beside: bool = False,  # noqa: ARG002
+        siblings: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> BackendWatch:
-        """Watch the key equal to the prefix and all below it; ``leaf`` and ``beside`` would save nothing."""
+        """Watch the key equal to the prefix and all below it; ``leaf`` and ``siblings`` would save nothing."""
         return self._hub.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:

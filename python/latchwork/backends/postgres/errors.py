@@ -44,7 +44,7 @@ class ServerError(Exception):
         self.detail = detail
 
     @property
-    def is_passing(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether another try may succeed."""
         return self.code in _PASSING
 

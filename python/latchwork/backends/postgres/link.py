@@ -55,7 +55,7 @@ class Link:
         """On which the clients of the root notify each other."""
         return f"{self.schema.name}_{self.root}"
 
-    def greet(self) -> Connection:
+    def connect_first(self) -> Connection:
         """Connect for the first time.
 
         Raises:

@@ -174,7 +174,7 @@ class ReadLane(Lane):
             refused = next((each for each in own if isinstance(each, ServerError)), None)
             if refused is None:
                 call.end([each for each in own if not isinstance(each, ServerError)])
-            elif refused.is_passing:
+            elif refused.is_transient:
                 reason = refused
             else:
                 reject(call.future, errors.translate(refused, call.what))

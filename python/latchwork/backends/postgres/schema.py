@@ -46,8 +46,8 @@ class Schema:
     def __init__(self, name: str) -> None:
         self.name = name
         self._exists = self.query("exists", "select to_regclass('{s}.meta') is not null")
-        self._greet = self.query(
-            "greet",
+        self._register_root = self.query(
+            "register_root",
             f"select format, timeline, {_TIMELINE}, (select id from {{s}}.roots where name = $1) from {{s}}.meta",
         )
         self._succeed = self.query("succeed", "select {s}.succeed($1)")
@@ -69,14 +69,14 @@ class Schema:
         def ask(query: Query, *params: str) -> list[tuple[bytes | None, ...]]:
             (answer,) = connection.run([Statement(query, tuple(map(as_text, params)))], deadline)
             if isinstance(answer, ServerError):
-                if answer.is_passing:
+                if answer.is_transient:
                     raise Broken(str(answer)) from answer
                 raise translate(answer, f"use the schema {self.name} of {where}") from answer
             return answer
 
         if ask(self._exists)[0][0] != b"\x01":
             self._make(connection, where, deadline)
-        form, before, now, number_of = ask(self._greet, root)[0]
+        form, before, now, number_of = ask(self._register_root, root)[0]
         if number(form) != FORMAT:
             raise ConnectFailed(
                 f"the schema {self.name} of {where} has format {number(form)}, and this version of latchwork knows "

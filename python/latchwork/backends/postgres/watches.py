@@ -108,10 +108,10 @@ class Hub:
     def forget(self, watch: PostgresWatch) -> None:
         """Take a watch out."""
         with self._lock:
-            beside = self._watches.get(watch.prefix, [])
-            if watch in beside:
-                beside.remove(watch)
-            if not beside:
+            same_prefix = self._watches.get(watch.prefix, [])
+            if watch in same_prefix:
+                same_prefix.remove(watch)
+            if not same_prefix:
                 self._watches.pop(watch.prefix, None)
 
     def wrote(self) -> None:
@@ -122,12 +122,12 @@ class Hub:
     def look(self) -> None:
         """Look as soon as possible."""
         self._look_at = 0.0
-        self._nudge()
+        self._wake_thread()
 
     def expect(self, ttl_s: float) -> None:
         """A session was opened that may be over so much later."""
         self._sweep_at = min(self._sweep_at, self._clock.now() + ttl_s)
-        self._nudge()
+        self._wake_thread()
 
     def close(self) -> None:
         """End every watch, join the thread and close the connection. Idempotent."""
@@ -138,7 +138,7 @@ class Hub:
             watches = [watch for each in self._watches.values() for watch in each]
         for watch in watches:
             watch.close()
-        self._nudge()
+        self._wake_thread()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
         os.close(self._wakes)
@@ -146,7 +146,7 @@ class Hub:
 
     # Private: in the thread.
 
-    def _nudge(self) -> None:
+    def _wake_thread(self) -> None:
         with contextlib.suppress(BlockingIOError):  # it has more than enough wakes to read
             os.write(self._wake, b"x")
 
@@ -177,7 +177,7 @@ class Hub:
         if sweeps:
             self._sweep_now(connection, deadline)
         if looks or self._watches:
-            self._look_now(connection, deadline)
+            self._read_changes(connection, deadline)
         if self._failing:
             self._failing = False
             _log.info("watches go on")
@@ -205,7 +205,7 @@ class Hub:
             self._look_at = 0.0
             self._notices.add(None)
 
-    def _look_now(self, connection: Connection, deadline: float) -> None:
+    def _read_changes(self, connection: Connection, deadline: float) -> None:
         with self._lock:
             watches = [watch for each in self._watches.values() for watch in each]
         self._looked_at = as_of = self._clock.now()
@@ -216,7 +216,7 @@ class Hub:
         _, last, rows = _ask(connection, first if known is not None else first[:2], deadline, 3)
         is_gap = known is None or not rows or (number(rows[0][0]), number(rows[0][1])) != known
         changed = {} if is_gap or known is None else {text(row[2]): row for row in rows if number(row[0]) > known[0]}
-        told = self._concerned(changed)
+        told = self._watched(changed)
         wanted = [key for key in told if changed[key][3] is not None]
         new = [watch for watch in watches if watch.is_new or is_gap]
         reads = [self._reading.at_and_below(watch.prefix) for watch in new]
@@ -237,7 +237,7 @@ class Hub:
         for watch in watches:
             self._deliver(watch, events.get(watch), as_of)
 
-    def _concerned(self, changed: Iterable[str]) -> dict[str, list[PostgresWatch]]:
+    def _watched(self, changed: Iterable[str]) -> dict[str, list[PostgresWatch]]:
         """Changed keys that somebody watches, with the watches."""
         told: dict[str, list[PostgresWatch]] = {}
         with self._lock:
@@ -273,10 +273,10 @@ class Hub:
             watch.told_at = as_of
             watch.deliver(event)
 
-    def _concerns(self, notification: bytes) -> bool:
+    def _is_relevant(self, notification: bytes) -> bool:
         """Whether another store has written what is watched here, as it says."""
         keys = self._notices.keys_of(notification)
-        return keys is None or bool(self._concerned(keys))
+        return keys is None or bool(self._watched(keys))
 
     def _pause_s(self) -> float:
         """Seconds to the next look if nothing is heard."""
@@ -307,7 +307,7 @@ class Hub:
         """Until something is due or heard; a look comes no sooner than a moment after the one before."""
         connection = self._connection
         while not self._closing:
-            if connection is not None and any(map(self._concerns, connection.notified())):
+            if connection is not None and any(map(self._is_relevant, connection.notified())):
                 self._look_at = 0.0  # it may have come with an answer: the socket shows nothing then
             now = self._clock.now()
             due = self._sweep_at
@@ -335,7 +335,7 @@ def _ask(
     rows: list[list[Row]] = []
     for answer in connection.run(statements, deadline, owe=owe):
         if isinstance(answer, ServerError):
-            if answer.is_passing:
+            if answer.is_transient:
                 raise Broken(str(answer)) from answer
             raise errors.translate(answer, "follow the changes")
         rows.append(answer)

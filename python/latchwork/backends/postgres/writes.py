@@ -112,7 +112,7 @@ class WriteLane(Lane):
                 reason = self._send(connection, pending, deadline)
             except Broken as error:
                 reason = error
-                self._lose(pending, error)
+                self._fail_pending(pending, error)
             except LatchworkError as error:
                 for call in pending:
                     reject(call.future, call.late(error) if isinstance(call, Write) and call.request else error)
@@ -120,7 +120,7 @@ class WriteLane(Lane):
                 self._disconnect()  # what was sent is in doubt
                 raise
 
-    def _lose(self, pending: Collection[Call], error: Broken) -> None:
+    def _fail_pending(self, pending: Collection[Call], error: Broken) -> None:
         """The connection is of no more use, and what was sent on it is in doubt."""
         self._disconnect()
         self._notices.add(None)  # one that was on its way may be lost
@@ -140,7 +140,7 @@ class WriteLane(Lane):
         (answer,) = connection.run([Statement(self._supersede, params)], deadline)
         if isinstance(answer, ServerError):
             self._disconnect()
-            if answer.is_passing:
+            if answer.is_transient:
                 raise Broken(str(answer)) from answer
             raise errors.translate(answer, "begin to write")
         self._writer = after
@@ -165,7 +165,7 @@ class WriteLane(Lane):
     def _send(self, connection: Connection, pending: Sequence[Call], deadline: float) -> ServerError | None:
         """Send what is pending, and end what was answered; why something was not."""
         batches = self._batches(pending)
-        writes = self._owe_notices(pending)
+        writes = self._queue_notices(pending)
         extra = self._extra()
         if not batches and not extra:
             return None
@@ -204,7 +204,7 @@ class WriteLane(Lane):
                 resolve(call.future, None)
         return batches
 
-    def _owe_notices(self, pending: Sequence[Call]) -> bool:
+    def _queue_notices(self, pending: Sequence[Call]) -> bool:
         """Note which keys are written now, for the other stores; whether any are."""
         writes = False
         for call in pending:
@@ -236,7 +236,7 @@ class WriteLane(Lane):
                 call.request = 0
         if isinstance(answer, list):
             self._end(calls, answer)
-        elif answer.is_passing:
+        elif answer.is_transient:
             return answer
         elif len(calls) == 1:
             reject(calls[0].future, refusal(answer, calls[0].what))

@@ -18,7 +18,7 @@ from latchwork.backends.futures import Outcome, Steps, chain, drive, failed, rej
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
-from latchwork.backends.versions import told_by, warn_once, zookeeper_may_lose_data
+from latchwork.backends.versions import parse_server_info, warn_once, zookeeper_may_lose_data
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, cut_error, session_lost
@@ -173,11 +173,11 @@ class ZooKeeperBackend(Backend):
         return session.connection.over and session.connection.join(0)
 
     def watch(
-        self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False, beats: bool = True
+        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
     ) -> BackendWatch:
         """See ``Backend.watch``."""
         if leaf:
-            return self._hub.watch_leaf(prefix, sink, beside=beside)
+            return self._hub.watch_leaf(prefix, sink, siblings=siblings)
         return self._hub.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
@@ -259,7 +259,9 @@ class ZooKeeperBackend(Backend):
 
     def _warn_of_losses(self, url: StoreURL) -> None:
         """Ask the connected server for its version, without waiting for the answer."""
-        version, has_leader = told_by(self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s)))
+        version, has_leader = parse_server_info(
+            self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s))
+        )
         if has_leader and zookeeper_may_lose_data(version):
             warn_once(_log, _MAY_LOSE_DATA, version, join_hosts(url.hosts))
 

@@ -265,7 +265,7 @@ class Connection:
             self._link.wake()
         return batch
 
-    def came_up(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
+    def on_connected(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
         """Read the evidence of unsettled writes first, then let the listener send, then all others."""
         self._link.ask_for(granted_s)
         for call in self._forgotten():
@@ -294,7 +294,7 @@ class Connection:
             kept = {id(call) for calls in (self._outbox, self._unsettled, self._settling) for call in calls}
             return [call for call in self._outstanding if call.epoch and id(call) not in kept and not call.done()]
 
-    def went_down(self) -> None:
+    def on_disconnected(self) -> None:
         """Do nothing: writes in flight are held already."""
         self.up = False
 
@@ -379,7 +379,7 @@ class Connection:
 
     # Deadlines.
 
-    def _leave_silent_server(self, now: float) -> None:
+    def _leave_unresponsive_server(self, now: float) -> None:
         """Try another server if this one has not answered for long.
 
         kazoo detects that with pings, but sends none while requests are sent. Our renewals would keep it on a frozen
@@ -392,7 +392,7 @@ class Connection:
 
     def _sweep(self) -> None:
         now = self._clock.now()
-        self._leave_silent_server(now)
+        self._leave_unresponsive_server(now)
         late: list[Request] = []
         with self._lock:
             self._outstanding = [call for call in self._outstanding if not call.done()]

@@ -183,7 +183,7 @@ class Layout:
         """Return the path of the guard of a key's bucket."""
         return self.guards[bucket(key)]
 
-    def born(self, key: str) -> str:
+    def creation_mark(self, key: str) -> str:
         """Return the path of the mark of a key that was created on an existing znode."""
         return f"{self.path(key)}/{BORN}"
 

@@ -147,7 +147,7 @@ class Link:
 
     def _on_state(self, state: KazooState) -> None:
         if state == KazooState.SUSPENDED:
-            self._owner.went_down()
+            self._owner.on_disconnected()
         elif state == KazooState.LOST and self._client.client_state == KeeperState.EXPIRED_SESSION:  # noqa: SIM102
             if self._owner.expired():
                 self._client._stopped.set()  # noqa: SLF001 - the loop sees it before it would connect again

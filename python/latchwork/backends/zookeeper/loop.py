@@ -53,11 +53,11 @@ class LinkOwner(Protocol):
         """Return the next requests to send."""
         ...
 
-    def came_up(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
+    def on_connected(self, *, granted_s: float, sent_at: float, session_id: int) -> None:
         """Handle an established or resumed session; nothing has been sent yet."""
         ...
 
-    def went_down(self) -> None:
+    def on_disconnected(self) -> None:
         """Handle a broken connection; the session may continue."""
         ...
 
@@ -168,7 +168,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
                 raise ConnectionDropped(f"SASL was refused or cut off: {self.trouble}") from error
             raise
         session_id = self.client._session_id or 0  # noqa: SLF001
-        self._owner.came_up(granted_s=round(read_ms * 1.5) / 1000, sent_at=sent_at, session_id=session_id)
+        self._owner.on_connected(granted_s=round(read_ms * 1.5) / 1000, sent_at=sent_at, session_id=session_id)
         arrivals = select.poll()
         arrivals.register(self._socket, select.POLLIN)
         with self._sending:

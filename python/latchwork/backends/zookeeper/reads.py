@@ -178,14 +178,14 @@ class Reader:
         for _ in range(_ATTEMPTS):
             if not parents:
                 break
-            parents = yield from self._look_for_born(context, keys, entries, parents)
+            parents = yield from self._complete_parents(context, keys, entries, parents)
         return entries
 
-    def _look_for_born(
+    def _complete_parents(
         self, context: ReadContext, keys: Sequence[str], entries: list[Entry | None], parents: list[int]
     ) -> Steps[list[int]]:
         """Complete the entries with children, and return those that changed in between."""
-        paths = [self.layout.born(keys[index]) for index in parents]
+        paths = [self.layout.creation_mark(keys[index]) for index in parents]
         paths += [self.layout.path(keys[index]) for index in parents]
         found = yield from self.read_data(context, paths)
         again = []

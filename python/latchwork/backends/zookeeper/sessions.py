@@ -149,10 +149,10 @@ class ZooKeeperSession:
 
     def _ended(self, closing: Future[None]) -> None:
         self.connection.abandon()
-        self._tidy_later()
+        self._clean_up_later()
         resolve(closing, None)
 
-    def _tidy_later(self) -> None:
+    def _clean_up_later(self) -> None:
         """Free what the connection's thread used, once it has ended, or with the store's next session."""
         self._settings.timer.call_later(_TIDY_S, partial(self.connection.join, 0.0))
 
@@ -176,7 +176,7 @@ class ZooKeeperSession:
         with self._lock:
             gone = self._closing is None
             self._closing = self._closing or completed(None)
-        self._tidy_later()
+        self._clean_up_later()
         if gone:
             self._on_gone()
         return True

@@ -27,8 +27,8 @@ from latchwork.primitives.fair.tickets import (
     QueuePosition,
     Ticket,
     TicketQueue,
+    any_ticket,
     await_turn,
-    everyone,
     is_ticket,
     until_over,
 )
@@ -193,7 +193,7 @@ class LeaderLatch(GuardsWork, Participant):
         """Stop counting our ticket. If it still exists it is removed."""
         place, self._place = self._place, None
         if place is not None:
-            self._queue.disown(place.nonce)
+            self._queue.abandon(place.nonce)
 
     async def _leave(self) -> None:
         """Delete all our tickets, and retry until our session ends."""
@@ -378,7 +378,7 @@ class LeaderLatch(GuardsWork, Participant):
                         backoff.reset()
                         self._lead(place)
                         await self._pause(_WATCH_AFTER_S)  # who waited to lead goes first
-                        if await until_over(place.ticket.key, everyone, waiter, forever) and not self._leaving:
+                        if await until_over(place.ticket.key, any_ticket, waiter, forever) and not self._leaving:
                             raise self._queue.gone(place)
             finally:
                 cancel()

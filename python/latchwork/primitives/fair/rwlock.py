@@ -20,7 +20,7 @@ from latchwork.primitives.fair.tickets import (
     QueuePosition,
     Ticket,
     TicketQueue,
-    everyone,
+    any_ticket,
     take_turn,
 )
 from latchwork.primitives.waiting.common import Patience, check_name
@@ -127,7 +127,7 @@ class Side(SessionLock):
     ) -> None:
         super().__init__(store, f"{queue.what} ({mode})", queue, session=session, reentrant=reentrant)
         self._mode = mode
-        self._blocks: Blocks = everyone if mode == "write" else lambda ticket: not reads(ticket)
+        self._blocks: Blocks = any_ticket if mode == "write" else lambda ticket: not reads(ticket)
 
     async def downgrade(self) -> Fence:
         """See ``ReadWriteLock.downgrade``."""
@@ -141,19 +141,19 @@ class Side(SessionLock):
             )
         ticket = hold.place.ticket
         shared = encode({**read_object(ticket.value), "mode": "read"})
-        await self.hand_to_other(hold)  # first: others may read once this is written, before we hear of it
+        await self.move_to_other_side(hold)  # first: others may read as soon as this is written
         try:
             await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])
         except OutcomeUnknown as error:  # others may read by now, so it is no writer's any more in any case
             _log.warning("%s: other readers may have to wait until it is released: %s", self.what, error)
         except LatchworkError as error:
-            await self.other.hand_to_other(hold)
+            await self.other.move_to_other_side(hold)
             if isinstance(error, Conflict):
                 raise LockLost(f"{self.what} was lost before the downgrade; stop what it protected") from error
             raise
         return hold.place.fence
 
-    async def hand_to_other(self, hold: Hold) -> None:
+    async def move_to_other_side(self, hold: Hold) -> None:
         """Move a hold of this thread to the other side."""
         with self._lock:
             if hold.given_back.is_set():
@@ -163,12 +163,12 @@ class Side(SessionLock):
     async def adopt(self, hold: Hold) -> None:
         """Take over a hold of the other side, in this thread."""
         hold.owner = self
-        self._house(hold)
+        self._record_hold(hold)
         if self._waits.is_closed:
             await self._give_back(hold)
             raise Closed(f"{self.what} was closed, and its hold released; make another one")
 
-    def _house(self, hold: Hold) -> None:
+    def _record_hold(self, hold: Hold) -> None:
         """Record a hold of this thread with its owner and no other side, even after an interrupt between the two."""
         owner = hold.owner
         assert isinstance(owner, Side)

@@ -116,7 +116,7 @@ class Ticket:
 Blocks = Callable[[Ticket], bool]
 
 
-def everyone(_ticket: Ticket) -> bool:
+def any_ticket(_ticket: Ticket) -> bool:
     """Return True: every ticket ahead blocks."""
     return True
 
@@ -220,7 +220,7 @@ class TicketQueue:
             created: Ordered = await Tracked(creation.answered, create, stem, nonce, value, session=session)
             ticket, older = created.entry, created.older
         except OutcomeUnknown:
-            found = await self._find_or_disown(nonce, session)
+            found = await self._find_or_abandon(nonce, session)
             if found is None:
                 raise
             ticket = found
@@ -230,14 +230,14 @@ class TicketQueue:
             if creation.ticket is not None:
                 self._clear_later(session, (creation.ticket.key,))
             elif not creation.is_refused:
-                self._disown(nonce, session)
+                self._abandon(nonce, session)
             raise
         fence = self.store.fence(ticket.created, Exists(ticket.key), session.fence)
         return QueuePosition(
             ticket, session, fence, None if older is None else tuple(filter(is_ticket, older)), is_new=True
         )
 
-    async def _find_or_disown(self, nonce: str, session: Session) -> Entry | None:
+    async def _find_or_abandon(self, nonce: str, session: Session) -> Entry | None:
         """Find the ticket with this nonce. If it is not found, have it removed when it appears."""
         ticket: Entry | None = None
         try:
@@ -247,14 +247,14 @@ class TicketQueue:
                     ticket = await ask(self.store.get, f"{self._name}/{name}")
         finally:
             if ticket is None:
-                self._disown(nonce, session)
+                self._abandon(nonce, session)
         return ticket
 
-    def _disown(self, nonce: str, session: Session) -> None:
-        self.disown(nonce)
+    def _abandon(self, nonce: str, session: Session) -> None:
+        self.abandon(nonce)
         self._expect_late(session, nonce)
 
-    async def ahead(self, place: QueuePosition, blocks: Blocks = everyone) -> list[str]:
+    async def ahead(self, place: QueuePosition, blocks: Blocks = any_ticket) -> list[str]:
         """Return the keys of tickets before ours that block it, nearest last; empty when it is our turn.
 
         Any state of the queue with our ticket is sufficient: all tickets ahead of it had been created by then, and a
@@ -266,19 +266,19 @@ class TicketQueue:
         """
         self.refuse_lost(place)
         is_new, place.is_new = place.is_new, False
-        if place.older is not None and (blocks is everyone or not place.older):
+        if place.older is not None and (blocks is any_ticket or not place.older):
             if not is_new:
                 left = await self._names_with_ours(place)
                 place.older = tuple(name for name in place.older if name in left)
-            strays = await self._remove_strays(place.older)
+            strays = await self._remove_abandoned(place.older)
             return [f"{self._name}/{name}" for name in place.older if name not in strays]
         tickets = await self._tickets_with_ours(place)
         ours = next(at for at, ticket in enumerate(tickets) if ticket.key == place.ticket.key)
         place.older = tuple(ticket.name for ticket in tickets[:ours])
-        strays = await self._remove_strays(place.older)
+        strays = await self._remove_abandoned(place.older)
         return [ticket.key for ticket in tickets[:ours] if ticket.name not in strays and blocks(ticket)]
 
-    async def _remove_strays(self, names: Iterable[str]) -> set[str]:
+    async def _remove_abandoned(self, names: Iterable[str]) -> set[str]:
         """Delete disowned tickets among these, which would block everybody, and return their names."""
         if not self._strays:
             return set()
@@ -316,7 +316,7 @@ class TicketQueue:
         left = {f"{self._name}/{name}" for name in names}
         return place.ticket.key in left and left.isdisjoint(ahead)
 
-    async def has_nobody_ahead(self, place: QueuePosition, ahead: Iterable[str]) -> bool:
+    async def is_head(self, place: QueuePosition, ahead: Iterable[str]) -> bool:
         """Return whether our ticket exists, and each of these tickets has gone or has no session."""
         there = {ticket.key for ticket in await self.tickets()}
         return place.ticket.key in there and there.isdisjoint(ahead)
@@ -331,7 +331,7 @@ class TicketQueue:
         if place.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
 
-    def disown(self, nonce: str) -> None:
+    def abandon(self, nonce: str) -> None:
         """Stop counting a ticket with this nonce. Any read that sees it removes it."""
         with self._lock:
             self._strays.add(nonce)
@@ -392,7 +392,7 @@ class TicketQueue:
         """Delete these keys and disowned tickets. Return whether all keys existed."""
         were_there = [await ask(self.store.delete, key) for key in keys]
         if self._strays:
-            await self._remove_strays(await ask(self.store.children, self._name))
+            await self._remove_abandoned(await ask(self.store.children, self._name))
         return all(were_there)
 
     def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
@@ -502,7 +502,7 @@ async def take_turn(
     waiter: Waiter,
     patience: Patience,
     *,
-    blocks: Blocks = everyone,
+    blocks: Blocks = any_ticket,
     body: Mapping[str, object] | None = None,
     on_ahead: Callable[[int], None] | None = None,
 ) -> QueuePosition | None:
@@ -534,7 +534,7 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
     place: QueuePosition,
     waiter: Waiter,
     patience: Patience,
-    blocks: Blocks = everyone,
+    blocks: Blocks = any_ticket,
     on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
     """Wait until nothing that blocks is ahead of a place. Return False after the timeout or a cancellation.
@@ -572,24 +572,24 @@ async def _await_turn(  # noqa: PLR0917 - one caller
         if not ahead:
             return True
         if patience.is_over:
-            return await queue.has_nobody_ahead(place, ahead)
-        if not await until_over(ahead[-1], blocks, waiter, patience, beside=True):
+            return await queue.is_head(place, ahead)
+        if not await until_over(ahead[-1], blocks, waiter, patience, siblings=True):
             return False
         over.add(ahead[-1])
-        if await queue.are_gone(place, ahead[:-1], waiter.beside):
+        if await queue.are_gone(place, ahead[:-1], waiter.siblings):
             tell(0)
             return True
 
 
-async def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, beside: bool = False) -> bool:
+async def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, siblings: bool = False) -> bool:
     """Wait until a ticket has gone or blocks no more. Return False after the timeout or a cancellation.
 
-    A ticket without a session is from another program and never ends; it counts as gone. With ``beside`` the waiter may
-    get the names of the other tickets.
+    A ticket without a session is from another program and never ends; it counts as gone. With ``siblings`` the waiter
+    may get the names of the other tickets.
     """
 
     def is_over(batch: Batch) -> bool:
         entry = batch[-1].entry if batch else None
         return entry is None or entry.owner is None or not blocks(Ticket.of(entry))
 
-    return await waiter.follow(key, is_over, patience, leaf=True, beside=beside)
+    return await waiter.follow(key, is_over, patience, leaf=True, siblings=siblings)

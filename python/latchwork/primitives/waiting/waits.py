@@ -221,10 +221,10 @@ class Waiter:
         return not await Pause(self._store.clock, self.off, seconds)
 
     @property
-    def beside(self) -> tuple[str, ...] | None:
-        """Return the names that the last wait found next to its leaf; see ``Watch.beside``."""
+    def siblings(self) -> tuple[str, ...] | None:
+        """Return the names that the last wait found next to its leaf; see ``Watch.siblings``."""
         watch = self._watch
-        return None if watch is None else watch.beside
+        return None if watch is None else watch.siblings
 
     async def follow(
         self,
@@ -233,15 +233,15 @@ class Waiter:
         patience: Patience,
         *,
         leaf: bool = False,
-        beside: bool = False,
+        siblings: bool = False,
         matters: Matters | None = None,
     ) -> bool:
         """Wait until a batch of changes at or below a prefix satisfies. Return False after the timeout or when called
         off.
 
-        ``leaf`` and ``beside`` as for ``Store.watch``, ``matters`` as for ``Watch``.
+        ``leaf`` and ``siblings`` as for ``Store.watch``, ``matters`` as for ``Watch``.
         """
-        watch = self._store.watch(prefix, leaf=leaf, beside=beside)
+        watch = self._store.watch(prefix, leaf=leaf, siblings=siblings)
         watch.matters = matters
         self._replace(watch)
         return await self._follow(watch, is_done, patience)

@@ -125,7 +125,7 @@ async def drive(begin: Callable[[], Steps[T]], *, ends: bool = False) -> T:
         if not on.is_over:  # the task was abandoned, and may not wait
             on.abandon(error)
             _helper.run(on.go_on, "an abandoned call")
-        raise on.noted(error) from None
+        raise on.with_note(error) from None
     if on.cancellation is not None and ends:
         raise on.cancellation
     return result

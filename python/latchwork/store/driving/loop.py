@@ -255,9 +255,9 @@ class Drive(Generic[T]):
         again = left.__cause__
         return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()
 
-    def noted(self, error: BaseException) -> BaseException:
+    def with_note(self, error: BaseException) -> BaseException:
         """Add the note about the unknown outcome of the cancelled step, and return the error."""
-        return noted(error, self._note)
+        return with_note(error, self._note)
 
     @property
     def cancellation(self) -> BaseException | None:
@@ -322,7 +322,7 @@ class Drive(Generic[T]):
             finally:
                 if timer is not None:
                     timer.cancel()
-            if future.done() or (timeout_s := step.more_s()) <= 0.0:
+            if future.done() or (timeout_s := step.extension_s()) <= 0.0:
                 return
 
     async def _interruptible(self, waiter: Any) -> bool:
@@ -373,7 +373,7 @@ async def _end(future: Future[Any], step: Step[Any]) -> None:
             step.interrupt(future)
 
 
-def noted(error: BaseException, note: str | None) -> BaseException:
+def with_note(error: BaseException, note: str | None) -> BaseException:
     """Add the note, if any, and return the error."""
     if note is not None:
         error.add_note(note)

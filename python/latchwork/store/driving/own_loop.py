@@ -105,14 +105,14 @@ class OwnLoop:
     def _main(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            while not self._went_on(loop):
+            while not self._run_loop(loop):
                 pass
             _tidy(loop)
         finally:
             asyncio.set_event_loop(None)
             loop.close()
 
-    def _went_on(self, loop: asyncio.AbstractEventLoop) -> bool:
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Run the loop; False if a user's background task ended it.
 
         A task does so by raising ``SystemExit`` or ``KeyboardInterrupt``.

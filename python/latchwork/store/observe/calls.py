@@ -62,9 +62,9 @@ class ObservedBackend:
         return observed(self._backend.waiting, self._observers)
 
     @property
-    def apart(self) -> Backend:
+    def for_event_loop(self) -> Backend:
         """The same for callers that must not block."""
-        return observed(self._backend.apart, self._observers)
+        return observed(self._backend.for_event_loop, self._observers)
 
     def within(self, limit_s: float) -> Backend:
         """Return the same with a shorter timeout."""

@@ -123,10 +123,10 @@ class FaultyBackend(Backend):
         return then(opening, self._opened)
 
     def watch(
-        self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False, beats: bool = True
+        self, prefix: str, sink: Sink, *, leaf: bool = False, siblings: bool = False, beats: bool = True
     ) -> FaultyWatch:
         """See ``Backend.watch``."""
-        watch = FaultyWatch(self, prefix, sink, leaf=leaf, beside=beside, beats=beats)
+        watch = FaultyWatch(self, prefix, sink, leaf=leaf, siblings=siblings, beats=beats)
         with self._lock:
             self._watches.append(watch)
             silent = self._cut is not None

@@ -74,14 +74,14 @@ class WatchHub:
         self._stream: Stream | None = None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._rights = Rights(link, (keys.root, keys.root[:-1] + b"0"), self._to_be_looked_after)
+        self._rights = Rights(link, (keys.root, keys.root[:-1] + b"0"), self._watches_to_check)
         self._name = name
 
     def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beats: bool = True) -> EtcdWatch:
         """Watch the key equal to a prefix and, unless it is a leaf, everything below it."""
         spans = [exactly(self._keys.of(prefix))] if leaf else self._keys.at_or_below(prefix)
         watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, beats=beats)
-        self._rights.look_after()
+        self._rights.start()
         return watch
 
     def watch_spans(
@@ -159,7 +159,7 @@ class WatchHub:
                 watch.read_at = pages[0].revision
             self._deliver(watch, Snapshot(entries, sent_at))
             for response in held or ():
-                self._tell(watch, response)
+                self._report(watch, response)
         with self._lock:
             if self._stream is not None:
                 self._create(self._stream, watch)
@@ -198,7 +198,7 @@ class WatchHub:
         for watch in watches:
             self._break(watch, error)
 
-    def _to_be_looked_after(self) -> list[Watched]:
+    def _watches_to_check(self) -> list[Watched]:
         with self._lock:
             watches = [] if self._closing.is_set() else [watch for watch in self._watches if watch.what]
         return [
@@ -271,12 +271,12 @@ class WatchHub:
         if self._closing.is_set():
             return
         _log.debug("the watch stream broke off: %s", rpc_errors.details(error))
-        fate = rpc_errors.fate(error)
-        if fate is rpc_errors.Fate.STALE_TOKEN:
+        effect = rpc_errors.effect(error)
+        if effect is rpc_errors.Effect.STALE_TOKEN:
             self._link.refresh_token()
-        elif rpc_errors.says(error, rpc_errors.OVERSIZED_ANSWER):
+        elif rpc_errors.details_contain(error, rpc_errors.OVERSIZED_ANSWER):
             self._break_all(rpc_errors.translate(error, "watch"))
-        elif fate is not rpc_errors.Fate.REFUSED:
+        elif effect is not rpc_errors.Effect.REFUSED:
             self._link.failed(error)
 
     def _receive(self, stream: Stream, response: Any) -> None:
@@ -297,12 +297,12 @@ class WatchHub:
         with watch.lock:
             if stream.parts.get(response.watch_id) is part and not watch.closed:
                 if watch.held is None:
-                    self._tell(watch, response)
+                    self._report(watch, response)
                 else:
                     watch.held.append(response)
                 part.resume_at = max(part.resume_at, response.events[-1].kv.mod_revision + 1)  # last: they were told
 
-    def _tell(self, watch: EtcdWatch, response: Any) -> None:
+    def _report(self, watch: EtcdWatch, response: Any) -> None:
         changes: dict[str, Change] = {}
         for event in response.events:
             if event.kv.mod_revision > watch.read_at:
@@ -419,35 +419,35 @@ class Rights:
         self._lock = mutex()
         self._looking = False
 
-    def look_after(self) -> None:
+    def start(self) -> None:
         """Start checking."""
         with self._lock:
             begin, self._looking = not self._looking, True
         if begin:
-            self._later()
+            self._check_later()
 
-    def _later(self) -> None:
-        self._link.timer.call_later(_RIGHTS_EVERY_S, self._look)
+    def _check_later(self) -> None:
+        self._link.timer.call_later(_RIGHTS_EVERY_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         with self._lock:
             self._looking = bool(self._watched())
             if not self._looking:
                 return
-        self._may_read(self._whole, "watch the root", member_only=True).add_done_callback(self._looked)
+        self._may_read(self._whole, "watch the root", member_only=True).add_done_callback(self._on_answers)
 
-    def _looked(self, asked: Future[Any]) -> None:
+    def _on_answers(self, asked: Future[Any]) -> None:
         if isinstance(asked.exception(), REFUSALS):
             for span, what, refuse in self._watched():
-                self._may_read(span, what).add_done_callback(functools.partial(_judge, refuse))
-        self._later()
+                self._may_read(span, what).add_done_callback(functools.partial(_report_refusal, refuse))
+        self._check_later()
 
     def _may_read(self, span: KeyRange, what: str, *, member_only: bool = False) -> Future[Any]:
         request = pb.RangeRequest(key=span[0], range_end=span[1], limit=1, keys_only=True, serializable=member_only)
         return self._link.read("Range", request, what, lambda answer: answer)
 
 
-def _judge(refuse: Callable[[LatchworkError], None], asked: Future[Any]) -> None:
+def _report_refusal(refuse: Callable[[LatchworkError], None], asked: Future[Any]) -> None:
     error = asked.exception()
     if isinstance(error, REFUSALS):
         refuse(error)

@@ -16,8 +16,8 @@ from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link, as_message, unreadable
-from latchwork.backends.etcd.errors import Fate
-from latchwork.backends.etcd.reads import read_apart
+from latchwork.backends.etcd.errors import Effect
+from latchwork.backends.etcd.reads import read_separately
 from latchwork.backends.etcd.writing.settling import Settling
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Kind, Txn
 from latchwork.backends.futures import Steps
@@ -94,20 +94,20 @@ class Deletion:
                 answer = yield self._link.send("Txn", self._request, min(left_s, _TRY_S))
                 return as_message("Txn", answer)
             except grpc.RpcError as error:
-                yield from self._judge(error, deadline)
+                yield from self._handle_answer(error, deadline)
             except ValueError as error:  # the answer cannot be read: it is as good as lost
                 self.may_land = True
                 raise unreadable(self._txn.what, error) from error
 
-    def _judge(self, error: grpc.RpcError, deadline: float) -> Steps[None]:
-        fate = rpc_errors.fate(error)
-        if fate is Fate.STALE_TOKEN and self._link.clock.now() < deadline:
+    def _handle_answer(self, error: grpc.RpcError, deadline: float) -> Steps[None]:
+        effect = rpc_errors.effect(error)
+        if effect is Effect.STALE_TOKEN and self._link.clock.now() < deadline:
             yield self._link.refresh_token(deadline)
             return
-        if fate in {Fate.REFUSED, Fate.STALE_TOKEN}:
+        if effect in {Effect.REFUSED, Effect.STALE_TOKEN}:
             raise rpc_errors.translate(error, self._txn.what) from error
         self._link.failed(error)
-        self.may_land = self.may_land or fate is Fate.UNKNOWN
+        self.may_land = self.may_land or effect is Effect.UNKNOWN
         yield from self._link.pause(error, self._txn.what, deadline)
 
     def _found(self, answer: Any) -> list[int]:
@@ -156,7 +156,7 @@ def delete_without_space(link: Link, txn: Txn, settling: Settling, deadline: flo
     assert txn.deleted_keys is not None
     while True:
         ranges = [pb.RangeRequest(key=key, keys_only=True) for key in txn.deleted_keys]
-        answers = yield read_apart(link, ranges, txn.what, deadline=deadline)
+        answers = yield read_separately(link, ranges, txn.what, deadline=deadline)
         found = [answer.kvs[0].mod_revision if answer.kvs else 0 for answer in answers]
         seen = dict(zip(txn.deleted_keys, found, strict=True))
         done = yield from _run(Deletion(link, txn, seen), settling, deadline)

@@ -239,7 +239,7 @@ class Compiler:
             above.pop(gone, None)
         conditions = [condition for key in above for condition in self._unbound(key)]
         for key in bound:
-            conditions += self._childless(key, deleted)
+            conditions += self._require_childless(key, deleted)
         return conditions
 
     def _ancestors(self, key: str) -> tuple[str, ...]:
@@ -259,7 +259,7 @@ class Compiler:
             _remember(self._rooted, key, found)
         return found
 
-    def _childless(self, key: str, deleted: list[str]) -> list[Condition]:
+    def _require_childless(self, key: str, deleted: list[str]) -> list[Condition]:
         holes = sorted(self._keys.of(gone) for gone in deleted if gone.startswith(key + "/"))
         return [absence(Kind.LEAF, span, key) for span in without(self._keys.below(key)[0], holes)]
 

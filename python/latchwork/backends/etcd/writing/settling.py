@@ -58,7 +58,7 @@ class Settling:
         self.unsettled: list[Settle] = []
         self._recovering: Future[None] | None = None
 
-    def find_out(
+    def determine_outcome(
         self, txn: Txn, slot: Slot, error: Exception, deadline: float, *, answered: bool = False
     ) -> Steps[Any]:
         """Return what a failed transaction did; None if it was not applied and never will be.
@@ -74,7 +74,7 @@ class Settling:
         except _GuardGone as gone:
             raise _unknown(txn, "its guard is gone, so it cannot land any more", error) from gone
         except LatchworkError:
-            self.leave_slot(slot)
+            self.settle_slot_later(slot)
             state = "the server is out of space" if answered else "it may land yet"
             raise _unknown(txn, state, error) from error
         self._slots.give_back(slot)
@@ -86,7 +86,7 @@ class Settling:
             raise _unknown(txn, f"it was applied at revision {revision}", failed) from failed
         return txn.decode_recall(found, revision)
 
-    def leave_slot(self, slot: Slot) -> None:
+    def settle_slot_later(self, slot: Slot) -> None:
         """Settle the write on this slot later; no caller waits for its outcome."""
         self.leave(partial(self._settle_slot, slot))
 
@@ -107,7 +107,7 @@ class Settling:
             if self._slots.closing:
                 raise Closed("the store was closed; open a new one")
             try:
-                yield self._link.in_time(self._recover(), deadline, "settle earlier writes")
+                yield self._link.with_deadline(self._recover(), deadline, "settle earlier writes")
             except Unavailable:
                 if self._link.clock.now() + _PROBE_S >= deadline:
                     raise

@@ -41,7 +41,7 @@ def grant(link: Link, ttl_s: int, what: str, deadline: float) -> Steps[tuple[int
     try:
         answer = yield from link.call("LeaseGrant", pb.LeaseGrantRequest(ID=lease, TTL=ttl_s), what, deadline)
     except LatchworkError as error:
-        if error.__cause__ is None or not rpc_errors.says(error.__cause__, _OURS_ALREADY):
+        if error.__cause__ is None or not rpc_errors.details_contain(error.__cause__, _OURS_ALREADY):
             raise
         answer = yield from link.call("LeaseKeepAlive", pb.LeaseKeepAliveRequest(ID=lease), what, deadline)
         if answer.TTL <= 0:  # it has run out again meanwhile

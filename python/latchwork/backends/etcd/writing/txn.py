@@ -21,7 +21,7 @@ from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, SessionLost
 from latchwork.types import Absent, At, Create, SessionAlive
 
-#: Compares beside the guard's, and reads of them, that fit next to each other below the server's limit.
+#: Compares in addition to the guard's, and reads of them, that fit next to each other below the server's limit.
 FLAT_LIMIT = 120
 #: Compares of one nested transaction when there are more.
 NESTED_LIMIT = 100
@@ -249,7 +249,7 @@ def _conflict(failed: list[Condition], what: str) -> LatchworkError:
     return Conflict(f"could not {what}: {named} {state}{more}; read again and try again", subjects)
 
 
-def _not_leaf(failed: list[Condition], what: str) -> LatchworkError:
+def _leaf_error(failed: list[Condition], what: str) -> LatchworkError:
     return InvalidKey(
         f"could not {what}: keys bound to a session have nothing below them, {failed[0].subject!r} would; "
         "use another key"
@@ -266,5 +266,5 @@ _EXPLANATIONS: dict[Kind, Callable[[list[Condition], str], LatchworkError]] = {
     Kind.COUNTER: _counter_moved,
     Kind.SESSION: _session_lost,
     Kind.CHECK: _conflict,
-    Kind.LEAF: _not_leaf,
+    Kind.LEAF: _leaf_error,
 }

@@ -17,7 +17,7 @@ import grpc
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link, as_message
-from latchwork.backends.etcd.errors import Fate
+from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.reads import read_at_one_revision
 from latchwork.backends.etcd.writing.deletions import can_do_without_space, delete_without_space
@@ -102,7 +102,7 @@ class Writer:
             reject(outcome, error)
             return outcome
         except BaseException:  # an interrupt during the call: what was sent may land yet, nobody is told
-            self.settling.leave_slot(slot)
+            self.settling.settle_slot_later(slot)
             raise
         return outcome
 
@@ -111,7 +111,7 @@ class Writer:
         chain(drive(self._second(rpc, write)), write)
 
     def _second(self, rpc: Any, write: _Write) -> Steps[Any]:
-        result = yield from self._judge(rpc, write.asked.txn(), write.slot, write.deadline)
+        result = yield from self._handle_answer(rpc, write.asked.txn(), write.slot, write.deadline)
         if result is None:
             result = yield from self._until_done(write.replan(), write.replan, write.deadline)
         return result
@@ -142,7 +142,7 @@ class Writer:
                 continue
             left_s = min(self._send_s, max(deadline - self._link.clock.now(), 0.01) * 0.6)
             rpc = self._link.send("Txn", txn.request(self._keys, slot), left_s)
-            result = yield from self._judge(rpc, txn, slot, deadline)
+            result = yield from self._handle_answer(rpc, txn, slot, deadline)
             if result is not None:
                 return result
             txn = replan()
@@ -158,12 +158,12 @@ class Writer:
 
     # What became of a try: its result, or None when it was not applied and may be sent again; else the error to tell.
 
-    def _judge(self, rpc: Any, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
+    def _handle_answer(self, rpc: Any, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
         try:
             answer = yield rpc
             found = txn.outcome(answer)
         except grpc.RpcError as error:
-            return (yield from self._judge_error(error, txn, slot, deadline))
+            return (yield from self._handle_error(error, txn, slot, deadline))
         except ValueError as error:  # the answer cannot be read: it is as good as lost
             return (yield from self._settle(error, txn, slot, deadline))
         self._link.healthy = True
@@ -171,11 +171,11 @@ class Writer:
             slot.revision, result = found
             self.slots.give_back(slot)
             return result
-        self._judge_refusal(txn, slot, as_message("Txn", answer).responses)
+        self._handle_refusal(txn, slot, as_message("Txn", answer).responses)
         self._require_time(txn, deadline)
         return None
 
-    def _judge_refusal(self, txn: Txn, slot: Slot, answers: Any) -> None:
+    def _handle_refusal(self, txn: Txn, slot: Slot, answers: Any) -> None:
         """Handle the failure branch: nothing was applied. Raise the reason, if there is one."""
         kvs = answers[0].response_range.kvs
         if (kvs[0].mod_revision if kvs else 0) == slot.revision:
@@ -188,23 +188,23 @@ class Writer:
             if error is not None:
                 raise error
 
-    def _judge_error(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
-        fate = rpc_errors.fate(error)
-        if fate is Fate.UNKNOWN:
+    def _handle_error(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
+        effect = rpc_errors.effect(error)
+        if effect is Effect.UNKNOWN:
             self._link.failed(error)
             return (yield from self._settle(error, txn, slot, deadline))
-        if rpc_errors.says(error, "space exceeded"):
-            return (yield from self._judge_full(error, txn, slot, deadline))
+        if rpc_errors.details_contain(error, "space exceeded"):
+            return (yield from self._handle_full_server(error, txn, slot, deadline))
         self.slots.give_back(slot)
-        if fate is Fate.NEVER_SENT:
+        if effect is Effect.NEVER_SENT:
             self._link.failed(error)
             yield from self._link.pause(error, txn.what, deadline)
-        elif fate is Fate.STALE_TOKEN:
+        elif effect is Effect.STALE_TOKEN:
             self._require_time(txn, deadline, error)
             yield self._link.refresh_token(deadline)
-        elif rpc_errors.says(error, "lease not found"):
+        elif rpc_errors.details_contain(error, "lease not found"):
             yield from self._find_lost_lease(error, txn, slot.lease, deadline)
-        elif not txn.is_flat and rpc_errors.says(error, "key not found"):
+        elif not txn.is_flat and rpc_errors.details_contain(error, "key not found"):
             self._require_time(txn, deadline)
             yield from self.explain(txn, deadline)  # its compares were nested, so its answer could not name them
         else:
@@ -212,14 +212,14 @@ class Writer:
         return None
 
     def _settle(self, error: Exception, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
-        result = yield from self.settling.find_out(txn, slot, error, deadline)
+        result = yield from self.settling.determine_outcome(txn, slot, error, deadline)
         if result is None:
             self._require_time(txn, deadline, error)
         return result
 
-    def _judge_full(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
+    def _handle_full_server(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
         """Handle a server that is out of space, which says so instead of the write or after it. The slot decides."""
-        result = yield from self.settling.find_out(txn, slot, error, deadline, answered=True)
+        result = yield from self.settling.determine_outcome(txn, slot, error, deadline, answered=True)
         if result is None:
             if not can_do_without_space(txn):
                 raise rpc_errors.translate(error, txn.what) from error

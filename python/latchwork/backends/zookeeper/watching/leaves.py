@@ -1,7 +1,7 @@
 """Watches of single session-bound keys, by the server's one-shot watch.
 
 One request reads the first state and sets the watch. The event of the watch is the end, and nothing has to be removed.
-The cost of a lock handover depends on this. With ``beside``, the thread that receives the event asks for the sibling
+The cost of a lock handover depends on this. With ``siblings``, the thread that receives the event asks for the sibling
 names at once, usually before the key's owner writes again.
 
 A state *without* the key counts only behind a barrier, because the connected server may lag behind. A deletion counts
@@ -47,9 +47,9 @@ _UNKNOWN_AGE = float("-inf")
 class LeafWatch(DeliveringWatch):
     """A watch of a key. The hub keeps its state and delivers to it."""
 
-    def __init__(self, prefix: str, sink: Sink, drop: Callable[[LeafWatch], None], *, beside: bool) -> None:
+    def __init__(self, prefix: str, sink: Sink, drop: Callable[[LeafWatch], None], *, siblings: bool) -> None:
         super().__init__(prefix, sink, drop)
-        self.beside = beside
+        self.siblings = siblings
         self.asks = 0  # an answer to an ask that is not the newest is of no use
         self.waits = False  # for an answer
         self.told: int | None = None  # token of the state told last; None before the first
@@ -81,15 +81,15 @@ class LeafHub:
         self._watches: dict[str, list[LeafWatch]] = {}  # by path
         self._beating = False
 
-    def watch(self, prefix: str, sink: Sink, *, beside: bool) -> LeafWatch:
+    def watch(self, prefix: str, sink: Sink, *, siblings: bool) -> LeafWatch:
         """Start a watch; its first event arrives by itself."""
-        watch = LeafWatch(prefix, sink, self._drop, beside=beside)
+        watch = LeafWatch(prefix, sink, self._drop, siblings=siblings)
         with self._lock:
             self._watches.setdefault(self._layout.path(prefix), []).append(watch)
             begin, self._beating = not self._beating, True
         self._ask(watch)
         if begin:
-            self._timer.call_later(_RIGHTS_EVERY_S, self._look_at_all)
+            self._timer.call_later(_RIGHTS_EVERY_S, self._reread_all)
         return watch
 
     def _drop(self, watch: LeafWatch) -> None:
@@ -102,7 +102,7 @@ class LeafHub:
         for watch in self._all():
             watch.close()
 
-    def look_again(self, prefix: str) -> None:
+    def reread(self, prefix: str) -> None:
         """Read the key again after the server's watches at it were removed."""
         for watch in self._at(self._layout.path(prefix)):
             self._ask(watch)
@@ -167,7 +167,7 @@ class LeafHub:
         error = call.exception()
         if error is not None:
             if not (isinstance(error, Cut) and self._connection.over):
-                self._ask_later(watch, number)
+                self._reread_later(watch, number)
             return
         reply = call.result()
         if reply.error not in {OK, NO_NODE}:
@@ -175,13 +175,13 @@ class LeafHub:
             return
         entry = read_entry(watch.prefix, wire.parse_data(reply.body)[0]) if reply.error == OK else None
         if entry is not None:
-            self._tell(watch, entry)
+            self._report(watch, entry)
         elif call.linearizable:
             self._end(watch, call.sent_at)
         else:
             self._ask(watch, barrier=True)
 
-    def _ask_later(self, watch: LeafWatch, number: int) -> None:
+    def _reread_later(self, watch: LeafWatch, number: int) -> None:
         """Read again after an error. A new connection does so earlier."""
 
         def again() -> None:
@@ -190,7 +190,7 @@ class LeafHub:
 
         self._timer.call_later(_RETRY_S, again)
 
-    def _look_at_all(self) -> None:
+    def _reread_all(self) -> None:
         """Read again the keys that are not as expected or may not be read."""
         with self._lock:
             paths = list(self._watches)
@@ -200,10 +200,10 @@ class LeafHub:
         for at in range(0, len(paths), _AT_ONCE):
             some = paths[at : at + _AT_ONCE]
             call = self._connection.call(MULTI_READ, wire.multi([wire.read_data(path) for path in some]))
-            call.add_done_callback(functools.partial(self._judge, some))
-        self._timer.call_later(_RIGHTS_EVERY_S, self._look_at_all)
+            call.add_done_callback(functools.partial(self._apply_answers, some))
+        self._timer.call_later(_RIGHTS_EVERY_S, self._reread_all)
 
-    def _judge(self, paths: list[str], done: Future[wire.Reply]) -> None:
+    def _apply_answers(self, paths: list[str], done: Future[wire.Reply]) -> None:
         if done.exception() is not None or done.result().error != OK:
             return
         for path, found in zip(paths, wire.parse_multi_read(done.result().body), strict=True):
@@ -214,12 +214,12 @@ class LeafHub:
 
     def _refused(self, watch: LeafWatch, number: int, code: int) -> None:
         if code != NO_AUTH:
-            self._ask_later(watch, number)
+            self._reread_later(watch, number)
             return
         watch.deliver(Broken(code_error(code, what=f"watch {watch.prefix!r}", key=watch.prefix)))
         watch.close()
 
-    def _tell(self, watch: LeafWatch, entry: Entry) -> None:
+    def _report(self, watch: LeafWatch, entry: Entry) -> None:
         told, watch.told = watch.told, max(watch.told or 0, entry.token)
         if told is None:
             watch.deliver(Snapshot((entry,), _UNKNOWN_AGE))
@@ -232,13 +232,13 @@ class LeafHub:
             self._forget(watch, remove=False)
         if watch.told is None:
             watch.deliver(Snapshot((), as_of))
-        elif watch.beside:
+        elif watch.siblings:
             names = drive(self._reader.names(self._connection, parent(watch.prefix), self._connection.deadline()))
-            names.add_done_callback(lambda read: self._tell_end(watch, read))
+            names.add_done_callback(lambda read: self._report_end(watch, read))
         else:
-            self._tell_end(watch, None)
+            self._report_end(watch, None)
 
-    def _tell_end(self, watch: LeafWatch, names: Future[list[str]] | None) -> None:
+    def _report_end(self, watch: LeafWatch, names: Future[list[str]] | None) -> None:
         """Report the end, with None if the names could not be read: the watcher then lists them."""
-        beside = tuple(names.result()) if names is not None and names.exception() is None else None
-        watch.deliver(Delta((Change(watch.prefix, None),), beside=beside))
+        siblings = tuple(names.result()) if names is not None and names.exception() is None else None
+        watch.deliver(Delta((Change(watch.prefix, None),), siblings=siblings))

@@ -101,9 +101,9 @@ class WatchHub:
         is_watched = self._watches.__contains__
         self._leaves = LeafHub(connection, lister.reader, timer, lock=self._lock, is_watched=is_watched)
 
-    def watch_leaf(self, prefix: str, sink: Sink, *, beside: bool) -> LeafWatch:
+    def watch_leaf(self, prefix: str, sink: Sink, *, siblings: bool) -> LeafWatch:
         """Start a watch of a single key; its first event arrives by itself."""
-        return self._leaves.watch(prefix, sink, beside=beside)
+        return self._leaves.watch(prefix, sink, siblings=siblings)
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> ZooKeeperWatch:
         """Start a watch; its first event arrives by itself."""
@@ -128,7 +128,7 @@ class WatchHub:
                 path = self._layout.path(watch.prefix)
                 self._connection.call(REMOVE_WATCHES, wire.path_and_flag(path, wire.ANY_WATCH))
         if removed:
-            self._leaves.look_again(watch.prefix)
+            self._leaves.reread(watch.prefix)
 
     def close(self) -> None:
         """Close all watches."""
@@ -173,7 +173,7 @@ class WatchHub:
 
     def on_events_over(self) -> None:
         """Read the changed keys. The changes of a transaction mostly arrive together, and are one read."""
-        self._kick()
+        self._wake_thread()
 
     def _covering(self, key: str) -> list[ZooKeeperWatch]:
         found = [] if key.startswith("@") else list(self._watches.get("", ()))
@@ -224,7 +224,7 @@ class WatchHub:
     def _loaded(self, watch: ZooKeeperWatch, load: int, ended: Future[None]) -> None:
         error = ended.exception()
         if error is None:
-            self._kick()
+            self._wake_thread()
         elif watch.loads != load or watch.closed:
             return
         elif isinstance(error, PermissionDenied):
@@ -241,7 +241,7 @@ class WatchHub:
 
     # Living.
 
-    def _kick(self) -> None:
+    def _wake_thread(self) -> None:
         with self._lock:
             if self._pumping or (not self._dirty and self._current is None):
                 return
@@ -314,16 +314,16 @@ class WatchHub:
                 call.add_done_callback(lambda _: self._confirmed(call.sent_at, call.exception() is None))
             self._beats += 1
             if self._beats % _RIGHTS_EVERY == 0:
-                self._look_at_rights()
+                self._check_rights()
         self._timer.call_later(_HEARTBEAT_S, self._beat)
 
     def _confirmed(self, sent_at: float, answered: bool) -> None:
         if answered:
             with self._lock:
                 self._current = sent_at
-            self._kick()
+            self._wake_thread()
 
-    def _look_at_rights(self) -> None:
+    def _check_rights(self) -> None:
         """Check whether each prefix may still be read. Affected watches load again, and end if they may not."""
         with self._lock:
             sizes = {prefix: max(watch.size for watch in same) for prefix, same in self._watches.items() if same}
@@ -336,9 +336,9 @@ class WatchHub:
                 for prefix in some
             ]
             call = self._connection.call(MULTI_READ, wire.multi(reads), deadline)
-            call.add_done_callback(functools.partial(self._judge_rights, some))
+            call.add_done_callback(functools.partial(self._apply_rights, some))
 
-    def _judge_rights(self, prefixes: list[str], done: Future[wire.Reply]) -> None:
+    def _apply_rights(self, prefixes: list[str], done: Future[wire.Reply]) -> None:
         if done.exception() is not None or done.result().error != OK:
             return
         for prefix, found in zip(prefixes, wire.parse_multi_read(done.result().body), strict=True):

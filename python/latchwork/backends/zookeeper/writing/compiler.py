@@ -124,9 +124,9 @@ class _Compiler:
         if seen is not None and seen.version is not None:
             self._refuse(f"{check.key!r} exists", check)
         if check.key not in self.touched:
-            self._hold_absent(check.key, seen)
+            self._require_absent(check.key, seen)
 
-    def _hold_absent(self, key: str, seen: Znode | None) -> None:
+    def _require_absent(self, key: str, seen: Znode | None) -> None:
         """Make the multi fail if the key exists by then."""
         if seen is not None and seen.exists:  # an implied parent: becoming a key changes its version
             self._guard(key, seen)
@@ -139,7 +139,7 @@ class _Compiler:
             node = self.known.nodes.get(above)
             if node is not None and node.exists:
                 if node.leaf:
-                    self._hold_leaf(above, node)
+                    self._require_leaf(above, node)
                     return
                 break
             if node is not None:
@@ -158,7 +158,7 @@ class _Compiler:
                 return node is None
         return False
 
-    def _hold_leaf(self, key: str, node: Znode) -> None:
+    def _require_leaf(self, key: str, node: Znode) -> None:
         """Require that this session-bound key exists, so that nothing can be below it."""
         if node.version is None:
             raise NeedStates([key])
@@ -235,7 +235,7 @@ class _Compiler:
         node = self._node(op.key)
         if node.is_key:
             self._refuse(f"{op.key!r} exists already; put overwrites", op)
-        self._bring_to_life(op.key, op.value, node, bound=op.session is not None)
+        self._create_key(op.key, op.value, node, bound=op.session is not None)
 
     def _put(self, op: Put) -> None:
         if op.key not in self.known.nodes and not self.known.fresh:
@@ -246,7 +246,7 @@ class _Compiler:
         node = self._node(op.key)
         seen = node.seen
         if not node.is_key or seen is None or seen.version is None:
-            self._bring_to_life(op.key, op.value, node, bound=op.session is not None)
+            self._create_key(op.key, op.value, node, bound=op.session is not None)
         elif op.session is None or seen.version.owner == self.session_id:
             self._overwrite(op, seen, seen.version)
         else:
@@ -266,7 +266,7 @@ class _Compiler:
         at = self._emit("op", op.key, wire.set_data(path, data, pinned))
         self.plan.entries.append(PlannedEntry(op.key, op.value, version.owner, at, version.created, version.born))
 
-    def _bring_to_life(self, key: str, value: bytes, node: _Node, *, bound: bool) -> None:
+    def _create_key(self, key: str, value: bytes, node: _Node, *, bound: bool) -> None:
         if not node.exists:
             self._make(key, value, self.session_id if bound else None, node)
             return
@@ -281,7 +281,7 @@ class _Compiler:
         self._guard(key, node.seen)
         pinned = self._pin(key, node.seen)
         if node.seen.is_marked:
-            self._emit("op", key, wire.delete(self.layout.born(key)))
+            self._emit("op", key, wire.delete(self.layout.creation_mark(key)))
         if bound:
             self._emit("op", key, wire.delete(path, pinned))
             self._bump(key)
@@ -289,7 +289,7 @@ class _Compiler:
             self._make(key, value, self.session_id, node)
             return
         at = self._emit("op", key, wire.set_data(path, encode(value, None), pinned))
-        self._emit("op", key, self.layout.create(self.layout.born(key)))
+        self._emit("op", key, self.layout.create(self.layout.creation_mark(key)))
         node.is_key = True
         self.plan.entries.append(PlannedEntry(key, value, None, at, None, born=True))
 
@@ -302,7 +302,7 @@ class _Compiler:
         self, key: str, value: bytes, owner: str | None, node: _Node | None = None, created: int | None = None
     ) -> None:
         """Create the znode and missing parents. ``created`` is that of a key that existed before."""
-        self._need_parents(key)
+        self._require_parents(key)
         flags = wire.PERSISTENT if owner is None else wire.EPHEMERAL
         self._emit("op", key, self.layout.create(self.layout.path(key), encode(value, owner, created), flags))
         self._count(key, +1)
@@ -310,7 +310,7 @@ class _Compiler:
             node.exists = node.is_key = True
         self.plan.entries.append(PlannedEntry(key, value, owner, created=created))
 
-    def _need_parents(self, key: str) -> None:
+    def _require_parents(self, key: str) -> None:
         missing = []
         above = key
         while above := parent(above):
@@ -337,7 +337,7 @@ class _Compiler:
             self._remove(op.key, node, seen, seen.version)
             self.plan.deleted.append(op.key)
         else:
-            self._hold_absent(op.key, seen)
+            self._require_absent(op.key, seen)
 
     def _remove(self, key: str, node: _Node, seen: Znode, version: Version) -> None:
         """Delete the key. Its znode stays as an implied parent if others are below."""
@@ -353,7 +353,7 @@ class _Compiler:
             node.is_key = False
         else:
             if version.born:
-                self._emit("op", key, wire.delete(self.layout.born(key)))
+                self._emit("op", key, wire.delete(self.layout.creation_mark(key)))
             self._emit("op", key, wire.delete(path, pinned))
             node.exists = node.is_key = False
             self._count(key, -1)

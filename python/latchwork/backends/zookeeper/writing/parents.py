@@ -94,5 +94,5 @@ def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline:
 
 def _removal(layout: Layout, key: str, node: Znode) -> list[bytes]:
     """Return the guarded removal: a key that was created at this path has changed the guard or the version."""
-    mark = [wire.delete(layout.born(key))] if node.is_marked else []
+    mark = [wire.delete(layout.creation_mark(key))] if node.is_marked else []
     return [wire.set_data(layout.guard(key), b"", node.gen), *mark, wire.delete(layout.path(key), node.data)]

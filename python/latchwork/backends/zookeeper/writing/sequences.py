@@ -66,7 +66,7 @@ def create_sequential(reader: Reader, memory: Memory, task: WriteTask, key: str,
             memory.note(entry)
             return entry
         if result.failed == len(parts):
-            task.judge_evidence(result)
+            task.check_evidence(result)
         elif result.error == NO_NODE and parts is by_server:
             yield from _prepare_counter(reader, task, key, result)
         elif result.error == BAD_VERSION or (result.error == NODE_EXISTS and parts is not by_server):
@@ -169,7 +169,7 @@ def create_ordered(reader: Reader, memory: Memory, task: WriteTask, stem: str, o
             known = found is not None and made in found
             return Ordered(entry, older(made, stem.rpartition("/")[2], found or ()) if known else None)
         if result.failed == len(parts) + 1:
-            task.judge_evidence(result)
+            task.check_evidence(result)
         elif result.error in {NO_NODE, NODE_EXISTS} and above:
             missing = yield from missing_parents(reader, task, above)
         else:

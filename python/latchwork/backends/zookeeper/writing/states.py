@@ -184,7 +184,7 @@ class Memory:
         }
         return replace(known, nodes={**known.nodes, **coming}) if coming else known
 
-    def _saw_put(self, key: str, known: KnownStates) -> None:
+    def _record_put(self, key: str, known: KnownStates) -> None:
         node = known.nodes.get(key)
         if node is not None and not node.exists:
             self._new.note(parent(key), True)
@@ -195,7 +195,7 @@ class Memory:
         """Remember from a fresh read what the next similar transaction needs: checked keys, and parents."""
         for op in ops:
             if isinstance(op, Put):
-                self._saw_put(op.key, known)
+                self._record_put(op.key, known)
         for check in checks:
             if isinstance(check, (At, Exists)):
                 node = known.nodes[check.key]
@@ -222,7 +222,7 @@ def read_states(
     buckets = sorted({bucket(key) for key in (*keys, *parents)})
     reads = [wire.read_data(layout.guards[number]) for number in buckets]  # first: older than all that follow
     for key in keys:
-        reads += [wire.read_data(layout.path(key)), wire.read_data(layout.born(key))]
+        reads += [wire.read_data(layout.path(key)), wire.read_data(layout.creation_mark(key))]
     reads += [wire.read_data(layout.marker(each)) for each in sessions]
     payload = wire.multi(reads)
     together = False

@@ -42,7 +42,7 @@ class WriteTask:
         except Cut as cut:
             raise self.error(cut, write=False) from cut
 
-    def judge_evidence(self, result: wire.MultiReply) -> None:
+    def check_evidence(self, result: wire.MultiReply) -> None:
         """Raise the error of a multi that failed at its evidence.
 
         Raises:

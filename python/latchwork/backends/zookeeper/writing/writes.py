@@ -79,7 +79,7 @@ class Writer:
                 result = wire.parse_multi(reply)
                 if result.error == OK:
                     return self._done(plan, result.results, reply.zxid, gens)
-                self._judge(task, plan, result)
+                self._raise_permanent(task, plan, result)
             known = yield from self._fresh(task, checks, ops, extra, attempt)
         raise AssertionError("unreachable")
 
@@ -159,11 +159,11 @@ class Writer:
             self._on_emptied(emptied)
         return Committed(token, entries, tuple(plan.deleted))
 
-    def _judge(self, task: WriteTask, plan: MultiPlan, result: wire.MultiReply) -> None:
+    def _raise_permanent(self, task: WriteTask, plan: MultiPlan, result: wire.MultiReply) -> None:
         """Raise errors that another read cannot fix."""
         self.memory.parents.ended(plan)
         if result.failed == len(plan.parts):
-            task.judge_evidence(result)
+            task.check_evidence(result)
         if result.failed < 0:  # the request as a whole was refused
             if result.error == wire.SESSION_EXPIRED and task.session_id is not None:
                 raise session_lost(task.session_id, task.what)
