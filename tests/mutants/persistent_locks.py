@@ -71,7 +71,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a write that may land late is forgotten",
-        "primitives/leased/taking.py",
+        "primitives/leased/acquirer.py",
         "                doubts.append(what)\n",
         "                pass\n",
         id_of(
@@ -81,8 +81,8 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "an interrupted release waits for the next chores",
-        "primitives/leased/upkeep.py",
-        "with undone_if_interrupted(self._chores.signal):",
+        "primitives/leased/core.py",
+        "with undone_if_interrupted(self._cleanup_lane.signal):",
         "with undone_if_interrupted(bool):",
         id_of(
             "primitives/lock_keeper",

@@ -227,7 +227,7 @@ class Simulation:
         self.ask(node, lambda: self.server.commit(decision.checks, decision.ops), answered)
 
     def mutated(self, decision):
-        if self.mutation == "takeover without At(O_old)" and decision.buries:
+        if self.mutation == "takeover without At(O_old)" and decision.removes_owner:
             kept = [c for c in decision.checks if not (isinstance(c, At) and c.key.startswith("owners/"))]
             return replace(decision, checks=tuple(kept))
         if self.mutation == "take without At(L)":
@@ -238,7 +238,7 @@ class Simulation:
         node.held, node.held_by = entry, owner
         node.haste = self.random.choice((0.0, 0.02, 0.1))  # 0: until it is lost
         self.grants += 1
-        self.takeovers += decision.buries is not None
+        self.takeovers += decision.removes_owner is not None
         self.overlaps += any(other.believes(self.now) for other in self.nodes if other is not node)
 
     def release(self, node):

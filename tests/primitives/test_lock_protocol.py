@@ -55,7 +55,7 @@ def test_a_lock_of_a_living_owner_is_held_until_the_owner_must_have_stopped():
 def test_a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it():
     entry = lock(LockRecord("old", "x").encode())
     take = planned(entry, seen=Sighting(3, 2.0, since=10.0), now=10.0 + 2.0 * TAKEOVER_FACTOR)
-    assert take == Take((At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), buries="old")
+    assert take == Take((At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
 
 
 def test_a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it_still_is():
@@ -64,13 +64,13 @@ def test_a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it
     assert planned(entry, seen=seen, now=over_at - 0.01) == Held("old", over_at)
     take = planned(entry, seen=seen, now=over_at)
     checks = (At(entry), At.of(O_OLD, 3), Absent(f"{O_OLD}/alive"), Exists(O_ME))
-    assert take == Take(checks, (Put(L, MINE), Delete(O_OLD)), buries="old")
+    assert take == Take(checks, (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
 
 
 def test_a_sign_that_hangs_keeps_nobody_longer_than_the_silence_of_its_owner():
     entry, seen = lock(LockRecord("old", "x").encode()), Sighting(3, 2.0, 10.0, "s")
     take = planned(entry, seen=seen, now=10.0 + 2.0 * TAKEOVER_FACTOR)
-    assert take == Take((At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), buries="old")
+    assert take == Take((At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
 
 
 def test_the_grace_counts_from_the_first_response_without_the_sign_and_anew_with_each_version():

@@ -17,11 +17,11 @@ from functools import partial
 from typing import TypeVar
 
 from latchwork.errors import OutcomeUnknown, Unavailable
+from latchwork.primitives.leased.acquirer import LockAcquirer
+from latchwork.primitives.leased.core import KeeperCore
 from latchwork.primitives.leased.inspect import LockState, state_of, states_below
-from latchwork.primitives.leased.owner import HeldLock, SessionOfTheMoment
+from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
-from latchwork.primitives.leased.taking import Taking
-from latchwork.primitives.leased.upkeep import Upkeep
 from latchwork.primitives.waiting.common import Patience, Starts, check_least, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.forks import lost_by_fork
@@ -57,19 +57,19 @@ class LockKeeper(Starts):
         *,
         ttl_s: float = 10.0,
         owner_label: str = "",
-        session: SessionOfTheMoment | None = None,
+        session: SessionProvider | None = None,
     ) -> None:
-        self._upkeep = upkeep = Upkeep(store, ttl_s=ttl_s, owner_label=owner_label, session=session)
-        self._taking = Taking(upkeep)
-        upkeep.keeper = self
-        self.ttl_s = upkeep.ttl_s
-        self._record = upkeep.record
-        self._table = upkeep.table
-        self._store = upkeep.store
-        self._clock = upkeep.clock
-        self._state = upkeep.state
-        self._home = upkeep.home
-        self._waits = upkeep.waits
+        self._core = core = KeeperCore(store, ttl_s=ttl_s, owner_label=owner_label, session=session)
+        self._taking = LockAcquirer(core)
+        core.keeper = self
+        self.ttl_s = core.ttl_s
+        self._record = core.record
+        self._table = core.table
+        self._store = core.store
+        self._clock = core.clock
+        self._state = core.state
+        self._home = core.fork_guard
+        self._waits = core.waits
 
     def __repr__(self) -> str:
         return f"<LockKeeper {self._record.label!r} {len(self.held())} locks {self.remaining_s():.2f}s>"
@@ -87,14 +87,14 @@ class LockKeeper(Starts):
         held = self._state.close()
         if held is None:
             return
-        self._upkeep.closing.set()
+        self._core.closing.set()
         self._waits.close()
         try:
             if release:
-                await self._upkeep.give_back(held)
+                await self._core.free_held(held)
         finally:
-            self._upkeep.end()
-        await self._upkeep.wait_ended()
+            self._core.end()
+        await self._core.wait_ended()
 
     def start(self) -> None:
         """Follow the other owners from now on. Idempotent.
@@ -102,13 +102,13 @@ class LockKeeper(Starts):
         Raises:
             Closed: The keeper was closed.
         """
-        self._upkeep.start()
+        self._core.start()
 
     def end_soon(self) -> None:
         """Release all locks and end the thread, in the background."""
-        self._upkeep.end_soon()
+        self._core.end_soon()
 
-    # Taking and releasing
+    # LockAcquirer and releasing
 
     @driven
     async def acquire(self, name: str, timeout_s: float | None = None) -> HeldLock:
@@ -192,11 +192,11 @@ class LockKeeper(Starts):
         if owner_id == self.owner_id:
             raise ValueError(f"owner {owner_id!r} is this keeper's own; give the id of an earlier life")
         patience = Patience(self._clock, timeout_s)
-        self._upkeep.start()
+        self._core.start()
         try:
             return await self._taking.adopt(check_member(owner_id, "owner"), names, patience)
         except (Unavailable, OutcomeUnknown):
-            self._upkeep.refuse_closed()  # the reason why it was not tried again
+            self._core.refuse_closed()  # the reason why it was not tried again
             raise
 
     @ending
@@ -210,7 +210,7 @@ class LockKeeper(Starts):
         """
         self._home.check()
         found, missing = self._state.find(list(dict.fromkeys(names)))
-        await self._upkeep.release_found(found, missing)
+        await self._core.release_found(found, missing)
 
     def when_free(self, name: str, fn: Callable[[str], None]) -> Callable[[], None]:
         """Call ``fn(name)`` once, in a callback thread, when the lock looks free. Then try to acquire it.
@@ -223,9 +223,9 @@ class LockKeeper(Starts):
             TypeError: It is not a plain function.
         """
         call = partial(check_listener(fn), check_name(name, "lock"))
-        self._upkeep.start()
-        cancel = self._waits.add(name, lambda: self._upkeep.relaxed.post(call))
-        self._upkeep.wake.set()
+        self._core.start()
+        cancel = self._waits.add(name, lambda: self._core.relaxed.post(call))
+        self._core.wake.set()
         return cancel
 
     # What is whose
@@ -256,8 +256,8 @@ class LockKeeper(Starts):
             The number of removed owners (silent for 2 TTL), and the number of locks that were freed, or forgotten
                 because they were free in an earlier sweep at least ten minutes ago.
         """
-        self._upkeep.start()
-        return await self._upkeep.sweeper.sweep()
+        self._core.start()
+        return await self._core.sweeper.sweep()
 
     def held(self) -> dict[str, HeldLock]:
         """Return the locks that this keeper certainly holds, by name."""
@@ -294,8 +294,8 @@ class LockKeeper(Starts):
         For callers that must know earlier that the server is unreachable. The TTL does not change. No effect after
         ``close``.
         """
-        self._upkeep.within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
-        self._upkeep.wake.set()
+        self._core.within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
+        self._core.wake.set()
 
     def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> Callable[[], None]:
         """Call ``fn(names)`` when locks expire or are taken over, so that the protected work must stop. Not on release.
@@ -303,8 +303,8 @@ class LockKeeper(Starts):
         Returns:
             A function that removes the listener.
         """
-        self._upkeep.refuse_closed()
-        return listen(self._upkeep.lost_listeners, fn)
+        self._core.refuse_closed()
+        return listen(self._core.lost_listeners, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
         """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered. The locks are ours for that long.
@@ -312,10 +312,10 @@ class LockKeeper(Starts):
         Returns:
             A function that removes the listener.
         """
-        self._upkeep.refuse_closed()
-        return listen(self._upkeep.failed_listeners, fn)
+        self._core.refuse_closed()
+        return listen(self._core.failed_listeners, fn)
 
     @ending
     async def release_held(self, locks: Sequence[HeldLock]) -> None:
         """Release exactly these holds; see ``release``. A lock that was acquired again since is not released."""
-        await self._upkeep.release(locks)
+        await self._core.release(locks)

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _making = mutex()
 
 #: Returns the session to share renewals with; None if there is none now.
-SessionOfTheMoment = Callable[[], Session | None]
+SessionProvider = Callable[[], Session | None]
 
 
 class LockOwner(Renewer):
@@ -44,7 +44,7 @@ class LockOwner(Renewer):
         clock: The clock of its lease.
         ttl_s: Seconds that the lease lasts without a renewal.
         session: The session of its sign, which its renewals also renew; None for none.
-        home: The process of its keeper.
+        fork_guard: The process of its keeper.
         renew: Sends a renewal, and returns a future of the local time of the send.
         renewed: Called with the error of each finished renewal, or None, in any thread.
         release: Releases these locks.
@@ -52,7 +52,7 @@ class LockOwner(Renewer):
     Attributes:
         id: The UUID.
         lost: Set once it has expired or was taken over.
-        held: Its locks by name, guarded by ``Holdings``, as are the next two.
+        held: Its locks by name, guarded by ``KeeperState``, as are the next two.
         users: The calls that use it now.
         idle_since: When it last had a lock or a user.
     """
@@ -61,14 +61,14 @@ class LockOwner(Renewer):
         self,
         clock: Clock,
         ttl_s: float,
-        home: ForkGuard,
+        fork_guard: ForkGuard,
         *,
         session: Session | None = None,
         renew: Callable[[LockOwner], Future[float]],
         renewed: Callable[[LockOwner, BaseException | None], None],
         release: Callable[[Sequence[HeldLock]], Steps[None]],
     ) -> None:
-        self.clock, self.ttl_s, self.home, self.release = clock, ttl_s, home, release
+        self.clock, self.ttl_s, self.fork_guard, self.release = clock, ttl_s, fork_guard, release
         self.id = uuid.uuid4().hex
         self.lost: Signal = Signal()
         self.held: dict[str, HeldLock] = {}
@@ -132,9 +132,9 @@ class LockOwner(Renewer):
     def without_session(self) -> None:
         """Count only its renewals from now on. Idempotent."""
         self._session = None
-        self.follow_no_more()
+        self.unfollow_session()
 
-    def follow_no_more(self) -> None:
+    def unfollow_session(self) -> None:
         """Stop waiting for the end of its session. Idempotent."""
         if self._unlisten is not None:
             self._unlisten()
@@ -179,7 +179,7 @@ class HeldLock(GuardsWork):
     @property
     def is_kept(self) -> bool:
         """Whether it was not released. It may have expired."""
-        return self.owner.held.get(self.name) is self and not self.owner.home.is_foreign
+        return self.owner.held.get(self.name) is self and not self.owner.fork_guard.is_foreign
 
     def remaining_s(self) -> float:
         """Seconds for which it is certainly ours without a further renewal; 0 once released or lost. No I/O."""
@@ -207,7 +207,7 @@ class HeldLock(GuardsWork):
     def ownership(self) -> Ownership:
         """The ownership that work under it depends on."""
         owner = self.owner
-        owner.home.check()
+        owner.fork_guard.check()
         with _making:
             if self._ownership is None:
                 self._ownership = Ownership(
@@ -227,7 +227,7 @@ class HeldLock(GuardsWork):
 class Renewals:
     """Creates and renews the owners of a keeper. Thread-safe."""
 
-    def __init__(self, table: LockTable, record: OwnerRecord, session: SessionOfTheMoment | None) -> None:
+    def __init__(self, table: LockTable, record: OwnerRecord, session: SessionProvider | None) -> None:
         self._table = table
         self._record = record
         self._session = session
@@ -268,12 +268,12 @@ class Renewals:
         owner.lose_sign()
         return False
 
-    async def part(self, owner: LockOwner | None) -> None:
+    async def detach(self, owner: LockOwner | None) -> None:
         """Let an owner that holds something expire by its own TTL, whenever its session ends."""
         if owner is None or owner.session is None or not owner.held or owner.is_over:
             return
         try:
-            await self._table.part_owner(owner.id, self._record)
+            await self._table.detach_owner(owner.id, self._record)
         except LatchworkError as error:
             _log.warning("lock owner %s may end with its session, not by its TTL: %s", owner.id, error)
 

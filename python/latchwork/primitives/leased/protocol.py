@@ -185,11 +185,11 @@ class Sightings:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The lock can be written with these checks and operations. ``buries`` is the owner that they remove."""
+    """The lock can be written with these checks and operations. ``removes_owner`` is the owner that they remove."""
 
     checks: tuple[Check, ...]
     ops: tuple[Op, ...]
-    buries: str | None = None
+    removes_owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def plan(
         return Held(record.owner, seen.dead_at)
     unchanged = At.of(owner_key, seen.version)
     unsigned: tuple[Check, ...] = (Absent(sign_key(owner_key)),) if now < seen.silent_at else ()
-    return Take((At(entry), unchanged, *unsigned, *alive), (write, Delete(owner_key)), buries=record.owner)
+    return Take((At(entry), unchanged, *unsigned, *alive), (write, Delete(owner_key)), removes_owner=record.owner)
 
 
 def plan_adoption(key: str, entry: Entry | None, value: bytes, *, me: str, owner_key: str, old: str) -> Plan:

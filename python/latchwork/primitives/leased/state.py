@@ -19,7 +19,7 @@ from latchwork.store.steps import Step
 IDLE_TTLS = 2.0
 
 
-class Holdings:
+class KeeperState:
     """Owners, holds, busy names and doubts of a keeper. Thread-safe; it calls nothing with its mutex held.
 
     Attributes:
@@ -67,7 +67,7 @@ class Holdings:
                 owner.users.add(claimer)
             return owner, self._changed.rings
 
-    def begin_making(self, owner: LockOwner, claimer: object) -> bool:
+    def begin_creation(self, owner: LockOwner, claimer: object) -> bool:
         """Return True if the caller must create this owner; False if there is one, or another call creates one."""
         with self._changed.mutex:
             if self._making is not None or self.current is not None:
@@ -77,10 +77,10 @@ class Holdings:
             self._making = owner
             return True
 
-    def end_making(self, owner: LockOwner, *, created: bool) -> None:
+    def end_creation(self, owner: LockOwner, *, created: bool) -> None:
         """Record whether the owner was created; its creation may also be unknown."""
         with self._changed.mutex:
-            self._end_making(owner, created=created)
+            self._end_creation(owner, created=created)
 
     def lose(self, owner: LockOwner) -> list[HeldLock] | None:
         """End this owner, and return the lost holds; None if it had ended."""
@@ -93,7 +93,7 @@ class Holdings:
             self._changed.ring()
             return list(owner.held.values())
 
-    def give_up(self, owner: LockOwner) -> bool:
+    def end_if_idle(self, owner: LockOwner) -> bool:
         """End an owner that has held nothing for long."""
         with self._changed.mutex:
             idle_s = self._clock.now() - owner.idle_since
@@ -103,7 +103,7 @@ class Holdings:
             self._ended.append(owner)
         return True
 
-    def to_bury(self, *, also_current: bool = False) -> list[LockOwner]:
+    def removable_owners(self, *, also_current: bool = False) -> list[LockOwner]:
         """Return ended owners that hold nothing, whose keys can be deleted."""
         with self._changed.mutex:
             if also_current and self.current is not None:
@@ -111,7 +111,7 @@ class Holdings:
                 self.current = None
             return [owner for owner in self._ended if not owner.held and (also_current or not owner.users)]
 
-    def buried(self, owner: LockOwner) -> None:
+    def owner_removed(self, owner: LockOwner) -> None:
         """Record that the key of this owner is gone."""
         with self._changed.mutex:
             self._ended = [other for other in self._ended if other is not owner]
@@ -138,7 +138,7 @@ class Holdings:
             self._busy.update(dict.fromkeys(claimed, claimer))
             return claimed
 
-    def done_with(self, claimer: object) -> list[str]:
+    def end_claim(self, claimer: object) -> list[str]:
         """End a claim, and return its names."""
         with self._changed.mutex:
             claimed = [name for name, other in self._busy.items() if other is claimer]
@@ -173,7 +173,7 @@ class Holdings:
                 owner.held[held.name] = held
         return {held.name: held for held in holds}
 
-    def take_back(self, holds: Iterable[HeldLock], claimer: object) -> list[InDoubt]:
+    def begin_release(self, holds: Iterable[HeldLock], claimer: object) -> list[InDoubt]:
         """Forget these holds, claim their names for the release, and return the doubts about it.
 
         The doubts are recorded before the release is sent, so that they are settled however it ends.
@@ -218,7 +218,7 @@ class Holdings:
 
     # With the mutex held
 
-    def _end_making(self, owner: LockOwner, *, created: bool) -> None:
+    def _end_creation(self, owner: LockOwner, *, created: bool) -> None:
         self._making = None
         if created:
             self.current = owner

@@ -1,6 +1,6 @@
 """The keys of the persistent locks: what was read of them, and every transaction that writes them.
 
-It has no thread, and does not know what this process holds; ``Holdings`` does.
+It has no thread, and does not know what this process holds; ``KeeperState`` does.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class LockTable:
         with self._lock:
             return self._sightings.of(owner)
 
-    def in_the_way(self, entry: Entry | None) -> str | None:
+    def blocking_owner(self, entry: Entry | None) -> str | None:
         """Return the owner that prevents taking L; "" for a key that is not a lock, None if it looks free."""
         record = LockRecord.decode(entry.value) if entry is not None else LockRecord(None)
         if record is None or record.owner is None:
@@ -122,7 +122,7 @@ class LockTable:
         seen = self.sighting(owner)
         return seen.dead_at if seen is not None and seen.dead_at > self.store.clock.now() else None
 
-    async def look(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
+    async def read(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
         """Read these L, and each O that they name and that was never seen; with ``fresh`` every O that they name."""
         entries = dict(zip(names, await ask(self.store.get_many, [self.lock_key(name) for name in names]), strict=True))
         await self.gone([owner for owner in owners_of(entries.values()) if fresh or self.sighting(owner) is None])
@@ -161,7 +161,7 @@ class LockTable:
         todo = [(list(names[at : at + _BATCH]), 0) for at in range(0, len(names), _BATCH)]
         while todo:
             batch, tries = todo.pop(0)
-            entries = dict.fromkeys(batch) if guess else await self.look(batch, fresh=tries > 0)
+            entries = dict.fromkeys(batch) if guess else await self.read(batch, fresh=tries > 0)
             mine = LockRecord(me, uuid.uuid4().hex, round(time.time(), 3)).encode()
             now, later = _fit(self._plans(entries, self.owner_key(me), mine, heir_of))
             if later:
@@ -209,11 +209,11 @@ class LockTable:
             for name in takes:
                 del written[name]
             raise
-        self._bury([take.buries for take in takes.values() if take.buries])
+        self._remove_ended_owners([take.removes_owner for take in takes.values() if take.removes_owner])
         by_key = {entry.key: entry for entry in done.entries}
         written.update({name: by_key[self.lock_key(name)] for name in takes})
 
-    def _bury(self, owners: Iterable[str]) -> None:
+    def _remove_ended_owners(self, owners: Iterable[str]) -> None:
         with self._lock:
             for owner in owners:
                 self._sightings.gone(owner)
@@ -248,7 +248,7 @@ class LockTable:
         Raises:
             Conflict, Unavailable, OutcomeUnknown: Not settled. Try again later.
         """
-        entry = (await self.look([doubt.name], fresh=True))[doubt.name]
+        entry = (await self.read([doubt.name], fresh=True))[doubt.name]
         if owner_of(entry) in ours and entry is not None:
             await ask(self.store.commit, [At(entry)], [Put(entry.key, FREE)])
             return
@@ -278,7 +278,7 @@ class LockTable:
             await ask(self.store.commit, [], [Delete(self.owner_key(owner)), Delete(self.sign_key(owner))])
         else:
             await ask(self.store.delete, self.owner_key(owner))
-        self._bury([owner])
+        self._remove_ended_owners([owner])
 
     def renew(self, owner: str, record: OwnerRecord, session: Session | None = None) -> Future[float]:
         """Rewrite O, which must exist, and return a future of the local time of the send.
@@ -298,7 +298,7 @@ class LockTable:
         sent_at = self.store.clock.now()
         return then(self.store.begin("commit", *self._parting(owner, record)), lambda _written: sent_at)
 
-    async def part_owner(self, owner: str, record: OwnerRecord) -> None:
+    async def detach_owner(self, owner: str, record: OwnerRecord) -> None:
         """Do the same, and wait for the answer."""
         await ask(self.store.commit, *self._parting(owner, record))
 
@@ -306,7 +306,7 @@ class LockTable:
         key = self.owner_key(owner)
         return [Exists(key)], [Put(key, record.encode()), Delete(self.sign_key(owner))]
 
-    async def prolong(self, owner: str) -> None:
+    async def renew_other(self, owner: str) -> None:
         """Renew another owner once, if it exists, so that no client takes its locks over meanwhile."""
         key = self.owner_key(owner)
         while (entry := await ask(self.store.get, key)) is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from latchwork._base.interrupts import mutex
-from latchwork.primitives.leased.state import Holdings
+from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.mirror import Mirror
@@ -39,10 +39,10 @@ class LockWaits:
     """Waiters by name, and their watches. Safe to share between threads. Fires waiters without its mutex held.
 
     Locks that are held here, by ``state``, do not look free. ``wake`` is set when a wait depends on the end of an
-    owner, which no watch reports: call ``look_for_dead`` then.
+    owner, which no watch reports: call ``recheck_dead_owners`` then.
     """
 
-    def __init__(self, table: LockTable, state: Holdings, wake: Signal) -> None:
+    def __init__(self, table: LockTable, state: KeeperState, wake: Signal) -> None:
         self._table = table
         self._state = state
         self._wake = wake
@@ -63,10 +63,10 @@ class LockWaits:
             fire()
         elif is_new:
             self._open(prefix, group)
-        self.poke([name])
+        self.recheck([name])
         return partial(self.cancel, name, fire)
 
-    async def until_free(self, name: str, patience: Patience, off: Signal) -> bool:
+    async def wait_free(self, name: str, patience: Patience, off: Signal) -> bool:
         """Wait until the lock looks free, ``off`` is set, or a timeout. Return False if it looked free at once."""
         looks_free = Signal()
         fire = looks_free.set
@@ -92,9 +92,9 @@ class LockWaits:
         with self._lock:
             return sorted(self._blocked_by)
 
-    def poke(self, names: Iterable[str]) -> None:
+    def recheck(self, names: Iterable[str]) -> None:
         """Check these names, and fire the waiters of names that look free."""
-        _call([fire for name in names if not self._state.is_ours(name) for fire in self._look(name)])
+        _call([fire for name in names if not self._state.is_ours(name) for fire in self._waiters_to_wake(name)])
         if self._blocked_by:
             self._wake.set()
 
@@ -102,9 +102,9 @@ class LockWaits:
         """Check the locks of an owner that was removed."""
         with self._lock:
             names = self._blocked_by.pop(owner, set())
-        self.poke(names)
+        self.recheck(names)
 
-    def look_for_dead(self) -> float:
+    def recheck_dead_owners(self) -> float:
         """Fire the waits for owners that are dead by now. Return the latest time for the next call."""
         due = math.inf
         for owner in self.blocking():
@@ -138,22 +138,22 @@ class LockWaits:
             unwanted = self._groups.get(prefix) is not group
         if unwanted:
             mirror.close()
-        self.poke(names)  # a first state that came before the mirror was put in its place
+        self.recheck(names)  # a first state that came before the mirror was put in its place
 
     def _changed(self, group: _Group, batch: tuple[Change, ...]) -> None:
         changed = {self._table.name_of(change.key) for change in batch}
         with self._lock:
             names = [name for name in changed if name in group.waiters] if group.ready else list(group.waiters)
             group.ready = True
-        self.poke(names)
+        self.recheck(names)
 
-    def _look(self, name: str) -> list[Fire]:
+    def _waiters_to_wake(self, name: str) -> list[Fire]:
         """The waiters to fire because a lock looks free; none while an owner is in the way, which is noted."""
         with self._lock:
             group = self._groups.get(name.partition("/")[0])
             if group is None or name not in group.waiters or group.mirror is None or not group.ready:
                 return []
-            owner = self._table.in_the_way(group.mirror.get(self._table.lock_key(name)))
+            owner = self._table.blocking_owner(group.mirror.get(self._table.lock_key(name)))
             if owner:
                 self._blocked_by.setdefault(owner, set()).add(name)
             return [] if owner is not None else self._drop(group, name)

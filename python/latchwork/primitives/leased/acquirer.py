@@ -1,4 +1,4 @@
-"""Taking locks for a lock keeper. Locks taken before an error remain held.
+"""LockAcquirer locks for a lock keeper. Locks taken before an error remain held.
 
 docs/design/locks.md has the race analysis.
 """
@@ -12,10 +12,10 @@ from functools import partial
 from typing import TypeVar
 
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
+from latchwork.primitives.leased.core import KeeperCore
 from latchwork.primitives.leased.inspect import state_of
 from latchwork.primitives.leased.owner import HeldLock, LockOwner
 from latchwork.primitives.leased.protocol import InDoubt
-from latchwork.primitives.leased.upkeep import Upkeep
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, Signal, Steps, undone_if_interrupted
@@ -25,23 +25,23 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Taking:
+class LockAcquirer:
     """Takes locks for a keeper. Safe to share between threads.
 
     Args:
-        upkeep: of the keeper.
+        core: of the keeper.
     """
 
-    def __init__(self, upkeep: Upkeep) -> None:
-        self._upkeep = upkeep
-        self._state = upkeep.state
-        self._table = upkeep.table
-        self._clock = upkeep.clock
+    def __init__(self, core: KeeperCore) -> None:
+        self._core = core
+        self._state = core.state
+        self._table = core.table
+        self._clock = core.clock
 
     async def acquire(self, name: str, timeout_s: float | None, off: Signal) -> HeldLock:
         """Wait for a lock and take it, until the signal is set: ``Closed`` then."""
         check_name(name, "lock")
-        self._upkeep.home.check()
+        self._core.fork_guard.check()
         refuse_in_callback(f"lock {name!r}", timeout_s)
         patience, backoff = Patience(self._clock, timeout_s), Backoff()
         while True:
@@ -55,7 +55,7 @@ class Taking:
             if patience.is_over:
                 raise trouble or WaitTimeout(await self._still_held(name, timeout_s))
             pause_s = backoff.next_s()
-            if trouble is None and await self._upkeep.waits.until_free(name, patience, off):
+            if trouble is None and await self._core.waits.wait_free(name, patience, off):
                 backoff.reset()
             elif not off.is_set():
                 await self._pause(patience.left_s(pause_s))
@@ -68,11 +68,13 @@ class Taking:
         Raises:
             Unavailable, OutcomeUnknown: and nothing was taken; else what was taken so far is returned.
         """
-        self._upkeep.start()
+        self._core.start()
         granted, claimer = dict[str, HeldLock](), object()
         try:
-            let_go = undone_if_interrupted(lambda: self._upkeep.let_go(list(granted.values())))
-            with let_go, self._claimed(names, claimer) as claimed:
+            release_in_background = undone_if_interrupted(
+                lambda: self._core.release_in_background(list(granted.values()))
+            )
+            with undo, self._claimed(names, claimer) as claimed:
                 await self._take(claimed, granted, claimer)
         except (Unavailable, OutcomeUnknown) as error:
             if not granted:
@@ -95,25 +97,25 @@ class Taking:
                 return
             finally:
                 granted.update(self._grant(owner, written, claimer))
-            self._upkeep.lose(owner, "another owner took it over")
+            self._core.lose(owner, "another owner took it over")
 
     async def _use_owner(self, claimer: object) -> LockOwner:
         """The current owner, counted as used, so that it is not given up meanwhile; made if there is none."""
         while True:
-            self._upkeep.lose_if_over()
+            self._core.lose_if_expired()
             owner, rings = self._state.use_owner(claimer)
             if owner is not None:
                 return owner
             owner = LockOwner(
                 self._clock,
-                self._upkeep.ttl_s,
-                self._upkeep.home,
-                session=self._upkeep.renewals.session(),
-                renew=self._upkeep.renewals.renew,
-                renewed=self._upkeep.renewed,
-                release=self._upkeep.release,
+                self._core.ttl_s,
+                self._core.fork_guard,
+                session=self._core.renewals.session(),
+                renew=self._core.renewals.renew,
+                renewed=self._core.renewed,
+                release=self._core.release,
             )
-            if self._state.begin_making(owner, claimer):
+            if self._state.begin_creation(owner, claimer):
                 await self._make(owner)
                 return owner
             await self._state.rung(rings, 1.0)  # another thread makes one
@@ -121,13 +123,13 @@ class Taking:
     async def _make(self, owner: LockOwner) -> None:
         created = False
         try:
-            await self._upkeep.renewals.create(owner)
+            await self._core.renewals.create(owner)
             created = True
         finally:
-            self._state.end_making(owner, created=created)
-        owner.follow_session(self._upkeep.wake.set)
-        self._upkeep.wake.set()
-        _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self._upkeep.ttl_s)
+            self._state.end_creation(owner, created=created)
+        owner.follow_session(self._core.wake.set)
+        self._core.wake.set()
+        _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self._core.ttl_s)
 
     def _grant(self, owner: LockOwner, written: dict[str, Entry | InDoubt], claimer: object) -> dict[str, HeldLock]:
         holds, doubts = [], []
@@ -135,7 +137,7 @@ class Taking:
             if isinstance(what, InDoubt):
                 doubts.append(what)
             else:
-                holds.append(HeldLock(owner, name, what, self._upkeep.store.fence(what.token, At(what))))
+                holds.append(HeldLock(owner, name, what, self._core.store.fence(what.token, At(what))))
         granted = self._state.grant(owner, holds, doubts, claimer)
         for name, held in granted.items():
             _log.debug("lock %r taken by owner %s with token %d", name, owner.id, held.fence.token)
@@ -147,10 +149,10 @@ class Taking:
         try:
             yield self._state.claim(names, claimer)
         finally:
-            self._upkeep.done_with(claimer)
+            self._core.end_claim(claimer)
 
     async def _pause(self, seconds: float | None) -> None:
-        await Pause(self._clock, self._upkeep.closing, seconds)
+        await Pause(self._clock, self._core.closing, seconds)
 
     async def _still_held(self, name: str, timeout_s: float | None) -> str:
         try:
@@ -172,33 +174,33 @@ class Taking:
         """
         backoff = Backoff()
         granted: dict[str, HeldLock] = {}
-        await self._persist(lambda: self._table.prolong(old), patience, backoff)
-        found = await self._persist(lambda: self._table.held_by(old), patience, backoff)
+        await self._retry(lambda: self._table.renew_other(old), patience, backoff)
+        found = await self._retry(lambda: self._table.held_by(old), patience, backoff)
         left = names = [name for name in found if only is None or name in only]
         claimer = object()
-        with undone_if_interrupted(lambda: self._upkeep.let_go(list(granted.values()))):
+        with undone_if_interrupted(lambda: self._core.release_in_background(list(granted.values()))):
             while left:
                 with self._claimed(left, claimer) as claimed:  # also during the pause: no other thread settles doubts
-                    await self._persist(partial(self._take, claimed, granted, claimer, old), patience, backoff)
+                    await self._retry(partial(self._take, claimed, granted, claimer, old), patience, backoff)
                 left = self._state.are_busy(name for name in left if name not in granted)
-                if left and not await self._keep_on(patience, backoff):  # another thread is taking them
+                if left and not await self._pause_before_retry(patience, backoff):  # another thread is taking them
                     return granted
             if len(names) == len(found):
-                await self._upkeep.delete(old)
+                await self._core.delete(old)
             return granted
 
-    async def _persist(self, step: Callable[[], Steps[T]], patience: Patience, backoff: Backoff) -> T:
+    async def _retry(self, step: Callable[[], Steps[T]], patience: Patience, backoff: Backoff) -> T:
         """Try a step again and again while the server cannot be reached and there is time."""
         while True:
             try:
                 return await step()
             except (Unavailable, OutcomeUnknown):
-                if not await self._keep_on(patience, backoff):
+                if not await self._pause_before_retry(patience, backoff):
                     raise
 
-    async def _keep_on(self, patience: Patience, backoff: Backoff) -> bool:
+    async def _pause_before_retry(self, patience: Patience, backoff: Backoff) -> bool:
         """Pause after trouble; False when there is no more time."""
-        if patience.is_over or self._upkeep.closing.is_set():
+        if patience.is_over or self._core.closing.is_set():
             return False
         await self._pause(patience.left_s(backoff.next_s()))
         return True

@@ -13,14 +13,14 @@ from functools import partial
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
 from latchwork.primitives.leased.inspect import LockSweeper
-from latchwork.primitives.leased.owner import HeldLock, LockOwner, Renewals, SessionOfTheMoment
+from latchwork.primitives.leased.owner import HeldLock, LockOwner, Renewals, SessionProvider
 from latchwork.primitives.leased.protocol import (
     OWNERS,
     InDoubt,
     OwnerRecord,
     raised_ttl_s,
 )
-from latchwork.primitives.leased.state import Holdings
+from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.leased.waits import LockWaits
 from latchwork.primitives.waiting.common import Announcer, Identity, check_text
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 5.0
 
 
-class Upkeep:
+class KeeperCore:
     """The background work of one lock keeper. Takes no locks. Safe to share between threads."""
 
     def __init__(
@@ -46,23 +46,23 @@ class Upkeep:
         *,
         ttl_s: float = 10.0,
         owner_label: str = "",
-        session: SessionOfTheMoment | None = None,
+        session: SessionProvider | None = None,
     ) -> None:
         self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
         self.table = LockTable(store)
         self.store = self.table.store
         self.clock = store.clock
         self.sweeper = LockSweeper(self.table)
-        self.state = Holdings(store.clock)
-        self.home = ForkGuard("a lock keeper")
+        self.state = KeeperState(store.clock)
+        self.fork_guard = ForkGuard("a lock keeper")
         identity = Identity()
         self.record = OwnerRecord(self.ttl_s, owner_label, identity.host, identity.pid)
         self.renewals = Renewals(self.table, self.record, session)
         self._dispatcher = Dispatcher(f"locks-{owner_label or identity.pid}", size=3)
         self._urgent = Announcer(self._dispatcher, "a lock keeper")
         self.relaxed = Announcer(self._dispatcher, "waits for locks")
-        self._chores = self._dispatcher.lane(lambda: run(self._tidy()), "the chores of a lock keeper")
-        self._next_chores = 0.0
+        self._cleanup_lane = self._dispatcher.lane(lambda: run(self._clean_up()), "the chores of a lock keeper")
+        self._next_cleanup = 0.0
         self.within_s = math.inf
         self.lost_listeners: dict[object, Callable[[tuple[str, ...]], None]] = {}
         self.failed_listeners: dict[object, Callable[[BaseException, float], None]] = {}
@@ -103,7 +103,7 @@ class Upkeep:
 
     def refuse_closed(self) -> None:
         """Raise ``Closed`` if the keeper was closed, ``ForkedProcess`` in a child of its process."""
-        self.home.check()
+        self.fork_guard.check()
         self.state.refuse_closed()
 
     def end(self) -> None:
@@ -121,14 +121,14 @@ class Upkeep:
 
     async def release(self, locks: Sequence[HeldLock]) -> None:
         """Give exactly these locks back. A lock taken again since is not meant."""
-        self.home.check()
+        self.fork_guard.check()
         found = [held for held in locks if held.is_kept]
         await self.release_found(found, [held.name for held in locks if held not in found])
 
     async def release_found(self, found: Sequence[HeldLock], missing: list[str]) -> None:
         """Release the locks found. Raise ``LockLost`` if some had expired or are missing."""
         lost = [held.name for held in found if held.owner.is_over]
-        gone = await self.give_back(found)
+        gone = await self.free_held(found)
         failed = sorted({*lost, *gone, *missing})
         if failed:
             raise LockLost(
@@ -149,8 +149,8 @@ class Upkeep:
                 due = self.clock.now() + self.ttl_s / 8
             await Pause(self.clock, self.wake, max(0.0, due - self.clock.now()))
             self.wake.clear()
-        await self.renewals.part(self.state.current)
-        await self._bury(also_current=True)
+        await self.renewals.detach(self.state.current)
+        await self._remove_ended_owners(also_current=True)
         self.waits.close()
         if self._mirror is not None:
             self._mirror.close()
@@ -160,13 +160,13 @@ class Upkeep:
 
     async def _step(self, now: float) -> float:
         """Do what is due; returns when the next step is due, at the latest."""
-        due = [now + self.ttl_s, self.waits.look_for_dead(), self._renew_current()]
-        if now >= self._next_chores:
-            self._next_chores = now + self.ttl_s / 4
+        due = [now + self.ttl_s, self.waits.recheck_dead_owners(), self._renew_current()]
+        if now >= self._next_cleanup:
+            self._next_cleanup = now + self.ttl_s / 4
             if await self._is_abandoned():
                 self._stopping.set()
-            self._chores.signal()
-        return min(*due, self._next_chores)
+            self._cleanup_lane.signal()
+        return min(*due, self._next_cleanup)
 
     async def _is_abandoned(self) -> bool:
         """True if the store was closed and nothing is held: there is nothing left to do, ever."""
@@ -180,9 +180,9 @@ class Upkeep:
             pass
         return False
 
-    async def _tidy(self) -> None:
+    async def _clean_up(self) -> None:
         """Delete owners that ended, settle doubtful writes, look for owners that went unseen, close idle watches."""
-        await self._bury()
+        await self._remove_ended_owners()
         for doubt in self.state.doubts:
             await self._settle(doubt)
         try:
@@ -192,12 +192,12 @@ class Upkeep:
             _log.info("owners that hold what is waited for could not be read: %s", error)
         self.waits.trim()
 
-    async def _bury(self, *, also_current: bool = False) -> None:
+    async def _remove_ended_owners(self, *, also_current: bool = False) -> None:
         """Delete the keys of owners that have ended and hold nothing. Failed deletions are retried later."""
-        for owner in self.state.to_bury(also_current=also_current):
-            owner.follow_no_more()
+        for owner in self.state.removable_owners(also_current=also_current):
+            owner.unfollow_session()
             if await self.delete(owner.id, signed=owner.session is not None):
-                self.state.buried(owner)
+                self.state.owner_removed(owner)
 
     async def delete(self, owner_id: str, *, signed: bool = True) -> bool:
         """Delete the key of an owner; False if that has to be tried again."""
@@ -218,13 +218,13 @@ class Upkeep:
         except LatchworkError as error:
             _log.info("lock %r is not settled yet: %s", doubt.name, error)
         finally:
-            self.done_with(doubt)
+            self.end_claim(doubt)
 
-    async def give_back(self, found: Sequence[HeldLock]) -> list[str]:
+    async def free_held(self, found: Sequence[HeldLock]) -> list[str]:
         """Free these locks on the server, now or later; returns the names that others have taken."""
         claimer = object()
-        doubts = self.state.take_back(found, claimer)
-        with undone_if_interrupted(self._chores.signal):  # at once; else they settle it after a quarter of a TTL
+        doubts = self.state.begin_release(found, claimer)
+        with undone_if_interrupted(self._cleanup_lane.signal):  # at once; else they settle it after a quarter of a TTL
             try:
                 for held in found:
                     held.end_work()
@@ -236,36 +236,36 @@ class Upkeep:
                 self.state.settled(doubts)
                 return gone
             finally:
-                self.done_with(claimer)
+                self.end_claim(claimer)
 
     def end_soon(self) -> None:
         """Release all locks, and end the thread, in the background."""
         held = self.state.close()
         self.closing.set()
         self.waits.close()
-        self.let_go(held or ())
+        self.release_in_background(held or ())
         self.end()
 
-    def let_go(self, found: Sequence[HeldLock]) -> None:
+    def release_in_background(self, found: Sequence[HeldLock]) -> None:
         """Stop holding these locks, and free them in the background. Some steps may be done already."""
         claimer = object()
-        self.state.take_back([held for held in found if held.is_kept], claimer)
+        self.state.begin_release([held for held in found if held.is_kept], claimer)
         for held in found:
             held.end_work()
-        self.done_with(claimer)
-        self._chores.signal()  # last: busy names are skipped for a quarter of a TTL
+        self.end_claim(claimer)
+        self._cleanup_lane.signal()  # last: busy names are skipped for a quarter of a TTL
 
-    def done_with(self, claimer: object) -> None:
+    def end_claim(self, claimer: object) -> None:
         """End a claim, and wake the waits for its names."""
-        self.waits.poke(self.state.done_with(claimer))
+        self.waits.recheck(self.state.end_claim(claimer))
 
     # The owner
 
     def _renew_current(self) -> float:
         """Lose, give up or renew the current owner if that is due. Return when the next of these is due."""
-        self.lose_if_over()
+        self.lose_if_expired()
         owner = self.state.current
-        if owner is None or self.state.give_up(owner):
+        if owner is None or self.state.end_if_idle(owner):
             return math.inf
         due = owner.step(self.within_s)
         if due is None:
@@ -289,7 +289,7 @@ class Upkeep:
         if self.renewals.is_taken_over(owner, error):
             self.lose(owner, "another owner took it over")
 
-    def lose_if_over(self) -> None:
+    def lose_if_expired(self) -> None:
         """Lose the current owner if its lease has run out."""
         owner = self.state.current
         if owner is not None and owner.is_over:
@@ -307,7 +307,7 @@ class Upkeep:
         _log.warning("lock owner %s is lost with %d locks: %s; their work must stop", owner.id, len(names), why)
         if names:
             self._urgent.post(*(partial(fn, names) for fn in list(self.lost_listeners.values())))
-        self.waits.poke(names)
+        self.waits.recheck(names)
 
     # The other owners
 
@@ -321,7 +321,7 @@ class Upkeep:
                 self.lose(owner, "another owner took it over")
             self.waits.owner_gone(gone)
         if self._unwatched():
-            self._chores.signal()
+            self._cleanup_lane.signal()
         self.wake.set()
 
     def _unwatched(self) -> list[str]:
