@@ -1,4 +1,4 @@
-"""LockAcquirer locks for a lock keeper. Locks taken before an error remain held.
+"""Acquires locks for a lock keeper. Locks acquired before an error remain held.
 
 docs/design/locks.md has the race analysis.
 """
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class LockAcquirer:
-    """Takes locks for a keeper. Safe to share between threads.
+    """Acquires locks for a keeper. Thread-safe.
 
     Args:
-        core: of the keeper.
+        core: The keeper's state and background work.
     """
 
     def __init__(self, core: KeeperCore) -> None:
@@ -39,7 +39,11 @@ class LockAcquirer:
         self._clock = core.clock
 
     async def acquire(self, name: str, timeout_s: float | None, off: Signal) -> HeldLock:
-        """Wait for a lock and take it, until the signal is set: ``Closed`` then."""
+        """Wait for a lock and acquire it.
+
+        Raises:
+            Closed: The signal ``off`` was set while waiting.
+        """
         check_name(name, "lock")
         self._core.fork_guard.check()
         refuse_in_callback(f"lock {name!r}", timeout_s)
@@ -63,17 +67,16 @@ class LockAcquirer:
                 raise Closed(f"lock {name!r} was closed while it was waited for; make another one")
 
     async def take_free(self, names: Sequence[str]) -> dict[str, HeldLock]:
-        """Take those of the locks that can be had now.
+        """Acquire those of the locks that are free, and return them by name.
 
         Raises:
-            Unavailable, OutcomeUnknown: and nothing was taken; else what was taken so far is returned.
+            Unavailable, OutcomeUnknown: The server failed before any lock was acquired. After a partial success the
+                acquired locks are returned instead.
         """
         self._core.start()
         granted, claimer = dict[str, HeldLock](), object()
         try:
-            release_in_background = undone_if_interrupted(
-                lambda: self._core.release_in_background(list(granted.values()))
-            )
+            undo = undone_if_interrupted(lambda: self._core.release_in_background(list(granted.values())))
             with undo, self._claimed(names, claimer) as claimed:
                 await self._take(claimed, granted, claimer)
         except (Unavailable, OutcomeUnknown) as error:
@@ -85,7 +88,7 @@ class LockAcquirer:
     async def _take(
         self, names: Sequence[str], granted: dict[str, HeldLock], claimer: object, heir_of: str | None = None
     ) -> None:
-        """Take those of the names that are free and not granted yet; with ``heir_of`` only those of that owner."""
+        """Acquire the names that are free and not granted yet. With ``heir_of``, only locks of that owner."""
         while left := [name for name in names if name not in granted]:
             owner = await self._use_owner(claimer)
             written: dict[str, Entry | InDoubt] = {}
@@ -100,7 +103,7 @@ class LockAcquirer:
             self._core.lose(owner, "another owner took it over")
 
     async def _use_owner(self, claimer: object) -> LockOwner:
-        """The current owner, counted as used, so that it is not given up meanwhile; made if there is none."""
+        """Return the current owner, or create one, and mark it as used so that it is not ended meanwhile."""
         while True:
             self._core.lose_if_expired()
             owner, rings = self._state.use_owner(claimer)
@@ -145,7 +148,7 @@ class LockAcquirer:
 
     @contextmanager
     def _claimed(self, names: Iterable[str], claimer: object) -> Iterator[list[str]]:
-        """Claim these names against other threads of this process, except names that are held or busy already."""
+        """Claim these names for the duration of the block, except names that are held or busy already."""
         try:
             yield self._state.claim(names, claimer)
         finally:
@@ -167,10 +170,11 @@ class LockAcquirer:
     # Adopting
 
     async def adopt(self, old: str, only: Collection[str] | None, patience: Patience) -> dict[str, HeldLock]:
-        """Take the locks of another owner, only from that owner. Then remove it, unless it keeps some.
+        """Take over the locks of another owner, only from that owner. Then delete it, unless it keeps some.
 
-        It is renewed once before, so that no client considers it dead meanwhile. It is removed last, so that locks
-        that it took after our read become free. After an error, some locks may not be taken; the others are held.
+        The owner is renewed once before, so that no client considers it dead meanwhile. It is deleted last, so that
+        locks that it took after our read become free. After an error, some locks may not have been taken over. The
+        others are held.
         """
         backoff = Backoff()
         granted: dict[str, HeldLock] = {}
@@ -190,7 +194,7 @@ class LockAcquirer:
             return granted
 
     async def _retry(self, step: Callable[[], Steps[T]], patience: Patience, backoff: Backoff) -> T:
-        """Try a step again and again while the server cannot be reached and there is time."""
+        """Repeat a step while the server is unavailable, until the timeout."""
         while True:
             try:
                 return await step()
@@ -199,7 +203,7 @@ class LockAcquirer:
                     raise
 
     async def _pause_before_retry(self, patience: Patience, backoff: Backoff) -> bool:
-        """Pause after trouble; False when there is no more time."""
+        """Pause after an error. Return False if no time is left."""
         if patience.is_over or self._core.closing.is_set():
             return False
         await self._pause(patience.left_s(backoff.next_s()))

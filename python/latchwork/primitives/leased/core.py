@@ -1,6 +1,6 @@
-"""The background work of a lock keeper: its thread, its owners, and its doubts.
+"""The background work of a lock keeper: its thread, its owners, and its writes in doubt.
 
-The thread renews the current owner, follows the other owners and starts cleanups. Nothing here takes a lock.
+The thread renews the current owner, watches the other owners and starts cleanups. Nothing here takes a lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class KeeperCore:
-    """The background work of one lock keeper. Takes no locks. Safe to share between threads."""
+    """The state and background work of one lock keeper. Takes no locks. Thread-safe."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class KeeperCore:
         self._mirror: Mirror | None = None
 
     def start(self) -> None:
-        """Follow the other owners from now on. Twice is fine.
+        """Start to watch the other owners. Idempotent.
 
         Raises:
-            Closed: the keeper was closed.
+            Closed: The keeper was closed.
         """
         self.refuse_closed()
         if self._is_running():
@@ -102,17 +102,17 @@ class KeeperCore:
         return self._background is not None
 
     def refuse_closed(self) -> None:
-        """Raise ``Closed`` if the keeper was closed, ``ForkedProcess`` in a child of its process."""
+        """Raise ``Closed`` if the keeper was closed, or ``ForkedProcess`` in a forked child of its process."""
         self.fork_guard.check()
         self.state.refuse_closed()
 
     def end(self) -> None:
-        """Have the thread end, which deletes the keys of owners that hold nothing."""
+        """Ask the thread to end. It then deletes the keys of owners that hold nothing."""
         self._stopping.set()
         self.wake.set()
 
     async def wait_ended(self) -> None:
-        """Wait for the end of the thread."""
+        """Wait until the thread has ended."""
         background = self._background
         if background is None:
             self._dispatcher.close()
@@ -120,13 +120,17 @@ class KeeperCore:
             await background
 
     async def release(self, locks: Sequence[HeldLock]) -> None:
-        """Give exactly these locks back. A lock taken again since is not meant."""
+        """Release exactly these holds. A hold that was acquired again since is not released."""
         self.fork_guard.check()
         found = [held for held in locks if held.is_kept]
         await self.release_found(found, [held.name for held in locks if held not in found])
 
     async def release_found(self, found: Sequence[HeldLock], missing: list[str]) -> None:
-        """Release the locks found. Raise ``LockLost`` if some had expired or are missing."""
+        """Release these holds.
+
+        Raises:
+            LockLost: Some holds had expired, or names are missing.
+        """
         lost = [held.name for held in found if held.owner.is_over]
         gone = await self.free_held(found)
         failed = sorted({*lost, *gone, *missing})
@@ -159,7 +163,7 @@ class KeeperCore:
         self._ended.set()
 
     async def _step(self, now: float) -> float:
-        """Do what is due; returns when the next step is due, at the latest."""
+        """Do the work that is due, and return when the next step is due at the latest."""
         due = [now + self.ttl_s, self.waits.recheck_dead_owners(), self._renew_current()]
         if now >= self._next_cleanup:
             self._next_cleanup = now + self.ttl_s / 4
@@ -169,7 +173,7 @@ class KeeperCore:
         return min(*due, self._next_cleanup)
 
     async def _is_abandoned(self) -> bool:
-        """True if the store was closed and nothing is held: there is nothing left to do, ever."""
+        """Return whether the store was closed and nothing is held, so that no work will follow."""
         if self._mirror is None or self.state.current is not None:
             return False
         try:
@@ -181,7 +185,7 @@ class KeeperCore:
         return False
 
     async def _clean_up(self) -> None:
-        """Delete owners that ended, settle doubtful writes, look for owners that went unseen, close idle watches."""
+        """Delete ended owners, settle writes in doubt, check owners that are not watched, and close idle watches."""
         await self._remove_ended_owners()
         for doubt in self.state.doubts:
             await self._settle(doubt)
@@ -193,14 +197,14 @@ class KeeperCore:
         self.waits.trim()
 
     async def _remove_ended_owners(self, *, also_current: bool = False) -> None:
-        """Delete the keys of owners that have ended and hold nothing. Failed deletions are retried later."""
+        """Delete the keys of ended owners without holds. Failed deletions are retried later."""
         for owner in self.state.removable_owners(also_current=also_current):
             owner.unfollow_session()
             if await self.delete(owner.id, signed=owner.session is not None):
                 self.state.owner_removed(owner)
 
     async def delete(self, owner_id: str, *, signed: bool = True) -> bool:
-        """Delete the key of an owner; False if that has to be tried again."""
+        """Delete the key of an owner. Return False if the caller must retry."""
         try:
             await self.table.delete_owner(owner_id, signed=signed)
         except LatchworkError as error:
@@ -221,7 +225,7 @@ class KeeperCore:
             self.end_claim(doubt)
 
     async def free_held(self, found: Sequence[HeldLock]) -> list[str]:
-        """Free these locks on the server, now or later; returns the names that others have taken."""
+        """Free these locks on the server, now or later. Return the names that another owner has taken."""
         claimer = object()
         doubts = self.state.begin_release(found, claimer)
         with undone_if_interrupted(self._cleanup_lane.signal):  # at once; else they settle it after a quarter of a TTL
@@ -239,7 +243,7 @@ class KeeperCore:
                 self.end_claim(claimer)
 
     def end_soon(self) -> None:
-        """Release all locks, and end the thread, in the background."""
+        """Release all locks and end the thread, in the background."""
         held = self.state.close()
         self.closing.set()
         self.waits.close()
@@ -247,7 +251,9 @@ class KeeperCore:
         self.end()
 
     def release_in_background(self, found: Sequence[HeldLock]) -> None:
-        """Stop holding these locks, and free them in the background. Some steps may be done already."""
+        """Stop the work under these holds, and free them in the background. Holds that were released before are
+        skipped.
+        """
         claimer = object()
         self.state.begin_release([held for held in found if held.is_kept], claimer)
         for held in found:
@@ -256,13 +262,15 @@ class KeeperCore:
         self._cleanup_lane.signal()  # last: busy names are skipped for a quarter of a TTL
 
     def end_claim(self, claimer: object) -> None:
-        """End a claim, and wake the waits for its names."""
+        """End a claim, and wake the waiters for its names."""
         self.waits.recheck(self.state.end_claim(claimer))
 
     # The owner
 
     def _renew_current(self) -> float:
-        """Lose, give up or renew the current owner if that is due. Return when the next of these is due."""
+        """Renew the current owner, end it if it is idle, or mark it lost, if that is due. Return when the next step is
+        due.
+        """
         self.lose_if_expired()
         owner = self.state.current
         if owner is None or self.state.end_if_idle(owner):
@@ -275,7 +283,7 @@ class KeeperCore:
         return min(due[0], self.clock.now() + owner.remaining_s())
 
     def renewed(self, owner: LockOwner, error: BaseException | None) -> None:
-        """Take the answer; runs on a client library's thread."""
+        """Handle the result of a renewal. Called in a thread of the client library."""
         if error is not None:
             self._failed(owner, error)
         self.wake.set()
@@ -290,13 +298,13 @@ class KeeperCore:
             self.lose(owner, "another owner took it over")
 
     def lose_if_expired(self) -> None:
-        """Lose the current owner if its lease has run out."""
+        """Mark the current owner as lost if its lease has expired."""
         owner = self.state.current
         if owner is not None and owner.is_over:
             self.lose(owner, "no renewal was confirmed in time")
 
     def lose(self, owner: LockOwner, why: str) -> None:
-        """Never renew this owner again, and tell work, listeners and waiters."""
+        """Stop renewing this owner, stop the work under its locks, and notify listeners and waiters."""
         held = self.state.lose(owner)
         if held is None:
             return
@@ -325,7 +333,7 @@ class KeeperCore:
         self.wake.set()
 
     def _unwatched(self) -> list[str]:
-        """Return blocking owners that were read but are not in the mirror, which would never report their end."""
+        """Return the owners that block waiters and are not in the mirror, which would never report their end."""
         mirror = self._mirror
         if mirror is None:
             return []

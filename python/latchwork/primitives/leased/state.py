@@ -1,7 +1,8 @@
-"""What a keeper holds and writes: no I/O, one mutex, and answers instead of calls.
+"""The state of a lock keeper: owners, holds, busy names and writes in doubt. No I/O, one mutex.
 
-A name is busy while a call, its claimer, writes its lock; no other call of this process uses it meanwhile. A doubt is a
-write of a lock that may have been applied or may still be; the keeper settles it once the name is not busy.
+A name is busy while a call, its claimer, writes its lock. No other call of this process uses it meanwhile. A write is
+in
+doubt if it may have been applied or may still be. The keeper settles it once the name is not busy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ IDLE_TTLS = 2.0
 
 
 class KeeperState:
-    """Owners, holds, busy names and doubts of a keeper. Thread-safe; it calls nothing with its mutex held.
+    """Owners, holds, busy names and writes in doubt of a keeper. Thread-safe. Calls nothing with its mutex held.
 
     Attributes:
         current: The current owner; None before the first, and between two.
@@ -39,7 +40,7 @@ class KeeperState:
         self._doubts: dict[str, InDoubt] = {}
 
     def close(self) -> list[HeldLock] | None:
-        """Refuse everything new, and return what is held, including lost holds; None if it was closed already."""
+        """Refuse new calls, and return all holds, including lost ones. Return None if it was closed before."""
         with self._changed.mutex:
             if self._is_closed:
                 return None
@@ -53,13 +54,15 @@ class KeeperState:
             raise Closed("the lock keeper was closed; make another one")
 
     def rung(self, rings: int, timeout_s: float) -> Step[bool]:
-        """Return the step of waiting until an owner was created or failed, or the keeper was closed."""
+        """Return a step that waits until an owner was created or failed, or the keeper was closed."""
         return self._changed.rung(rings, self._clock, timeout_s)
 
     # Owners
 
     def use_owner(self, claimer: object) -> tuple[LockOwner | None, int]:
-        """Return the current owner, which this call uses, and the number of rings; None without a valid owner."""
+        """Return the current owner and mark it as used by this call, with the number of rings. None without a valid
+        owner.
+        """
         with self._changed.mutex:
             self.refuse_closed()
             owner = self.current if self.current is not None and not self.current.is_over else None
@@ -68,7 +71,7 @@ class KeeperState:
             return owner, self._changed.rings
 
     def begin_creation(self, owner: LockOwner, claimer: object) -> bool:
-        """Return True if the caller must create this owner; False if there is one, or another call creates one."""
+        """Return True if the caller must create this owner. False if one exists or another call is creating one."""
         with self._changed.mutex:
             if self._making is not None or self.current is not None:
                 return False
@@ -78,12 +81,12 @@ class KeeperState:
             return True
 
     def end_creation(self, owner: LockOwner, *, created: bool) -> None:
-        """Record whether the owner was created; its creation may also be unknown."""
+        """Record whether the owner was created. False also means that the outcome is unknown."""
         with self._changed.mutex:
             self._end_creation(owner, created=created)
 
     def lose(self, owner: LockOwner) -> list[HeldLock] | None:
-        """End this owner, and return the lost holds; None if it had ended."""
+        """End this owner and return its holds, which are lost. Return None if it had ended."""
         with self._changed.mutex:
             if self.current is not owner:
                 return None
@@ -94,7 +97,7 @@ class KeeperState:
             return list(owner.held.values())
 
     def end_if_idle(self, owner: LockOwner) -> bool:
-        """End an owner that has held nothing for long."""
+        """End an owner that has held nothing for ``IDLE_TTLS``. Return whether it was ended."""
         with self._changed.mutex:
             idle_s = self._clock.now() - owner.idle_since
             if idle_s <= IDLE_TTLS * owner.ttl_s or owner.held or owner.users or self.current is not owner:
@@ -104,7 +107,7 @@ class KeeperState:
         return True
 
     def removable_owners(self, *, also_current: bool = False) -> list[LockOwner]:
-        """Return ended owners that hold nothing, whose keys can be deleted."""
+        """Return ended owners without holds, whose keys can be deleted."""
         with self._changed.mutex:
             if also_current and self.current is not None:
                 self._ended.append(self.current)
@@ -112,7 +115,7 @@ class KeeperState:
             return [owner for owner in self._ended if not owner.held and (also_current or not owner.users)]
 
     def owner_removed(self, owner: LockOwner) -> None:
-        """Record that the key of this owner is gone."""
+        """Record that the key of this owner was deleted."""
         with self._changed.mutex:
             self._ended = [other for other in self._ended if other is not owner]
 
@@ -125,13 +128,13 @@ class KeeperState:
             return dict(owner.held) if owner is not None and not owner.is_over else {}
 
     def find(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
-        """Return the holds of these names, including lost ones, and the names that are not held."""
+        """Return the holds of these names, including lost ones, and the names without a hold."""
         with self._changed.mutex:
             by_name = {held.name: held for held in self._all_held()}
         return [by_name[name] for name in names if name in by_name], [name for name in names if name not in by_name]
 
     def claim(self, names: Iterable[str], claimer: object) -> list[str]:
-        """Make these names busy unless they are held or busy, and return the claimed ones."""
+        """Mark these names as busy, except names that are held or busy. Return the marked names."""
         with self._changed.mutex:
             self.refuse_closed()
             claimed = [name for name in names if not self._is_ours(name)]
@@ -152,14 +155,14 @@ class KeeperState:
             return self._is_ours(name)
 
     def are_busy(self, names: Iterable[str]) -> list[str]:
-        """Return the names that a thread of this process is writing."""
+        """Return those of the names that a thread of this process is writing."""
         with self._changed.mutex:
             return [name for name in names if name in self._busy]
 
     def grant(
         self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[InDoubt], claimer: object
     ) -> dict[str, HeldLock]:
-        """Hold the taken locks by name, and record doubts. Ends this call's use of the owner."""
+        """Record acquired locks and writes in doubt, and end this call's use of the owner. Return the holds by name."""
         with self._changed.mutex:
             owner.users.discard(claimer)
             owner.idle_since = self._clock.now()
@@ -174,9 +177,9 @@ class KeeperState:
         return {held.name: held for held in holds}
 
     def begin_release(self, holds: Iterable[HeldLock], claimer: object) -> list[InDoubt]:
-        """Forget these holds, claim their names for the release, and return the doubts about it.
+        """Remove these holds, mark their names as busy, and return the writes in doubt that the release may cause.
 
-        The doubts are recorded before the release is sent, so that they are settled however it ends.
+        They are recorded before the release is sent, so that they are settled whatever happens to it.
         """
         with self._changed.mutex:
             doubts = [InDoubt(held.name, held.entry) for held in holds]
@@ -192,12 +195,14 @@ class KeeperState:
 
     @property
     def doubts(self) -> list[InDoubt]:
-        """Return the writes that may have been applied or may still be."""
+        """The writes that may have been applied or may still be."""
         with self._changed.mutex:
             return list(self._doubts.values())
 
     def begin_settling(self, doubt: InDoubt, claimer: object) -> frozenset[str] | None:
-        """Claim the name of a doubt, and return the owners whose lock may be freed; None if there is nothing to do."""
+        """Mark the name of a write in doubt as busy, and return the owners whose lock may be freed. None if nothing is
+        to be done.
+        """
         name = doubt.name
         with self._changed.mutex:
             if self._doubts.get(name) is not doubt or name in self._busy:
@@ -210,7 +215,7 @@ class KeeperState:
             return frozenset(self.ids - {held.owner.id for held in self._all_held() if held.name == name})
 
     def settled(self, doubts: Iterable[InDoubt]) -> None:
-        """Remove settled doubts."""
+        """Remove settled writes."""
         with self._changed.mutex:
             for doubt in doubts:
                 if self._doubts.get(doubt.name) is doubt:

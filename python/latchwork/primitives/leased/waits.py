@@ -1,7 +1,8 @@
-"""The waits for locks, and when it is worth trying again: by watch, without a thread per waiter.
+"""Waiters for locks, woken by watches when another attempt may succeed. No thread per waiter.
 
-A name of several segments is watched together with all names that share its first one, so that thousands of waits of
-one job cost one watch; a name of one segment is watched alone. Watches outlast their last waiter a little.
+A name of several segments is watched together with all names that share its first segment, so that thousands of waiters
+of one job cost one watch. A name of one segment is watched alone. A watch is kept for a short time after its last
+waiter.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Fire = Callable[[], None]
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The waiters below one first segment, by name, and the mirror of these locks, which is whole once ``ready``."""
+    """The waiters below one first segment, by name, and the mirror of these locks. ``ready`` once the mirror has its
+    first state.
+    """
 
     waiters: dict[str, list[Fire]] = field(default_factory=dict)
     mirror: Mirror | None = None
@@ -36,10 +39,11 @@ class _Group:
 
 
 class LockWaits:
-    """Waiters by name, and their watches. Safe to share between threads. Fires waiters without its mutex held.
+    """Waiters by name, and their watches. Thread-safe. Calls waiters without its mutex held.
 
-    Locks that are held here, by ``state``, do not look free. ``wake`` is set when a wait depends on the end of an
-    owner, which no watch reports: call ``recheck_dead_owners`` then.
+    Locks that are held by this keeper do not count as free. ``wake`` is set when a wait depends on the expiry of an
+    owner,
+    which no watch reports. The keeper then calls ``recheck_dead_owners``.
     """
 
     def __init__(self, table: LockTable, state: KeeperState, wake: Signal) -> None:
@@ -53,7 +57,9 @@ class LockWaits:
         self._closed = False
 
     def add(self, name: str, fire: Fire) -> Callable[[], None]:
-        """Call ``fire``, which must not block, once the lock looks free, maybe at once. Return a cancel function."""
+        """Call ``fire`` once when the lock looks free, perhaps immediately. It must not block. Return a function that
+        cancels it.
+        """
         prefix = name.partition("/")[0]
         with self._lock:
             closed, is_new = self._closed, prefix not in self._groups
@@ -93,7 +99,7 @@ class LockWaits:
             return sorted(self._blocked_by)
 
     def recheck(self, names: Iterable[str]) -> None:
-        """Check these names, and fire the waiters of names that look free."""
+        """Check these names, and wake the waiters of names that look free."""
         _call([fire for name in names if not self._state.is_ours(name) for fire in self._waiters_to_wake(name)])
         if self._blocked_by:
             self._wake.set()
@@ -105,7 +111,7 @@ class LockWaits:
         self.recheck(names)
 
     def recheck_dead_owners(self) -> float:
-        """Fire the waits for owners that are dead by now. Return the latest time for the next call."""
+        """Wake the waiters for owners that have died. Return when it must be called again at the latest."""
         due = math.inf
         for owner in self.blocking():
             dead_at = self._table.dead_at(owner)
@@ -116,12 +122,12 @@ class LockWaits:
         return due
 
     def trim(self) -> None:
-        """Close watches without waiters for a while."""
+        """Close watches that have had no waiters for a while."""
         before = self._clock.now() - _LINGER_S
         self._end(lambda group: not group.waiters and before > group.idle_since)
 
     def close(self) -> None:
-        """Close every watch and fire every waiter; their next attempts report the close."""
+        """Close every watch and wake every waiter. The next attempt of a waiter raises ``Closed``."""
         self._closed = True
         self._end(lambda _group: True)
 
@@ -148,7 +154,7 @@ class LockWaits:
         self.recheck(names)
 
     def _waiters_to_wake(self, name: str) -> list[Fire]:
-        """The waiters to fire because a lock looks free; none while an owner is in the way, which is noted."""
+        """Return the waiters of a lock that looks free. If an owner blocks it, record that owner and return none."""
         with self._lock:
             group = self._groups.get(name.partition("/")[0])
             if group is None or name not in group.waiters or group.mirror is None or not group.ready:
@@ -159,7 +165,7 @@ class LockWaits:
             return [] if owner is not None else self._drop(group, name)
 
     def cancel(self, name: str, fire: Fire) -> None:
-        """Call it no more."""
+        """Remove a waiter."""
         with self._lock:
             group = self._groups.get(name.partition("/")[0], _Group())
             waiters = group.waiters.get(name, [])
@@ -169,7 +175,7 @@ class LockWaits:
                     self._drop(group, name)
 
     def _drop(self, group: _Group, name: str) -> list[Fire]:
-        """Forget the waits for a name, and return them. The caller holds the mutex."""
+        """Remove the waiters of a name and return them. The caller holds the mutex."""
         group.idle_since = self._clock.now()
         for owner in [owner for owner, names in self._blocked_by.items() if name in names]:
             self._blocked_by[owner].discard(name)
@@ -178,7 +184,7 @@ class LockWaits:
         return group.waiters.pop(name)
 
     def _end(self, unwanted: Callable[[_Group], bool]) -> None:
-        """Close these watches, and fire their waiters."""
+        """Close these watches, and wake their waiters."""
         with self._lock:
             ended = [self._groups.pop(prefix) for prefix, group in list(self._groups.items()) if unwanted(group)]
             fires = [fire for group in ended for name in list(group.waiters) for fire in self._drop(group, name)]
