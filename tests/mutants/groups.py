@@ -50,7 +50,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "an arrival is written without checking the generation",
-        "primitives/barrier/meeting.py",
+        "primitives/barrier/member.py",
         "ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]\n",
         "ours: list[Check] = []\n",
         id_of("primitives/barrier", "an_arrival_at_a_generation_that_ends_meanwhile_is_one_at_the_next", on="memory"),
@@ -58,7 +58,7 @@ DEFECTS = (
     Defect(
         "Barrier",
         "a generation is ended twice",
-        "primitives/barrier/meeting.py",
+        "primitives/barrier/member.py",
         "self._store.commit, [At(entry)], [Put(self._board_key, after.to_bytes())])",
         "self._store.commit, [], [Put(self._board_key, after.to_bytes())])",
         id_of("primitives/barrier", "two_that_end_a_generation_at_the_same_time_end_it_once", on="memory"),
@@ -66,17 +66,17 @@ DEFECTS = (
     Defect(
         "Barrier",
         "nobody opens a barrier whose last arrival died",
-        "primitives/barrier/meeting.py",
-        "patience.left_s(random.uniform(*_STAND_IN_S)))",
-        "patience.left_s(60.0 + random.uniform(*_STAND_IN_S)))",
+        "primitives/barrier/member.py",
+        "patience.left_s(random.uniform(*_BACKUP_PAUSE_S)))",
+        "patience.left_s(60.0 + random.uniform(*_BACKUP_PAUSE_S)))",
         id_of("primitives/barrier", "somebody_else_opens_it_when_the_last_to_arrive_dies_before", on="memory"),
     ),
     Defect(
         "DoubleBarrier",
         "a change between the read and the wait is missed",
-        "primitives/barrier/meeting.py",
+        "primitives/barrier/member.py",
         "                await self._await_change(arrival.board.phase, waiter, patience)\n",
-        "                await self._await_change((await self._board())[1].phase, waiter, patience)\n",
+        "                await self._await_change((await self._get_or_create_board())[1].phase, waiter, patience)\n",
         id_of("primitives/double_barrier", "a_round_that_ends_between_look_and_wait_is_noticed", on="memory"),
     ),
 )

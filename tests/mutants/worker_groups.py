@@ -37,9 +37,9 @@ DEFECTS = (
     Defect(
         "Worker groups",
         "two arrivals that write one key share a transaction",
-        "primitives/barrier/company.py",
+        "primitives/barrier/local_members.py",
         "        if taken and (keys & mine or checks",
         "        if taken and (checks",
-        id_of("primitives/barrier_company", "two_that_write_one_key_do_not_go_together_and_reads_go_first"),
+        id_of("primitives/barrier_local_members", "two_that_write_one_key_do_not_go_together_and_reads_go_first"),
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 
 from latchwork.errors import BarrierBroken
 from latchwork.primitives import Barrier
-from latchwork.primitives.barrier import meeting, phases
+from latchwork.primitives.barrier import member, phases
 
 MEMBERS = 12
 
@@ -17,9 +17,9 @@ MEMBERS = 12
 @pytest.fixture
 def few(monkeypatch):
     """From five members on they are many, of whom three follow the arrivals."""
-    monkeypatch.setattr(meeting, "MANY", 4)
+    monkeypatch.setattr(member, "MANY", 4)
     monkeypatch.setattr(phases, "MANY", 4)
-    monkeypatch.setattr(meeting, "FOLLOWERS", 3)
+    monkeypatch.setattr(member, "FOLLOWERS", 3)
 
 
 @pytest.fixture
@@ -59,23 +59,23 @@ def test_all_of_many_pass_again_and_again_and_none_early(few, members, in_thread
 
 
 def test_with_no_follower_somebody_draws_again_and_ends_it(few, members, in_thread, monkeypatch):
-    monkeypatch.setattr(meeting, "FOLLOWERS", 0)
-    monkeypatch.setattr("latchwork.primitives.barrier.meeting.AGAIN_S", (0.2, 0.4))
+    monkeypatch.setattr(member, "FOLLOWERS", 0)
+    monkeypatch.setattr("latchwork.primitives.barrier.member.AGAIN_S", (0.2, 0.4))
     waiting = [in_thread(lambda each=each: each.wait(60.0)) for each in members()]
     time.sleep(1.0)
     assert all(each.is_alive() for each in waiting)
-    monkeypatch.setattr(meeting, "FOLLOWERS", 3)
+    monkeypatch.setattr(member, "FOLLOWERS", 3)
     assert [each.outcome() for each in waiting] == [0] * MEMBERS
 
 
 def test_somebody_ends_it_when_every_follower_has_died(few, members, in_thread, store, eventually, monkeypatch):
-    monkeypatch.setattr("latchwork.primitives.barrier.meeting.AGAIN_S", (0.2, 0.4))
+    monkeypatch.setattr("latchwork.primitives.barrier.member.AGAIN_S", (0.2, 0.4))
     for number in range(3):
         store.put(f"phase/arrived/d{number}", b'{"phase": 0, "follows": true}')
-    monkeypatch.setattr(meeting, "FOLLOWERS", 0)
+    monkeypatch.setattr(member, "FOLLOWERS", 0)
     waiting = [in_thread(lambda each=each: each.wait(60.0)) for each in members()[: MEMBERS - 3]]
     eventually(lambda: len(store.list("phase/arrived")) == MEMBERS)
-    monkeypatch.setattr(meeting, "FOLLOWERS", 3)
+    monkeypatch.setattr(member, "FOLLOWERS", 3)
     assert [each.outcome() for each in waiting] == [0] * (MEMBERS - 3)
 
 
@@ -91,7 +91,7 @@ def test_a_timeout_breaks_it_for_many_too(few, members, in_thread, store, eventu
 
 
 def test_who_follows_says_so_and_the_one_that_opens_does(few, members, in_thread, store, eventually, monkeypatch):
-    monkeypatch.setattr(meeting, "FOLLOWERS", 0)
+    monkeypatch.setattr(member, "FOLLOWERS", 0)
     all_of_them = members(per_generation=True)
     first = in_thread(lambda: all_of_them[0].wait(60.0))
     eventually(lambda: store.list("phase/arrived"))
@@ -103,9 +103,9 @@ def test_who_follows_says_so_and_the_one_that_opens_does(few, members, in_thread
 
 
 def test_about_eight_of_many_follow_and_all_of_few():
-    drawn = sum(meeting.drawn(1_000) for _ in range(50_000))
+    drawn = sum(member.draw_follower(1_000) for _ in range(50_000))
     assert 200 <= drawn <= 700
-    assert all(meeting.drawn(phases.MANY) for _ in range(100))
+    assert all(member.draw_follower(phases.MANY) for _ in range(100))
 
 
 def test_a_board_of_many_that_is_opened_each_time_keeps_no_names(few, members, in_thread, store):

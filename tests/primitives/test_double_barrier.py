@@ -167,7 +167,7 @@ def test_leaving_without_having_entered_is_refused(barrier):
 
 def test_an_abort_ends_the_round_although_everybody_has_just_come(barrier, store):
     mine = barrier("m", 1)
-    store.create("join/board", mine._fresh.to_bytes())
+    store.create("join/board", mine._initial.to_bytes())
     store.put(mine._mine, write_arrival(0, {}))  # it died before it could say that it was the last to come
     mine.abort("enough")
     assert mine.members() == []

@@ -32,7 +32,7 @@ from latchwork.executor.pickers import Picker
 from latchwork.executor.stored import TaskState
 from latchwork.executor.submitter import OnSessionLost
 from latchwork.executor.targets import Target
-from latchwork.primitives.barrier.meeting import Lacking, Parties
+from latchwork.primitives.barrier.member import Lacking, Parties
 from latchwork.primitives.fair.election import _Seat
 from latchwork.primitives.fair.latch import Candidate, LatchState, Leader
 from latchwork.primitives.fair.rwlock import Mode

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.primitives.barrier.meeting import Choice, Lacking, Meeting
+from latchwork.primitives.barrier.member import BarrierMember, Choice, Lacking
 from latchwork.primitives.barrier.phases import Board
 from latchwork.primitives.waiting.common import Closes
 from latchwork.store.backoff import Backoff
@@ -26,7 +26,7 @@ from latchwork.types import Absent, At, Check
 _log = logging.getLogger(__name__)
 
 
-class Barrier(Meeting, Closes):
+class Barrier(BarrierMember, Closes):
     """A member of a barrier: ``Barrier(store, "phase", parties=3, member_id="n1").wait(timeout_s=60)``.
 
     A member is its ID: an arrival outlives its process, so a member that dies and returns counts once. If its
@@ -76,10 +76,10 @@ class Barrier(Meeting, Closes):
         def choose(board: Board, last: int) -> int:
             if generation is not None:
                 return generation
-            end = board.how_ended(last)
+            end = board.end_of(last)
             return last if end is not None and not end.broken else board.phase
 
-        return await self._meet(choose, timeout_s, checks)
+        return await self._pass_phase(choose, timeout_s, checks)
 
     @driven
     async def abort(self, why: str = "", *, lacking: Lacking | None = None) -> None:
@@ -107,15 +107,15 @@ class Barrier(Meeting, Closes):
     @driven
     async def generation(self) -> int:
         """Return the open generation."""
-        return (await self._now()).phase
+        return (await self._read_board()).phase
 
     @driven
     async def arrived(self) -> list[str]:
         """Return the members that have arrived at the open generation, sorted."""
-        return await self._here()
+        return await self._arrived()
 
 
-class DoubleBarrier(Meeting):
+class DoubleBarrier(BarrierMember):
     """A member of a double barrier: ``with DoubleBarrier(store, "join", parties=3, member_id="n1"): work()``.
 
     A member is its ID: one that dies inside and returns enters at once, and counts once when it leaves. One that does
@@ -173,7 +173,7 @@ class DoubleBarrier(Meeting):
         Returns:
             The round, from 0.
         """
-        phase = await self._meet_or_end(self._to_enter, timeout_s)
+        phase = await self._pass_or_end(self._to_enter, timeout_s)
         self._round = phase // 2
         return self._round
 
@@ -186,7 +186,7 @@ class DoubleBarrier(Meeting):
         Raises:
             LatchworkError: We have not entered.
         """
-        phase = await self._meet_or_end(self._to_leave, timeout_s)
+        phase = await self._pass_or_end(self._to_leave, timeout_s)
         self._round = None
         return phase // 2
 
@@ -199,17 +199,17 @@ class DoubleBarrier(Meeting):
     @driven
     async def round(self) -> int:
         """Return the open round."""
-        return (await self._now()).phase // 2
+        return (await self._read_board()).phase // 2
 
     @driven
     async def members(self) -> list[str]:
         """Return the members inside, sorted; before all have entered, the members that have arrived."""
-        board = await self._now()
+        board = await self._read_board()
         if board.phase % 2 == 0:
-            return await self._here()
-        return sorted(set(board.regulars) - set(await self._here()))
+            return await self._arrived()
+        return sorted(set(board.regulars) - set(await self._arrived()))
 
-    async def _meet_or_end(self, choose: Choice, timeout_s: float | None) -> int:
+    async def _pass_or_end(self, choose: Choice, timeout_s: float | None) -> int:
         """Meet. If the call is cancelled or interrupted, end its round in the background.
 
         Otherwise no member would leave it, and it would keep every later round from beginning.
@@ -226,7 +226,7 @@ class DoubleBarrier(Meeting):
                 self._store.cleanup.add(partial(self._end_round, chosen, Backoff()))
 
         with undone_if_interrupted(end_later):
-            return await self._meet(choose_and_note, timeout_s)
+            return await self._pass_phase(choose_and_note, timeout_s)
 
     async def _end_round(self, phase: int, backoff: Backoff) -> float | None:
         """Try once to end the round of a phase at which we may have arrived; a ``CleanupJob``.
@@ -253,7 +253,7 @@ class DoubleBarrier(Meeting):
     def _to_leave(self, board: Board, last: int) -> int:
         if self._round is not None:
             return 2 * self._round + 1
-        end = board.how_ended(last)
+        end = board.end_of(last)
         if last % 2 == 1 and end is not None and not end.broken:
             return last
         if board.phase % 2 == 0 or self.member_id not in board.regulars:

@@ -149,7 +149,7 @@ class Board(Struct, frozen=True, omit_defaults=True):
         passed = (each.phase for each in self.ended if not each.broken)
         return max(self.last_passed, *passed, -1) >= phase
 
-    def how_ended(self, phase: int) -> Ended | None:
+    def end_of(self, phase: int) -> Ended | None:
         """Return how a phase ended; None if it is open, in the future, or too long ago."""
         return next((each for each in self.ended if each.phase == phase), None)
 

@@ -28,7 +28,7 @@ from functools import partial
 from latchwork._base.text import utc_text
 from latchwork._base.validation import check_store
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
-from latchwork.primitives.barrier.company import Attendance, company_of
+from latchwork.primitives.barrier.local_members import LocalMember, local_members_of
 from latchwork.primitives.barrier.phases import (
     MANY,
     Board,
@@ -57,7 +57,7 @@ AGAIN_S = (2.0, 5.0)
 #: From the board and the phase of our last arrival (-1: none) to the phase that is meant; None: wait for another.
 Choice = Callable[[Board, int], int | None]
 #: A member that was not the last to arrive ends the phase too, after such a pause: the last one may have died.
-_STAND_IN_S = (0.2, 0.6)
+_BACKUP_PAUSE_S = (0.2, 0.6)
 #: Maximum random wait before a member opens a phase: of many members, one write is enough.
 _SPREAD_S = 0.03
 #: From the basis of the open phase to the members without which it is broken.
@@ -71,7 +71,7 @@ def is_many(parties: int) -> bool:
     return parties > MANY
 
 
-def drawn(parties: int) -> bool:
+def draw_follower(parties: int) -> bool:
     """Draw whether one of this many members follows the arrivals."""
     return not is_many(parties) or random.random() < FOLLOWERS / parties
 
@@ -89,7 +89,7 @@ class Arrivals:
         self._arrivals = arrivals
         self._parties = parties
         self._phase = phase
-        self._here: dict[str, int] = {}
+        self._arrived_at: dict[str, int] = {}
         self._followers: dict[str, int] = {}
 
     def __call__(self, batch: Batch) -> bool:
@@ -102,24 +102,24 @@ class Arrivals:
                 board = Board.of(entry)
                 self.board = board if board.phase > self._phase else None
             elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:
-                self._here[change.key] = entry.token
+                self._arrived_at[change.key] = entry.token
                 if is_many(self._parties) and follows(entry):
                     self._followers[change.key] = entry.token
-        return self.board is not None or len(self._here) >= self._parties
+        return self.board is not None or len(self._arrived_at) >= self._parties
 
     @property
-    def here(self) -> set[str]:
+    def arrived(self) -> set[str]:
         """Return the members that have arrived."""
-        return {key.rpartition("/")[2] for key in self._here}
+        return {key.rpartition("/")[2] for key in self._arrived_at}
 
     def is_first_to_end(self, key: str) -> bool:
         """Return whether the member of this arrival ends the phase: of few the last, of many the first that follows."""
         if is_many(self._parties):
             return key in self._followers and self._followers[key] <= min(self._followers.values())
-        return self._here.get(key, 0) >= max(self._here.values(), default=0)
+        return self._arrived_at.get(key, 0) >= max(self._arrived_at.values(), default=0)
 
 
-class EndOf:
+class PhaseEnd:
     """Follows the board of a barrier until a phase has ended. For one thread.
 
     Attributes:
@@ -139,7 +139,7 @@ class EndOf:
         return self.board is not None
 
 
-class Meeting:
+class BarrierMember:
     """A member of a barrier, the base of both kinds, which document its arguments. Thread-safe."""
 
     #: For messages; and how many phases a round has.
@@ -165,12 +165,12 @@ class Meeting:
         self._store = store
         self._expect = parties if callable(parties) else None
         self._parties = 0 if callable(parties) else _check_parties(parties, member_id, self._what)
-        self._fresh = Board.per_phase() if per_generation else Board.expecting(self._parties)
+        self._initial = Board.per_phase() if per_generation else Board.expecting(self._parties)
         self._identity = Identity()
         self._board_key = f"{name}/board"
         self._arrivals = f"{name}/arrived"
         self._mine = f"{self._arrivals}/{member_id}"
-        self._heard = -1
+        self._last_ended = -1
         self._has_left = False
 
     def __repr__(self) -> str:
@@ -180,31 +180,31 @@ class Meeting:
         """End the waits of this object. An arrival still counts. Thread-safe and idempotent."""
         self._waits.close()
 
-    async def _now(self) -> Board:
+    async def _read_board(self) -> Board:
         """Return the board; an unused barrier has its initial one."""
         self._waits.check()
         entry = await ask(self._store.get, self._board_key)
-        return self._fresh if entry is None else Board.of(entry)
+        return self._initial if entry is None else Board.of(entry)
 
-    async def _here(self) -> list[str]:
+    async def _arrived(self) -> list[str]:
         """Return the members that have arrived at the open phase, sorted."""
-        phase = (await self._now()).phase
+        phase = (await self._read_board()).phase
         return sorted(arrived_at(await ask(self._store.list, self._arrivals), phase))
 
-    async def _meet(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
+    async def _pass_phase(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
         """Arrive at a phase, and wait until it has passed.
 
         Raises:
             BarrierBroken: It ended without all members, after a timeout here or elsewhere.
         """
-        here = Attendance(company_of(self._store, self.name))
+        local = LocalMember(local_members_of(self._store, self.name))
         async with self._waits.begin(timeout_s) as (waiter, patience):
-            with here:
+            with local:
                 while True:
-                    arrive = partial(self._arrive, choose, checks, waiter, timeout_s, here)
+                    arrive = partial(self._arrive, choose, checks, waiter, timeout_s, local)
                     arrival = await waiter.keep_trying(arrive, patience)
                     if arrival.phase is not None:
-                        return await self._await_end(arrival.phase, arrival, waiter, patience, here)
+                        return await self._await_end(arrival.phase, arrival, waiter, patience, local)
                     await self._await_change(arrival.board.phase, waiter, patience)
 
     async def _abort(self, why: str, lacking: Lacking | None = None) -> None:
@@ -213,7 +213,7 @@ class Meeting:
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
         if lacking is None:
-            board = await self._break((await self._board())[1].phase, why)
+            board = await self._break((await self._get_or_create_board())[1].phase, why)
             if board.phase % self._cycle:  # everybody had come after all: that has begun the round, which is to end
                 await self._break(board.phase, why)
             return
@@ -224,41 +224,41 @@ class Meeting:
         if missing:
             await self._end(
                 board.phase,
-                lambda board, here: board.broken(why, here, self._cycle) if missing - here else None,
+                lambda board, arrived: board.broken(why, arrived, self._cycle) if missing - arrived else None,
             )
 
     # Arriving
 
-    async def _board(self) -> tuple[Entry, Board]:
-        entry = await get_or_create(self._store, self._board_key, self._fresh.to_bytes())
+    async def _get_or_create_board(self) -> tuple[Entry, Board]:
+        entry = await get_or_create(self._store, self._board_key, self._initial.to_bytes())
         return entry, self._read(entry)
 
     def _read(self, entry: Entry) -> Board:
         board = Board.of(entry)
-        if board.is_like(self._fresh):
+        if board.is_like(self._initial):
             return board
         expects = ", ".join(board.names) or ("others each time" if board.is_per_phase else f"{board.parties} members")
         raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
 
     async def _arrive(
-        self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None, here: Attendance
+        self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None, local: LocalMember
     ) -> _Arrival:
         """Arrive once at the requested phase."""
         has_paused = False
         while True:
             names = [self._board_key] if self._has_left else [self._board_key, self._mine]
-            entry, mine, *_ = *await here.company.get_many(names), None
-            if entry is None and not self._fresh.is_per_phase:
-                entry, _ = await self._board()
-            board = self._fresh if entry is None else self._read(entry)
+            entry, mine, *_ = *await local.members.get_many(names), None
+            if entry is None and not self._initial.is_per_phase:
+                entry, _ = await self._get_or_create_board()
+            board = self._initial if entry is None else self._read(entry)
             last = read_arrival(mine)[1] if mine is not None else -1
-            phase = choose(board, last if last > self._heard else -1)
+            phase = choose(board, last if last > self._last_ended else -1)
             if phase is None or phase < board.phase or last == phase:
                 ours = mine if last == phase else None
                 return _Arrival(phase, entry, board, ours, ours is None or follows(ours) or not is_many(board.parties))
             if phase > board.phase:
                 raise ValueError(f"{self._what}: that is to come; open is {board.phase // self._cycle}")
-            if not board.is_open and not has_paused and not await here.may_open(phase, waiter):
+            if not board.is_open and not has_paused and not await local.claim_opening(phase, waiter):
                 continue
             expected = Expected(()) if board.is_open else await self._expected()
             if not has_paused and not board.is_open and is_many(_count(expected.parties)):
@@ -266,14 +266,14 @@ class Meeting:
                 if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
                     continue  # of many that come at once one has opened it by now
             try:
-                arrival = await self._come(entry, board, expected, checks, timeout_s, here=here)
+                arrival = await self._write_arrival(entry, board, expected, checks, timeout_s, local=local)
             finally:
-                here.has_opened()
+                local.end_opening()
             if arrival is not None:
                 _log.debug("%s: %r has arrived at phase %d", self._what, self.member_id, phase)
                 return arrival
 
-    async def _come(
+    async def _write_arrival(
         self,
         entry: Entry | None,
         board: Board,
@@ -281,7 +281,7 @@ class Meeting:
         checks: Sequence[Check],
         timeout_s: float | None,
         *,
-        here: Attendance,
+        local: LocalMember,
     ) -> _Arrival | None:
         """Write our arrival at the open phase, and open it if we are the first. Return None if the board has
         changed.
@@ -293,16 +293,16 @@ class Meeting:
             ours += expected.checks
             board = board.opened(expected.parties, Opening(timeout_s, time.time(), expected.basis))
             ops += [Put(self._board_key, board.to_bytes()), *expected.ops]
-        is_follower = is_first or drawn(board.parties)
+        is_follower = is_first or draw_follower(board.parties)
         if is_follower and is_many(board.parties):
-            is_follower = here.may_follow(board.phase) or is_first
+            is_follower = local.claim_following(board.phase) or is_first
         about: dict[str, object] = {"host": self._identity.host, "pid": self._identity.pid}
         if is_follower and is_many(board.parties):
             about["follows"] = True
         ops.append(Put(self._mine, write_arrival(board.phase, about)))
         self._has_left = False
         try:
-            written = await here.company.commit([*ours, *checks], ops)
+            written = await local.members.commit([*ours, *checks], ops)
         except Conflict as error:
             if any(each in ours for each in error.failed):
                 return None
@@ -324,12 +324,12 @@ class Meeting:
         """Wait until another phase is open than the one that was seen."""
         if await waiter.keep_trying(lambda: self._open(seen), patience) is not None:
             return  # it had ended, but the last to come was gone before it said so
-        if not await waiter.follow(self._board_key, EndOf(seen), patience):
+        if not await waiter.follow(self._board_key, PhaseEnd(seen), patience):
             self._waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
     async def _await_end(
-        self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience, here: Attendance
+        self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience, local: LocalMember
     ) -> int:
         board = arrival.board if arrival.board.phase != phase else None
         if board is None:
@@ -339,25 +339,25 @@ class Meeting:
                 known = [(arrival.entry, arrival.board)]
                 board = await waiter.keep_trying(lambda: self._open(phase, None, known), patience)
         if board is None:
-            board = await self._follow(phase, arrival, waiter, patience, here)
-        return await self._told(phase, board, arrival.mine, here)
+            board = await self._follow(phase, arrival, waiter, patience, local)
+        return await self._finish(phase, board, arrival.mine, local)
 
     async def _follow(
-        self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience, here: Attendance
+        self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience, local: LocalMember
     ) -> Board:
         """Wait until the phase has ended, or end it, and return the board."""
         board = None
         if not arrival.follows:
-            board = await self._await_board(phase, arrival.board.parties, waiter, patience, here)
+            board = await self._await_board(phase, arrival.board.parties, waiter, patience, local)
         while board is None and await waiter.follow(
             self.name, seen := Arrivals(self._board_key, self._arrivals, arrival.board.parties, phase), patience
         ):
             if seen.board is not None:
                 return seen.board
             if not seen.is_first_to_end(self._mine):
-                pause = Patience(self._store.clock, patience.left_s(random.uniform(*_STAND_IN_S)))
-                await waiter.follow(self._board_key, EndOf(phase), pause, leaf=True)
-            board = await waiter.keep_trying(partial(self._open, phase, seen.here), patience)
+                pause = Patience(self._store.clock, patience.left_s(random.uniform(*_BACKUP_PAUSE_S)))
+                await waiter.follow(self._board_key, PhaseEnd(phase), pause, leaf=True)
+            board = await waiter.keep_trying(partial(self._open, phase, seen.arrived), patience)
         if board is not None:
             return board
         self._waits.refuse_ended(waiter)
@@ -365,41 +365,43 @@ class Meeting:
         return await waiter.keep_trying(lambda: self._break(phase, late), patience)
 
     async def _await_board(
-        self, phase: int, parties: int, waiter: Waiter, patience: Patience, here: Attendance
+        self, phase: int, parties: int, waiter: Waiter, patience: Patience, local: LocalMember
     ) -> Board | None:
         """Wait by the board alone for the end of the phase. Return the board, or None to follow or after the
         timeout.
         """
         longest_s = random.uniform(*AGAIN_S)
-        if await here.company.await_board(phase, waiter.off, patience.left_s(longest_s)):
-            (entry,) = await waiter.keep_trying(lambda: here.company.get_many([self._board_key]), patience)
+        if await local.members.await_board(phase, waiter.off, patience.left_s(longest_s)):
+            (entry,) = await waiter.keep_trying(lambda: local.members.get_many([self._board_key]), patience)
             board = None if entry is None else self._read(entry)
             if board is not None and board.phase > phase:
                 return board
         while not await waiter.follow(
-            self._board_key, seen := EndOf(phase), Patience(self._store.clock, patience.left_s(longest_s)), leaf=True
+            self._board_key, seen := PhaseEnd(phase), Patience(self._store.clock, patience.left_s(longest_s)), leaf=True
         ):
-            if waiter.is_off or patience.is_over or drawn(parties):
+            if waiter.is_off or patience.is_over or draw_follower(parties):
                 return None
             longest_s *= 2.0
         return seen.board
 
     async def _open(
-        self, phase: int, here: set[str] | None = None, known: Iterable[tuple[Entry, Board]] = ()
+        self, phase: int, arrived: set[str] | None = None, known: Iterable[tuple[Entry, Board]] = ()
     ) -> Board | None:
         """End the phase as passed if all have arrived, and return the board if it has ended.
 
-        A member that was seen to be here while the phase was open still counts.
+        A member that had arrived while the phase was open still counts.
         """
         return await self._end(
-            phase, lambda board, here: board.passed(here) if board.is_complete(here) else None, known, here
+            phase, lambda board, arrived: board.passed(arrived) if board.is_complete(arrived) else None, known, arrived
         )
 
     async def _break(self, phase: int, why: str) -> Board:
         """End the phase as broken, or as passed if all have arrived after all, and return the board."""
         board = await self._end(
             phase,
-            lambda board, here: board.passed(here) if board.is_complete(here) else board.broken(why, here, self._cycle),
+            lambda board, arrived: (
+                board.passed(arrived) if board.is_complete(arrived) else board.broken(why, arrived, self._cycle)
+            ),
         )
         assert board is not None
         return board
@@ -409,26 +411,26 @@ class Meeting:
         phase: int,
         decide: Callable[[Board, set[str]], Board | None],
         known: Iterable[tuple[Entry, Board]] = (),
-        here: set[str] | None = None,
+        arrived: set[str] | None = None,
     ) -> Board | None:
         boards = iter(known)
         while True:
-            entry, board = next(boards, None) or await self._board()
+            entry, board = next(boards, None) or await self._get_or_create_board()
             if board.phase != phase:
                 return board
-            after = decide(board, here or arrived_at(await ask(self._store.list, self._arrivals), phase))
+            after = decide(board, arrived or arrived_at(await ask(self._store.list, self._arrivals), phase))
             if after is None:
                 return None
             with contextlib.suppress(Conflict):
                 await ask(self._store.commit, [At(entry)], [Put(self._board_key, after.to_bytes())])
                 return after
 
-    # Hearing how it ended
+    # After the end of a phase
 
-    async def _told(self, phase: int, board: Board, mine: Entry | None, here: Attendance) -> int:
-        end = board.how_ended(phase)
-        self._heard = max(self._heard, phase)
-        await self._forget(mine, here)
+    async def _finish(self, phase: int, board: Board, mine: Entry | None, local: LocalMember) -> int:
+        end = board.end_of(phase)
+        self._last_ended = max(self._last_ended, phase)
+        await self._forget(mine, local)
         if end is None:
             raise LatchworkError(f"{self._what}: how phase {phase} ended is forgotten, it is too long ago")
         if not end.broken:
@@ -442,13 +444,13 @@ class Meeting:
             end.arrived,
         )
 
-    async def _forget(self, mine: Entry | None, here: Attendance) -> None:
+    async def _forget(self, mine: Entry | None, local: LocalMember) -> None:
         """Delete our arrival. If it stayed, our process would believe after a restart that it was not notified."""
         if mine is None:
             return
         try:
             with contextlib.suppress(Conflict):  # we have arrived again, in another thread
-                await here.company.delete(mine)
+                await local.members.delete(mine)
                 self._has_left = True  # for certain: what is not read has not to be
         except LatchworkError as error:
             _log.info("%s: the arrival of %r is left behind: %s", self._what, self.member_id, error)

@@ -65,16 +65,16 @@ class _Request:
         self.done.set()
 
 
-class Company:
+class LocalMembers:
     """The members of one barrier on one store in one process. Thread-safe."""
 
-    def __init__(self, store: Store, name: str, on_empty: Callable[[Company], object] = bool) -> None:
+    def __init__(self, store: Store, name: str, on_empty: Callable[[LocalMembers], object] = bool) -> None:
         self.clock = store.clock
         self._store = store
         self._name = name
         self._board_key = f"{name}/board"
         self._on_empty = on_empty
-        self._bell = Notifier()
+        self._notifier = Notifier()
         self._members: list[object] = []
         self._waiting: list[_Request] = []
         self._thread: Background | None = None
@@ -98,27 +98,27 @@ class Company:
         follower = self._follower
         if follower is not None and follower[0] is member:
             self._follower = None
-        self.has_opened(member)
+        self.end_opening(member)
         if not self._members:
             self._on_empty(self)
-            with self._bell.mutex:
-                self._bell.ring()
+            with self._notifier.mutex:
+                self._notifier.ring()
 
-    def may_follow(self, member: object, phase: int) -> bool:
+    def claim_following(self, member: object, phase: int) -> bool:
         """Return whether a member is the one of ours that follows the arrivals at a phase."""
         with self._lock:
             if self._follower is None or self._follower[1] != phase:
                 self._follower = (member, phase)
             return self._follower[0] is member
 
-    def may_open(self, member: object, phase: int) -> Signal | None:
+    def claim_opening(self, member: object, phase: int) -> Signal | None:
         """Return None for the member that opens a phase; for the others a signal that is set once it has tried."""
         with self._lock:
             if self._opener is None or self._opener[1] != phase:
                 self._opener = (member, phase, Signal())
             return None if self._opener[0] is member else self._opener[2]
 
-    def has_opened(self, member: object) -> None:
+    def end_opening(self, member: object) -> None:
         """Record that a member has opened a phase, found it open, or was not the one to. Idempotent."""
         opener = self._opener
         if opener is not None and opener[0] is member:
@@ -126,37 +126,37 @@ class Company:
             opener[2].set()
 
     @property
-    def _is_alone(self) -> bool:
+    def _is_single(self) -> bool:
         return len(self._members) < 2
 
     # Calls
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[Entry | None]:
         """Return the entries of keys as of after the call."""
-        if self._is_alone:
+        if self._is_single:
             found: Sequence[Entry | None] = await ask(self._store.get_many, list(keys))
             return found
         return await self._ask(_Request(keys=keys))
 
     async def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Sequence[Entry | None]:
         """Commit a transaction, and return the written entries in order."""
-        if self._is_alone:
+        if self._is_single:
             return (await ask(self._store.commit, checks, ops)).entries
         return await self._ask(_Request(checks=checks, ops=ops))
 
     async def delete(self, entry: Entry) -> None:
         """Delete a key if it is unchanged since it was read."""
-        if self._is_alone:
+        if self._is_single:
             await ask(self._store.delete, entry.key, version=entry.version)
         else:
             await self._ask(_Request(checks=[At(entry)], ops=[Delete(entry.key)]))
 
     async def _ask(self, request: _Request) -> Sequence[Entry | None]:
-        with self._bell.mutex:
+        with self._notifier.mutex:
             self._waiting.append(request)
-            self._bell.ring()
+            self._notifier.ring()
             if self._thread is None:
-                self._thread = Background(self._run, f"latchwork-company-{self._name}")
+                self._thread = Background(self._run, f"latchwork-barrier-{self._name}")
         await Pause(self._store.clock, request.done, None)
         if request.error is not None:
             raise request.error
@@ -166,20 +166,20 @@ class Company:
         taken: list[_Request] = []
         try:
             while True:
-                with self._bell.mutex:
-                    taken, self._waiting = _gathered(self._waiting)
-                    rings = self._bell.rings
+                with self._notifier.mutex:
+                    taken, self._waiting = _next_batch(self._waiting)
+                    rings = self._notifier.rings
                     if not taken and not self._members:
                         self._thread = None
                         return
                 if not taken:
-                    await self._bell.rung(rings, self._store.clock, None)
+                    await self._notifier.rung(rings, self._store.clock, None)
                 elif taken[0].keys:
                     await self._read(taken)
                 else:
                     await self._commit(taken)
         except BaseException as error:
-            with self._bell.mutex:
+            with self._notifier.mutex:
                 left, self._waiting, self._thread = [*taken, *self._waiting], [], None
             for request in left:
                 request.refuse(Unavailable(f"barrier {self._name!r}: the call was not made: {error}"))
@@ -201,7 +201,7 @@ class Company:
         try:
             done = await ask(self._store.commit, checks, [op for request in requests for op in request.ops])
         except (Conflict, TransactionTooLarge, ValueError) as error:
-            await self._refused(requests, error)
+            await self._handle_conflict(requests, error)
         except LatchworkError as error:
             for request in requests:
                 request.refuse(error)
@@ -210,16 +210,16 @@ class Company:
             for request in requests:
                 request.answer([written[op.key] for op in request.ops if op.key in written])
 
-    async def _refused(self, requests: Sequence[_Request], error: Exception) -> None:
+    async def _handle_conflict(self, requests: Sequence[_Request], error: Exception) -> None:
         """Refuse the requests that a conflict concerns, and send the others again; each alone if it is unknown."""
         failed = error.failed if isinstance(error, Conflict) else ()
-        guilty = [each for each in requests if any(one in failed for one in (*each.checks, *each.ops))]
+        concerned = [each for each in requests if any(one in failed for one in (*each.checks, *each.ops))]
         if len(requests) == 1:
-            guilty = list(requests)
-        for request in guilty:
+            concerned = list(requests)
+        for request in concerned:
             request.refuse(Conflict(str(error), failed) if isinstance(error, Conflict) else error)
-        left = [request for request in requests if request not in guilty]
-        if guilty and left:
+        left = [request for request in requests if request not in concerned]
+        if concerned and left:
             await self._commit(left)
         elif left:
             for request in left:
@@ -232,12 +232,12 @@ class Company:
         mistake.
         """
         signal = Signal()
-        take_back = off.call_when_set(signal.set)
+        remove_call = off.call_when_set(signal.set)
         try:
             self._listen(signal, phase)
             return await Pause(self._store.clock, signal, timeout_s) and not off.is_set()
         finally:
-            take_back()
+            remove_call()
             self.ignore(signal)
 
     def _listen(self, signal: Signal, phase: int) -> None:
@@ -287,7 +287,7 @@ class Company:
             signal.set()
 
 
-def _gathered(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Request]]:
+def _next_batch(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Request]]:
     """Return the requests of the next call in order, and the rest: reads first, no key written twice."""
     reads = [request for request in waiting if request.keys]
     if reads:
@@ -305,55 +305,55 @@ def _gathered(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Reques
     return taken, [request for request in waiting if request not in taken]
 
 
-class Attendance:
-    """A context manager: the member belongs to the ``Company`` while it waits. Single-threaded."""
+class LocalMember:
+    """A context manager: the member belongs to the ``LocalMembers`` while it waits. Single-threaded."""
 
-    def __init__(self, company: Company) -> None:
-        self.company = company
+    def __init__(self, members: LocalMembers) -> None:
+        self.members = members
 
     def __enter__(self) -> None:
-        self.company.enter(self)
+        self.members.enter(self)
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:
         """End the wait. Idempotent."""
-        self.company.leave(self)
+        self.members.leave(self)
 
-    def may_follow(self, phase: int) -> bool:
+    def claim_following(self, phase: int) -> bool:
         """Return whether this member follows the arrivals at a phase for all members of this process."""
-        return self.company.may_follow(self, phase)
+        return self.members.claim_following(self, phase)
 
-    async def may_open(self, phase: int, waiter: Waiter) -> bool:
+    async def claim_opening(self, phase: int, waiter: Waiter) -> bool:
         """Return whether this member opens a phase; otherwise wait until another one has."""
-        signal = self.company.may_open(self, phase)
+        signal = self.members.claim_opening(self, phase)
         if signal is None:
             return True
-        take_back = waiter.off.call_when_set(signal.set)
+        remove_call = waiter.off.call_when_set(signal.set)
         try:
-            return not await Pause(self.company.clock, signal, _OPENS_S)
+            return not await Pause(self.members.clock, signal, _OPENS_S)
         finally:
-            take_back()
+            remove_call()
 
-    def has_opened(self) -> None:
+    def end_opening(self) -> None:
         """Record that we have tried."""
-        self.company.has_opened(self)
+        self.members.end_opening(self)
 
 
-_companies: WeakKeyDictionary[Store, dict[str, Company]] = WeakKeyDictionary()
+_by_store: WeakKeyDictionary[Store, dict[str, LocalMembers]] = WeakKeyDictionary()
 
 
-def company_of(store: Store, name: str) -> Company:
-    """Return the ``Company`` of a barrier: shared by all threads of a store, separate for a task."""
+def local_members_of(store: Store, name: str) -> LocalMembers:
+    """Return the ``LocalMembers`` of a barrier: shared by all threads of a store, separate for a task."""
     if current() is not None:
-        return Company(store, name)
-    shelf = _companies.setdefault(store, {})
-    return shelf.setdefault(name, Company(store, name, partial(_forget, shelf)))
+        return LocalMembers(store, name)
+    by_name = _by_store.setdefault(store, {})
+    return by_name.setdefault(name, LocalMembers(store, name, partial(_forget, by_name)))
 
 
-def _forget(shelf: dict[str, Company], one: Company) -> None:
+def _forget(by_name: dict[str, LocalMembers], one: LocalMembers) -> None:
     """Remove an empty one. Members that still have it may use it; a second one only costs more."""
-    for name, each in list(shelf.items()):
+    for name, each in list(by_name.items()):
         if each is one:
-            shelf.pop(name, None)
+            by_name.pop(name, None)

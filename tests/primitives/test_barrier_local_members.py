@@ -9,7 +9,7 @@ import pytest
 
 from latchwork.errors import BarrierBroken, Conflict, OutcomeUnknown
 from latchwork.primitives import Barrier
-from latchwork.primitives.barrier import company
+from latchwork.primitives.barrier import local_members
 from latchwork.store.steps import run
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, At, Put
@@ -35,7 +35,7 @@ def crowd_of(connect):
 
 
 def threads_of(name="phase"):
-    return [each for each in threading.enumerate() if each.name == f"latchwork-company-{name}"]
+    return [each for each in threading.enumerate() if each.name == f"latchwork-barrier-{name}"]
 
 
 @pytest.mark.threads
@@ -99,10 +99,10 @@ def test_no_thread_is_left_when_the_last_one_has_gone(crowd_of, in_thread, event
 
 
 def test_who_is_not_woken_by_the_shared_watch_ends_all_the_same(crowd_of, in_thread, monkeypatch):
-    for module in ("meeting", "phases"):
+    for module in ("member", "phases"):
         monkeypatch.setattr(f"latchwork.primitives.barrier.{module}.MANY", 4)
-    monkeypatch.setattr("latchwork.primitives.barrier.meeting.AGAIN_S", (0.2, 0.4))
-    monkeypatch.setattr(company.Company, "_wake", lambda *_: None)
+    monkeypatch.setattr("latchwork.primitives.barrier.member.AGAIN_S", (0.2, 0.4))
+    monkeypatch.setattr(local_members.LocalMembers, "_wake", lambda *_: None)
     _, members = crowd_of()
     began = time.monotonic()
     for each in [in_thread(lambda one=one: one.wait(60.0)) for one in members]:
@@ -125,38 +125,38 @@ def test_one_that_is_closed_does_not_take_the_others_with_it(crowd_of, in_thread
 
 
 def request(key, checks=()):
-    return company._Request(checks=checks, ops=[Put(key, b"")])
+    return local_members._Request(checks=checks, ops=[Put(key, b"")])
 
 
 def test_two_that_write_one_key_do_not_go_together_and_reads_go_first():
     first, again, other = request("a"), request("a"), request("b")
-    assert company._gathered([first, again, other]) == ([first], [again, other])
-    assert company._gathered([first, other, again]) == ([first, other], [again])
-    read = company._Request(keys=["a"])
-    assert company._gathered([first, read, other]) == ([read], [first, other])
+    assert local_members._gathered([first, again, other]) == ([first], [again, other])
+    assert local_members._gathered([first, other, again]) == ([first, other], [again])
+    read = local_members._Request(keys=["a"])
+    assert local_members._gathered([first, read, other]) == ([read], [first, other])
 
 
 def test_a_transaction_is_no_larger_than_a_store_allows():
     many = [request(f"k{number}", [Absent(f"c{number}")] * 3) for number in range(100)]
-    taken, left = company._gathered(many)
-    assert (len(taken), len(left)) == (company._MOST_CHECKS // 3, 100 - company._MOST_CHECKS // 3)
-    taken, left = company._gathered([request(f"k{number}") for number in range(100)])
-    assert len(taken) == company._MOST_OPS
+    taken, left = local_members._gathered(many)
+    assert (len(taken), len(left)) == (local_members._MOST_CHECKS // 3, 100 - local_members._MOST_CHECKS // 3)
+    taken, left = local_members._gathered([request(f"k{number}") for number in range(100)])
+    assert len(taken) == local_members._MOST_OPS
 
 
 def test_what_a_call_fails_by_is_told_to_all_that_went_with_it(crowd_of, in_thread):
     shared, _ = crowd_of(0, plan=[Fault("cut_after", op="commit", key="x/*")])
-    ours = company.Company(shared, "phase")
+    ours = local_members.LocalMembers(shared, "phase")
     ours.enter(1)
     ours.enter(2)
     try:
         with pytest.raises(OutcomeUnknown):
-            in_thread(lambda: company_commit(ours, "x/1")).outcome()
-        assert in_thread(lambda: company_commit(ours, "x/2")).outcome()[0].key == "x/2"
+            in_thread(lambda: commit_in(ours, "x/1")).outcome()
+        assert in_thread(lambda: commit_in(ours, "x/2")).outcome()[0].key == "x/2"
     finally:
         ours.leave(1)
         ours.leave(2)
 
 
-def company_commit(ours, key):
+def commit_in(ours, key):
     return run(ours.commit([Absent(key)], [Put(key, b"")]))
