@@ -130,17 +130,17 @@ def request(key, checks=()):
 
 def test_two_that_write_one_key_do_not_go_together_and_reads_go_first():
     first, again, other = request("a"), request("a"), request("b")
-    assert local_members._gathered([first, again, other]) == ([first], [again, other])
-    assert local_members._gathered([first, other, again]) == ([first, other], [again])
+    assert local_members._next_batch([first, again, other]) == ([first], [again, other])
+    assert local_members._next_batch([first, other, again]) == ([first, other], [again])
     read = local_members._Request(keys=["a"])
-    assert local_members._gathered([first, read, other]) == ([read], [first, other])
+    assert local_members._next_batch([first, read, other]) == ([read], [first, other])
 
 
 def test_a_transaction_is_no_larger_than_a_store_allows():
     many = [request(f"k{number}", [Absent(f"c{number}")] * 3) for number in range(100)]
-    taken, left = local_members._gathered(many)
+    taken, left = local_members._next_batch(many)
     assert (len(taken), len(left)) == (local_members._MOST_CHECKS // 3, 100 - local_members._MOST_CHECKS // 3)
-    taken, left = local_members._gathered([request(f"k{number}") for number in range(100)])
+    taken, left = local_members._next_batch([request(f"k{number}") for number in range(100)])
     assert len(taken) == local_members._MOST_OPS
 
 

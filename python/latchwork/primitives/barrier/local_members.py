@@ -1,8 +1,8 @@
-"""Members of a barrier in one process, whose reads and writes at the same time are combined.
+"""The members of a barrier in one process, which combine their reads and writes.
 
 A single member uses the store directly. With more members, their reads are combined, their arrivals share transactions,
-and one watch of the board wakes all, so a hundred members cost about as much as their processes. Nothing here decides
-anything, and a member that is not woken for a while watches by itself.
+and one watch of the board wakes all, so a hundred members cost about as much as their processes. This module makes no
+decisions, and a member that is not woken for a while watches by itself.
 
 Tasks of event loops are not combined, because a loop may end at any time.
 """
@@ -53,7 +53,7 @@ class _Request:
 
     @property
     def weight(self) -> int:
-        """Return the number of its checks."""
+        """The number of its checks."""
         return sum(len(check.checks) if isinstance(check, Fence) else 1 for check in self.checks)
 
     def answer(self, entries: Sequence[Entry | None]) -> None:
@@ -105,21 +105,23 @@ class LocalMembers:
                 self._notifier.ring()
 
     def claim_following(self, member: object, phase: int) -> bool:
-        """Return whether a member is the one of ours that follows the arrivals at a phase."""
+        """Return whether this member follows the arrivals at a phase for all members of this process."""
         with self._lock:
             if self._follower is None or self._follower[1] != phase:
                 self._follower = (member, phase)
             return self._follower[0] is member
 
     def claim_opening(self, member: object, phase: int) -> Signal | None:
-        """Return None for the member that opens a phase; for the others a signal that is set once it has tried."""
+        """Return None if this member must open the phase. Otherwise return a signal that is set once another member has
+        tried.
+        """
         with self._lock:
             if self._opener is None or self._opener[1] != phase:
                 self._opener = (member, phase, Signal())
             return None if self._opener[0] is member else self._opener[2]
 
     def end_opening(self, member: object) -> None:
-        """Record that a member has opened a phase, found it open, or was not the one to. Idempotent."""
+        """Record that a member no longer tries to open a phase. Idempotent."""
         opener = self._opener
         if opener is not None and opener[0] is member:
             self._opener = None
@@ -132,7 +134,7 @@ class LocalMembers:
     # Calls
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[Entry | None]:
-        """Return the entries of keys as of after the call."""
+        """Return the entries of keys, read after this call began."""
         if self._is_single:
             found: Sequence[Entry | None] = await ask(self._store.get_many, list(keys))
             return found
@@ -211,7 +213,9 @@ class LocalMembers:
                 request.answer([written[op.key] for op in request.ops if op.key in written])
 
     async def _handle_conflict(self, requests: Sequence[_Request], error: Exception) -> None:
-        """Refuse the requests that a conflict concerns, and send the others again; each alone if it is unknown."""
+        """Fail the requests that a conflict concerns, and send the others again; each alone if it is unknown which it
+        concerns.
+        """
         failed = error.failed if isinstance(error, Conflict) else ()
         concerned = [each for each in requests if any(one in failed for one in (*each.checks, *each.ops))]
         if len(requests) == 1:
@@ -228,8 +232,10 @@ class LocalMembers:
     # The board
 
     async def await_board(self, phase: int, off: Signal, timeout_s: float | None) -> bool:
-        """Wait until the board shows the end of a phase. Return False after the timeout, when called off, or by
-        mistake.
+        """Wait until the board shows the end of a phase.
+
+        Returns:
+            False after the timeout or a cancellation. Also False sometimes without a reason.
         """
         signal = Signal()
         remove_call = off.call_when_set(signal.set)
@@ -259,7 +265,7 @@ class LocalMembers:
         self._wake(None if known is None else known.get(self._board_key))
 
     def ignore(self, signal: Signal) -> None:
-        """Stop waiting with this signal. The last one closes the watch. Idempotent."""
+        """Stop waiting with this signal. The watch is closed with the last one. Idempotent."""
         with self._lock:
             self._listening.pop(signal, None)
             mirror = None
@@ -288,7 +294,7 @@ class LocalMembers:
 
 
 def _next_batch(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Request]]:
-    """Return the requests of the next call in order, and the rest: reads first, no key written twice."""
+    """Return the requests of the next call in order, and the remaining ones. Reads first; no key is written twice."""
     reads = [request for request in waiting if request.keys]
     if reads:
         return reads[:_MOST_OPS], [request for request in waiting if request not in reads[:_MOST_OPS]]
@@ -306,7 +312,7 @@ def _next_batch(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Requ
 
 
 class LocalMember:
-    """A context manager: the member belongs to the ``LocalMembers`` while it waits. Single-threaded."""
+    """A member of this process while it waits, as a context manager. Single-threaded."""
 
     def __init__(self, members: LocalMembers) -> None:
         self.members = members
@@ -326,7 +332,7 @@ class LocalMember:
         return self.members.claim_following(self, phase)
 
     async def claim_opening(self, phase: int, waiter: Waiter) -> bool:
-        """Return whether this member opens a phase; otherwise wait until another one has."""
+        """Return whether this member must open the phase. Otherwise wait until another one has."""
         signal = self.members.claim_opening(self, phase)
         if signal is None:
             return True
@@ -337,7 +343,7 @@ class LocalMember:
             remove_call()
 
     def end_opening(self) -> None:
-        """Record that we have tried."""
+        """Record that this member no longer tries to open the phase."""
         self.members.end_opening(self)
 
 
@@ -345,7 +351,7 @@ _by_store: WeakKeyDictionary[Store, dict[str, LocalMembers]] = WeakKeyDictionary
 
 
 def local_members_of(store: Store, name: str) -> LocalMembers:
-    """Return the ``LocalMembers`` of a barrier: shared by all threads of a store, separate for a task."""
+    """Return the ``LocalMembers`` of a barrier: shared by all threads of a store, separate for each task."""
     if current() is not None:
         return LocalMembers(store, name)
     by_name = _by_store.setdefault(store, {})
@@ -353,7 +359,7 @@ def local_members_of(store: Store, name: str) -> LocalMembers:
 
 
 def _forget(by_name: dict[str, LocalMembers], one: LocalMembers) -> None:
-    """Remove an empty one. Members that still have it may use it; a second one only costs more."""
+    """Remove an empty object. Members that still have it may use it: a second one only costs more."""
     for name, each in list(by_name.items()):
         if each is one:
             by_name.pop(name, None)

@@ -49,20 +49,20 @@ from latchwork.types import Absent, At, Check, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
-#: So many follow the arrivals, on average: with no follower at all, which happens once in e^8 times, see ``AGAIN_S``.
+#: Average number of members that follow the arrivals. There is no follower once in e^8 times; see ``AGAIN_S``.
 FOLLOWERS = 8
-#: Who watches the board alone draws again after such a time, then after twice that time, and so on.
+#: A member that watches the board alone draws again after this many seconds, then after twice as long, and so on.
 AGAIN_S = (2.0, 5.0)
 
-#: From the board and the phase of our last arrival (-1: none) to the phase that is meant; None: wait for another.
+#: Returns the requested phase, given the board and the phase of our last arrival (-1: none). None: wait for another.
 Choice = Callable[[Board, int], int | None]
-#: A member that was not the last to arrive ends the phase too, after such a pause: the last one may have died.
+#: Seconds after which another member ends the phase, too, because the last one to arrive may have died.
 _BACKUP_PAUSE_S = (0.2, 0.6)
 #: Maximum random wait before a member opens a phase: of many members, one write is enough.
 _SPREAD_S = 0.03
-#: From the basis of the open phase to the members without which it is broken.
+#: Returns the members without which the phase is broken, given the basis of the open phase.
 Lacking = Callable[[int], Collection[str]]
-#: How many members have to come, or which; or what says so when the first has arrived at a generation.
+#: The number of members or their IDs, or a function that is called when the first has arrived at a generation.
 Parties = int | Collection[str] | Callable[[], Expected]
 
 
@@ -72,7 +72,7 @@ def is_many(parties: int) -> bool:
 
 
 def draw_follower(parties: int) -> bool:
-    """Draw whether one of this many members follows the arrivals."""
+    """Return at random whether one of this many members follows the arrivals."""
     return not is_many(parties) or random.random() < FOLLOWERS / parties
 
 
@@ -93,7 +93,7 @@ class Arrivals:
         self._followers: dict[str, int] = {}
 
     def __call__(self, batch: Batch) -> bool:
-        """Take in a batch of changes. Return True once there is nothing to wait for."""
+        """Apply a batch of changes. Return True once there is nothing to wait for."""
         for change in batch:
             entry = change.entry
             if entry is None:
@@ -109,18 +109,21 @@ class Arrivals:
 
     @property
     def arrived(self) -> set[str]:
-        """Return the members that have arrived."""
+        """The members that have arrived."""
         return {key.rpartition("/")[2] for key in self._arrived_at}
 
     def is_first_to_end(self, key: str) -> bool:
-        """Return whether the member of this arrival ends the phase: of few the last, of many the first that follows."""
+        """Return whether the member of this arrival ends the phase.
+
+        With few members this is the last to arrive, with many the first that follows.
+        """
         if is_many(self._parties):
             return key in self._followers and self._followers[key] <= min(self._followers.values())
         return self._arrived_at.get(key, 0) >= max(self._arrived_at.values(), default=0)
 
 
 class PhaseEnd:
-    """Follows the board of a barrier until a phase has ended. For one thread.
+    """Watches the board of a barrier until a phase has ended. For one thread.
 
     Attributes:
         board: The board, once the phase has ended.
@@ -131,7 +134,7 @@ class PhaseEnd:
         self._phase = phase
 
     def __call__(self, batch: Batch) -> bool:
-        """Take in a batch of changes. Return True once the phase has ended."""
+        """Apply a batch of changes. Return True once the phase has ended."""
         entries = [change.entry for change in batch if change.entry is not None]
         if entries:
             board = Board.of(entries[-1])
@@ -140,7 +143,7 @@ class PhaseEnd:
 
 
 class BarrierMember:
-    """A member of a barrier, the base of both kinds, which document its arguments. Thread-safe."""
+    """A member of a barrier: the base of both kinds, which document its arguments. Thread-safe."""
 
     #: For messages; and how many phases a round has.
     _kind, _cycle = "barrier", 1
@@ -181,7 +184,7 @@ class BarrierMember:
         self._waits.close()
 
     async def _read_board(self) -> Board:
-        """Return the board; an unused barrier has its initial one."""
+        """Return the board, or its initial state if the barrier was never used."""
         self._waits.check()
         entry = await ask(self._store.get, self._board_key)
         return self._initial if entry is None else Board.of(entry)
@@ -214,7 +217,7 @@ class BarrierMember:
         why = why or f"{self.member_id!r} broke it"
         if lacking is None:
             board = await self._break((await self._get_or_create_board())[1].phase, why)
-            if board.phase % self._cycle:  # everybody had come after all: that has begun the round, which is to end
+            if board.phase % self._cycle:  # all had arrived after all, which has begun the round to be ended
                 await self._break(board.phase, why)
             return
         entry = await ask(self._store.get, self._board_key)
@@ -264,7 +267,7 @@ class BarrierMember:
             if not has_paused and not board.is_open and is_many(_count(expected.parties)):
                 has_paused = True
                 if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
-                    continue  # of many that come at once one has opened it by now
+                    continue  # of many that arrive at once, one has opened it by now
             try:
                 arrival = await self._write_arrival(entry, board, expected, checks, timeout_s, local=local)
             finally:
@@ -283,7 +286,7 @@ class BarrierMember:
         *,
         local: LocalMember,
     ) -> _Arrival | None:
-        """Write our arrival at the open phase, and open it if we are the first. Return None if the board has
+        """Write our arrival at the open phase, and open the phase if we are the first. Return None if the board has
         changed.
         """
         ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]
@@ -323,7 +326,7 @@ class BarrierMember:
     async def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
         """Wait until another phase is open than the one that was seen."""
         if await waiter.keep_trying(lambda: self._open(seen), patience) is not None:
-            return  # it had ended, but the last to come was gone before it said so
+            return  # it had ended, but the last member died before it wrote that
         if not await waiter.follow(self._board_key, PhaseEnd(seen), patience):
             self._waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
@@ -335,7 +338,7 @@ class BarrierMember:
         if board is None:
             patience = Patience(self._store.clock, patience.left_s(arrival.deadline_s))
             if arrival.entry is not None and not is_many(arrival.board.parties):
-                # As it was when we arrived: still so, or the commit is refused. The last to come need not watch.
+                # The board at our arrival: if it has changed, the commit is refused. The last to arrive need not watch.
                 known = [(arrival.entry, arrival.board)]
                 board = await waiter.keep_trying(lambda: self._open(phase, None, known), patience)
         if board is None:
@@ -367,8 +370,10 @@ class BarrierMember:
     async def _await_board(
         self, phase: int, parties: int, waiter: Waiter, patience: Patience, local: LocalMember
     ) -> Board | None:
-        """Wait by the board alone for the end of the phase. Return the board, or None to follow or after the
-        timeout.
+        """Wait for the end of the phase by watching the board alone.
+
+        Returns:
+            The board. None if this member must follow the arrivals itself, or after the timeout.
         """
         longest_s = random.uniform(*AGAIN_S)
         if await local.members.await_board(phase, waiter.off, patience.left_s(longest_s)):
@@ -389,7 +394,7 @@ class BarrierMember:
     ) -> Board | None:
         """End the phase as passed if all have arrived, and return the board if it has ended.
 
-        A member that had arrived while the phase was open still counts.
+        Members in ``arrived`` count as arrived, because they were seen while the phase was open.
         """
         return await self._end(
             phase, lambda board, arrived: board.passed(arrived) if board.is_complete(arrived) else None, known, arrived
@@ -445,20 +450,20 @@ class BarrierMember:
         )
 
     async def _forget(self, mine: Entry | None, local: LocalMember) -> None:
-        """Delete our arrival. If it stayed, our process would believe after a restart that it was not notified."""
+        """Delete our arrival. If it stayed, our process would believe after a restart that it has not seen the end."""
         if mine is None:
             return
         try:
             with contextlib.suppress(Conflict):  # we have arrived again, in another thread
                 await local.members.delete(mine)
-                self._has_left = True  # for certain: what is not read has not to be
+                self._has_left = True  # the next arrival need not read the key
         except LatchworkError as error:
             _log.info("%s: the arrival of %r is left behind: %s", self._what, self.member_id, error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """The requested phase (None: it must be waited for), the board at our arrival, and our arrival."""
+    """The requested phase (None: wait for another one), the board at our arrival, and our arrival."""
 
     phase: int | None
     entry: Entry | None
@@ -468,7 +473,7 @@ class _Arrival:
 
     @property
     def deadline_s(self) -> float | None:
-        """The seconds that the first arrival gave to the phase; None for no limit."""
+        """The timeout that the first arrival gave the phase, in seconds; None for no limit."""
         return None if self.board.opening is None else self.board.opening.deadline_s
 
 
