@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latchwork.errors import NodeIdInUse, WaitTimeout
-from latchwork.primitives.waiting import Patience
+from latchwork.primitives.waiting import Deadline
 from latchwork.store.steps import Signal, run
 from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import GroupFull, GroupTerminated, GroupWorker, RestartsExceeded, WorkerInfo, find, submit
@@ -74,7 +74,7 @@ def test_who_has_a_ticket_does_not_line_up_behind_one_that_may_wait_for_it(store
     joiner, first = one._core._joiner, Signal()
     joiner._join_lock.enqueue(first)
     joiner._position = "a ticket"
-    run(joiner._enqueue(None, Patience(store.clock, 60.0)))
+    run(joiner._enqueue(None, Deadline(store.clock, 60.0)))
     assert not joiner._join_lock.count_behind(first)
 
 

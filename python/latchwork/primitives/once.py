@@ -34,7 +34,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
-from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, Deadline, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
 from latchwork.store.session import Session
@@ -136,27 +136,27 @@ class Once(Closes):
         check_function(fn, self._what)
         if self._running.own.get("here", False):
             raise LatchworkError(f"{self._what} is run by this very thread; its function cannot wait for itself")
-        patience = Patience(self._store.clock, timeout_s)
+        deadline = Deadline(self._store.clock, timeout_s)
         while True:
-            async with self._waits.begin(patience.left_s()) as (waiter, _):
-                entry = await self._have_outcome(fn, waiter, patience)
+            async with self._waits.begin(deadline.left_s()) as (waiter, _):
+                entry = await self._have_outcome(fn, waiter, deadline)
                 if entry is not None:
                     return _result(entry, self._what)
                 self._waits.refuse_ended(waiter)
-            if patience.is_over:
+            if deadline.has_passed:
                 runner = await self._queue.first_in_words()
                 raise WaitTimeout(f"{self._what} is still run by {runner}; wait longer, or ask them")
 
     async def _have_outcome(
-        self, fn: Callable[[Work], bytes | None], waiter: Waiter, patience: Patience
+        self, fn: Callable[[Work], bytes | None], waiter: Waiter, deadline: Deadline
     ) -> Entry | None:
         """Return the outcome, ours or another's; None after the timeout, or if it was reset at once."""
-        entry = await waiter.keep_trying(self._outcome, patience)
+        entry = await waiter.keep_trying(self._outcome, deadline)
         if entry is not None:
             return entry
-        place = await self._await_turn(waiter, patience)
+        place = await self._await_turn(waiter, deadline)
         try:
-            entry = await waiter.keep_trying(self._outcome, patience)
+            entry = await waiter.keep_trying(self._outcome, deadline)
             return await self._run(fn, place) if entry is None and place is not None else entry
         finally:
             if place is not None:
@@ -202,7 +202,7 @@ class Once(Closes):
         entry: Entry | None = await ask(self._store.get, self._outcome_key)
         return entry
 
-    async def _await_turn(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
+    async def _await_turn(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
         """Return our ticket once it is first; None if there is an outcome before, or after the timeout."""
 
         def look(batch: Batch) -> None:
@@ -212,7 +212,7 @@ class Once(Closes):
         with self._waits.waiter(waiter.session) as turn, self._store.watch(self._outcome_key) as watch:
             watch.subscribe(look)
             try:
-                return await take_turn(self._queue, turn, patience)
+                return await take_turn(self._queue, turn, deadline)
             except (Unavailable, OutcomeUnknown):
                 if turn.is_off and not waiter.is_off:
                     return None  # we could not even queue, and need not any more
@@ -222,9 +222,9 @@ class Once(Closes):
 
     async def _run(self, fn: Callable[[Work], bytes | None], place: QueuePosition) -> Entry:
         """Run the function as the first in the queue without an outcome."""
-        patience = Patience(self._store.clock, _RECORD_S)
+        deadline = Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
-            starts = await waiter.keep_trying(lambda: self._count_start(place), patience)
+            starts = await waiter.keep_trying(lambda: self._count_start(place), deadline)
         if starts > self._most:
             return await self._record(place, self._failure("", f"whoever ran it vanished, {self._most} times"))
         while True:
@@ -259,14 +259,14 @@ class Once(Closes):
         """Wait until the session was renewed or has ended. Return None to run it again, or what others have
         recorded.
         """
-        session, patience = place.session, Patience(self._store.clock, _RECORD_S)
+        session, deadline = place.session, Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, session)) as waiter:
             while 0.0 < (left_s := session.remaining_s()) <= session.ttl_s * MARGIN_PART:
                 await waiter.pause(left_s)
             if left_s > 0.0:
                 return None
             try:
-                entry = await waiter.keep_trying(self._outcome, patience)
+                entry = await waiter.keep_trying(self._outcome, deadline)
             except SessionLost as error:
                 raise self._lost() from error
         if entry is None:
@@ -330,10 +330,10 @@ class Once(Closes):
 
     async def _record(self, place: QueuePosition, body: bytes) -> Entry:
         """Record the outcome if there is none, and return the recorded one."""
-        patience = Patience(self._store.clock, _RECORD_S)
+        deadline = Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
             try:
-                return await waiter.keep_trying(lambda: self._create(place, body), patience)
+                return await waiter.keep_trying(lambda: self._create(place, body), deadline)
             except SessionLost as error:
                 raise self._lost() from error
 

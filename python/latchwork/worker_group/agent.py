@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import LatchworkError
-from latchwork.primitives.waiting import Patience, check_member, check_whole
+from latchwork.primitives.waiting import Deadline, check_member, check_whole
 from latchwork.store.backoff import Backoff
 from latchwork.store.connect import session_ttl_s
 from latchwork.store.forks import ForkGuard
@@ -516,9 +516,9 @@ class LocalAgent:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all processes of this host have ended and will not restart. Return False after the timeout."""
-        patience = Patience(self._store.clock, timeout_s)
+        deadline = Deadline(self._store.clock, timeout_s)
         for thread in self._threads:
-            thread.join(patience.left_s())
+            thread.join(deadline.left_s())
         return not any(thread.is_alive() for thread in self._threads)
 
     def wait_for_group(self, timeout_s: float | None = None) -> GroupStatus:
@@ -544,7 +544,7 @@ class LocalAgent:
                 slot.run()
 
     def _find_or_submit(self) -> GroupHandle:
-        patience, backoff = Patience(self._store.clock, self._spec.join_s), Backoff()
+        deadline, backoff = Deadline(self._store.clock, self._spec.join_s), Backoff()
         while True:
             handle = find(self._store, self._group, namespace=self._namespace)
             if handle is not None and self._is_usable(handle):
@@ -554,7 +554,7 @@ class LocalAgent:
             try:
                 return self._submit()
             except GroupAlreadyRunning:  # another host was faster, or the last run is still leaving
-                if patience.is_over:
+                if deadline.has_passed:
                     raise
             self._store.clock.wait(threading.Event(), backoff.next_s())
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.primitives import Election, Leader, Term
-from latchwork.primitives.waiting import Closes, Identity, Patience, check_text
+from latchwork.primitives.waiting import Closes, Deadline, Identity, check_text
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
@@ -198,11 +198,11 @@ async def wait_for_master(
         WaitTimeout: There is still none.
     """
     store, keys = resolve_group(store, group, namespace)
-    election, patience = _election(store, keys), Patience(store.clock, timeout_s)
+    election, deadline = _election(store, keys), Deadline(store.clock, timeout_s)
     with store.watch(keys.master) as watch:
         while True:
             try:
-                await steps_of(watch.next)(patience.left_s())
+                await steps_of(watch.next)(deadline.left_s())
             except WaitTimeout:
                 raise WaitTimeout(f"group {group!r} has no master after {timeout_s} s; start a GroupMaster") from None
             leader = await steps_of(election.leader)()

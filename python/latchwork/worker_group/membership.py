@@ -21,7 +21,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Closed, Conflict, LatchworkError, NodeIdInUse, WaitTimeout
 from latchwork.primitives import Barrier
 from latchwork.primitives.fair import QueuePosition, TicketQueue, await_turn
-from latchwork.primitives.waiting import Patience, Waiter, check_member
+from latchwork.primitives.waiting import Deadline, Waiter, check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, ask, steps_of
@@ -208,38 +208,38 @@ class Joiner:
         self._position: QueuePosition | None = None
         self._queue: TicketQueue | None = None
 
-    async def join(self, waiter: Waiter, patience: Patience) -> WorkerMembership:
+    async def join(self, waiter: Waiter, deadline: Deadline) -> WorkerMembership:
         """Join the group; see ``GroupWorker.join``. After an interrupt, `abandon` removes any traces."""
         self._info = replace(self._info, incarnation=uuid.uuid4().hex[:12])
         self._join_lock, backoff = join_lock_for(self._store, self._group), Backoff()
         try:
             while True:
-                await self._enqueue(waiter, patience)
+                await self._enqueue(waiter, deadline)
                 cached = self._cached_record()
                 if cached is not None and self._needs_ticket():
-                    await self._wait_for_turn(self._group.for_run(self._decode(cached).run), waiter, patience)
+                    await self._wait_for_turn(self._group.for_run(self._decode(cached).run), waiter, deadline)
                     cached = self._join_lock.record = None
                 entry = cached
                 if entry is None:
-                    entry = await waiter.keep_trying(partial(self._read_or_create, waiter, patience), patience)
+                    entry = await waiter.keep_trying(partial(self._read_or_create, waiter, deadline), deadline)
                 snapshot = GroupSnapshot(self._group.for_run(self._decode(entry).run), entry, time.time())
                 is_new = cached is not None
                 membership = await waiter.keep_trying(
-                    partial(self._try, snapshot, waiter, patience, is_new=is_new), patience
+                    partial(self._try, snapshot, waiter, deadline, is_new=is_new), deadline
                 )
                 if membership is not None:
-                    await waiter.keep_trying(partial(self._read_epoch, membership), patience)
+                    await waiter.keep_trying(partial(self._read_epoch, membership), deadline)
                     await self._share_turn()
                     return membership
                 self._join_lock.record = None
                 if cached is not None:
                     continue
-                self._raise_if_over(patience, waiter, "other workers kept joining")
+                self._raise_if_over(deadline, waiter, "other workers kept joining")
                 if self._is_turn_shared:
                     continue
                 if self._position is not None:  # workers without a ticket do not wait for ours
-                    await waiter.pause(patience.left_s(backoff.next_s()))
-                await self._wait_for_turn(snapshot.keys, waiter, patience)
+                    await waiter.pause(deadline.left_s(backoff.next_s()))
+                await self._wait_for_turn(snapshot.keys, waiter, deadline)
         finally:
             self._dequeue()
             if self._position is not None and self._queue is not None:
@@ -273,18 +273,18 @@ class Joiner:
             emptied = self._join_lock.share_turn(self._turn, self._store.clock.now() + _SHARED_TURN_S)
             await Pause(self._store.clock, emptied, _SHARED_TURN_S)
 
-    async def _enqueue(self, waiter: Waiter, patience: Patience) -> None:
+    async def _enqueue(self, waiter: Waiter, deadline: Deadline) -> None:
         """Wait for the earlier threads of this process.
 
         Returns at once without time left. It also returns at once with a ticket, because an earlier thread may be
         waiting for that ticket to go.
         """
-        if self._turn.is_set() or self._position is not None or patience.is_over:
+        if self._turn.is_set() or self._position is not None or deadline.has_passed:
             return
         self._join_lock.enqueue(self._turn)
         take_back = waiter.off.call_when_set(self._turn.set)
         try:
-            await Pause(self._store.clock, self._turn, patience.left_s())
+            await Pause(self._store.clock, self._turn, deadline.left_s())
         finally:
             take_back()
         waiter.session.ensure_usable()
@@ -326,7 +326,7 @@ class Joiner:
 
     # Group record
 
-    async def _read_or_create(self, waiter: Waiter, patience: Patience) -> Entry:
+    async def _read_or_create(self, waiter: Waiter, deadline: Deadline) -> Entry:
         """Return the group's record. If there is none, create it or wait for another client to submit it."""
         while True:
             entry = await ask(self._store.get, self._group.record)
@@ -338,8 +338,8 @@ class Joiner:
             if self._create is not None:
                 await self._submit(self._create, None)
                 continue
-            if patience.is_over or not await waiter.follow(self._group.record, bool, patience):
-                self._raise_if_over(patience, waiter, "it was not submitted")
+            if deadline.has_passed or not await waiter.follow(self._group.record, bool, deadline):
+                self._raise_if_over(deadline, waiter, "it was not submitted")
 
     def _decode(self, entry: Entry) -> GroupRecord:
         record = GroupRecord.of(entry)
@@ -347,24 +347,24 @@ class Joiner:
             raise WrongRun(f"{self._what} is in run {record.run}, not in {self._run}; do not restart this worker")
         return record
 
-    def _raise_if_over(self, patience: Patience, waiter: Waiter, why: str) -> None:
+    def _raise_if_over(self, deadline: Deadline, waiter: Waiter, why: str) -> None:
         if waiter.is_off:
             waiter.session.ensure_usable()
             raise Closed(f"{self._what} was not joined because the worker was closed; create another worker")
-        if patience.is_over:
+        if deadline.has_passed:
             raise WaitTimeout(f"{self._what} could not be joined in time: {why}; nothing was left behind")
 
     # One attempt
 
     async def _try(
-        self, snapshot: GroupSnapshot, waiter: Waiter, patience: Patience, *, is_new: bool
+        self, snapshot: GroupSnapshot, waiter: Waiter, deadline: Deadline, *, is_new: bool
     ) -> WorkerMembership | None:
         """Try to join from the state that was read. Return None to read again and retry.
 
         Args:
             snapshot: Group state as it was read.
             waiter: Waiter of the caller, with its session.
-            patience: Time left.
+            deadline: Time left.
             is_new: Treat the worker as unknown without looking for its record.
         """
         session = waiter.session
@@ -378,7 +378,7 @@ class Joiner:
         if old.incarnation == self._info.incarnation:  # an earlier attempt succeeded, but its answer was lost
             return self._resume(snapshot, old, session, live)
         if live is not None and not self._replace:
-            return await self._wait_for_predecessor(live, old, waiter, patience)
+            return await self._wait_for_predecessor(live, old, waiter, deadline)
         return await self._rejoin(snapshot, member, old, session)
 
     async def _take_next_rank(self, snapshot: GroupSnapshot, session: Session) -> WorkerMembership | None:
@@ -461,14 +461,14 @@ class Joiner:
         )
 
     async def _wait_for_predecessor(
-        self, live: Entry, old: WorkerInfo, waiter: Waiter, patience: Patience
+        self, live: Entry, old: WorkerInfo, waiter: Waiter, deadline: Deadline
     ) -> WorkerMembership | None:
         self._dequeue()
 
         def is_gone(batch: object) -> bool:
             return all(change.entry is None for change in batch)  # type: ignore[attr-defined]
 
-        if patience.is_over or not await waiter.follow(live.key, is_gone, patience):
+        if deadline.has_passed or not await waiter.follow(live.key, is_gone, deadline):
             waiter.session.ensure_usable()
             raise NodeIdInUse(
                 f"worker {old.rank} ({old.key}) of {self._what} is running elsewhere; "
@@ -476,14 +476,14 @@ class Joiner:
             )
         return None
 
-    async def _wait_for_turn(self, keys: RunKeys, waiter: Waiter, patience: Patience) -> None:
+    async def _wait_for_turn(self, keys: RunKeys, waiter: Waiter, deadline: Deadline) -> None:
         """Queue for the turn to join. A worker without a ticket may still be faster once."""
         if self._position is not None:
             return
         self._queue = TicketQueue(self._store, keys.join_queue, self._what, self._info.key)
         try:
-            self._position = await waiter.keep_trying(lambda: self._join_queue(waiter.session), patience)
-            await waiter.keep_trying(lambda: self._await_turn(waiter, patience), patience)
+            self._position = await waiter.keep_trying(lambda: self._join_queue(waiter.session), deadline)
+            await waiter.keep_trying(lambda: self._await_turn(waiter, deadline), deadline)
         except BadRecord:
             _log.warning("%s: ignoring an unreadable ticket in the join queue", self._what)
 
@@ -491,7 +491,7 @@ class Joiner:
         assert self._queue is not None
         return await self._queue.join(session)
 
-    async def _await_turn(self, waiter: Waiter, patience: Patience) -> bool:
+    async def _await_turn(self, waiter: Waiter, deadline: Deadline) -> bool:
         assert self._queue is not None
         assert self._position is not None
-        return await await_turn(self._queue, self._position, waiter, patience)
+        return await await_turn(self._queue, self._position, waiter, deadline)

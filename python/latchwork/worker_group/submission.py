@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Conflict, OutcomeUnknown, WaitTimeout
 from latchwork.primitives import Barrier
-from latchwork.primitives.waiting import Patience, check_member, check_name, check_text, check_whole
+from latchwork.primitives.waiting import Deadline, check_member, check_name, check_text, check_whole
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
 from latchwork.store.store import Store, system_namespace
@@ -123,11 +123,11 @@ class GroupHandle:
             WaitTimeout: It is still running.
             WrongRun: Nothing is stored about this run anymore.
         """
-        patience = Patience(self._store.clock, timeout_s)
+        deadline = Deadline(self._store.clock, timeout_s)
         with self._store.watch(self._keys.record) as watch:
             try:
                 while True:
-                    batch = await steps_of(watch.next)(patience.left_s())
+                    batch = await steps_of(watch.next)(deadline.left_s())
                     record = record_or_none(batch[-1].entry if batch else None, self.run)
                     if record is None:
                         return await self._ended()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from latchwork._base.text import reason
 from latchwork._base.user_code import is_ending, is_interrupt
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
-from latchwork.primitives.waiting import Closes, Patience, Work, check_member
+from latchwork.primitives.waiting import Closes, Deadline, Work, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, called, driven, ending, steps_of
 from latchwork.store.store import Store
@@ -284,11 +284,11 @@ class GroupWorker(Closes):
             GroupTerminated, WorkerRemoved, SessionLost: This worker is not in the group anymore.
         """
         core, membership = self._core, self._core.require_membership()
-        patience = Patience(core.store.clock, timeout_s)
+        deadline = Deadline(core.store.clock, timeout_s)
         with core.store.watch(membership.keys.record) as watch:
             while True:
                 try:
-                    batch = await steps_of(watch.next)(patience.left_s())
+                    batch = await steps_of(watch.next)(deadline.left_s())
                 except WaitTimeout:
                     raise await self._missing(timeout_s) from None
                 record = record_or_none(batch[-1].entry if batch else None, membership.keys.run)

@@ -39,7 +39,7 @@ from latchwork.primitives.barrier.phases import (
     read_arrival,
     write_arrival,
 )
-from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_text, check_whole
+from latchwork.primitives.waiting.common import Deadline, Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, check_member, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, called_as_steps
@@ -201,14 +201,14 @@ class BarrierMember:
             BarrierBroken: It ended without all members, after a timeout here or elsewhere.
         """
         local = LocalMember(local_members_of(self._store, self.name))
-        async with self._waits.begin(timeout_s) as (waiter, patience):
+        async with self._waits.begin(timeout_s) as (waiter, deadline):
             with local:
                 while True:
                     arrive = partial(self._arrive, choose, checks, waiter, timeout_s, local)
-                    arrival = await waiter.keep_trying(arrive, patience)
+                    arrival = await waiter.keep_trying(arrive, deadline)
                     if arrival.phase is not None:
-                        return await self._await_end(arrival.phase, arrival, waiter, patience, local)
-                    await self._await_change(arrival.board.phase, waiter, patience)
+                        return await self._await_end(arrival.phase, arrival, waiter, deadline, local)
+                    await self._await_change(arrival.board.phase, waiter, deadline)
 
     async def _abort(self, why: str, lacking: Lacking | None = None) -> None:
         """Break the open phase; with ``lacking``, only if a member that it returns has not arrived."""
@@ -323,52 +323,52 @@ class BarrierMember:
 
     # Waiting
 
-    async def _await_change(self, seen: int, waiter: Waiter, patience: Patience) -> None:
+    async def _await_change(self, seen: int, waiter: Waiter, deadline: Deadline) -> None:
         """Wait until another phase is open than the one that was seen."""
-        if await waiter.keep_trying(lambda: self._open(seen), patience) is not None:
+        if await waiter.keep_trying(lambda: self._open(seen), deadline) is not None:
             return  # it had ended, but the last member died before it wrote that
-        if not await waiter.follow(self._board_key, PhaseEnd(seen), patience):
+        if not await waiter.follow(self._board_key, PhaseEnd(seen), deadline):
             self._waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
     async def _await_end(
-        self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience, local: LocalMember
+        self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> int:
         board = arrival.board if arrival.board.phase != phase else None
         if board is None:
-            patience = Patience(self._store.clock, patience.left_s(arrival.deadline_s))
+            deadline = Deadline(self._store.clock, deadline.left_s(arrival.deadline_s))
             if arrival.entry is not None and not is_many(arrival.board.parties):
                 # The board at our arrival: if it has changed, the commit is refused. The last to arrive need not watch.
                 known = [(arrival.entry, arrival.board)]
-                board = await waiter.keep_trying(lambda: self._open(phase, None, known), patience)
+                board = await waiter.keep_trying(lambda: self._open(phase, None, known), deadline)
         if board is None:
-            board = await self._follow(phase, arrival, waiter, patience, local)
+            board = await self._follow(phase, arrival, waiter, deadline, local)
         return await self._finish(phase, board, arrival.mine, local)
 
     async def _follow(
-        self, phase: int, arrival: _Arrival, waiter: Waiter, patience: Patience, local: LocalMember
+        self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> Board:
         """Wait until the phase has ended, or end it, and return the board."""
         board = None
         if not arrival.follows:
-            board = await self._await_board(phase, arrival.board.parties, waiter, patience, local)
+            board = await self._await_board(phase, arrival.board.parties, waiter, deadline, local)
         while board is None and await waiter.follow(
-            self.name, seen := Arrivals(self._board_key, self._arrivals, arrival.board.parties, phase), patience
+            self.name, seen := Arrivals(self._board_key, self._arrivals, arrival.board.parties, phase), deadline
         ):
             if seen.board is not None:
                 return seen.board
             if not seen.is_first_to_end(self._mine):
-                pause = Patience(self._store.clock, patience.left_s(random.uniform(*_BACKUP_PAUSE_S)))
+                pause = Deadline(self._store.clock, deadline.left_s(random.uniform(*_BACKUP_PAUSE_S)))
                 await waiter.follow(self._board_key, PhaseEnd(phase), pause, leaf=True)
-            board = await waiter.keep_trying(partial(self._open, phase, seen.arrived), patience)
+            board = await waiter.keep_trying(partial(self._open, phase, seen.arrived), deadline)
         if board is not None:
             return board
         self._waits.refuse_ended(waiter)
         late = f"{self.member_id!r} had no more time{_since(arrival.board)}"
-        return await waiter.keep_trying(lambda: self._break(phase, late), patience)
+        return await waiter.keep_trying(lambda: self._break(phase, late), deadline)
 
     async def _await_board(
-        self, phase: int, parties: int, waiter: Waiter, patience: Patience, local: LocalMember
+        self, phase: int, parties: int, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> Board | None:
         """Wait for the end of the phase by watching the board alone.
 
@@ -376,15 +376,15 @@ class BarrierMember:
             The board. None if this member must follow the arrivals itself, or after the timeout.
         """
         longest_s = random.uniform(*AGAIN_S)
-        if await local.members.await_board(phase, waiter.off, patience.left_s(longest_s)):
-            (entry,) = await waiter.keep_trying(lambda: local.members.get_many([self._board_key]), patience)
+        if await local.members.await_board(phase, waiter.off, deadline.left_s(longest_s)):
+            (entry,) = await waiter.keep_trying(lambda: local.members.get_many([self._board_key]), deadline)
             board = None if entry is None else self._read(entry)
             if board is not None and board.phase > phase:
                 return board
         while not await waiter.follow(
-            self._board_key, seen := PhaseEnd(phase), Patience(self._store.clock, patience.left_s(longest_s)), leaf=True
+            self._board_key, seen := PhaseEnd(phase), Deadline(self._store.clock, deadline.left_s(longest_s)), leaf=True
         ):
-            if waiter.is_off or patience.is_over or draw_follower(parties):
+            if waiter.is_off or deadline.has_passed or draw_follower(parties):
                 return None
             longest_s *= 2.0
         return seen.board

@@ -21,7 +21,7 @@ from latchwork.errors import Conflict, NotLeader, OwnershipLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.latch import Leader, Observer
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue, take_turn
-from latchwork.primitives.waiting.common import Patience, check_bytes, check_name, check_node_id
+from latchwork.primitives.waiting.common import Deadline, check_bytes, check_name, check_node_id
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.session import Session
@@ -305,8 +305,8 @@ class _Seat(SessionLock):
         finally:
             self._on_over(self)
 
-    async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
-        return await take_turn(self._queue, waiter, patience, body=_value_body(self._value))
+    async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
+        return await take_turn(self._queue, waiter, deadline, body=_value_body(self._value))
 
 
 def _value_body(value: bytes) -> dict[str, object]:

@@ -13,7 +13,7 @@ from latchwork._base.execution_context import PerCaller
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue
-from latchwork.primitives.waiting.common import Patience, tell
+from latchwork.primitives.waiting.common import Deadline, tell
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import lost_by_fork
@@ -212,7 +212,7 @@ class SessionLock(GuardsWork):
     # What the subclasses say
 
     @abstractmethod
-    async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
+    async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
         """Acquire the lock. Return None, with nothing left behind, after a timeout or a cancellation."""
 
     def _before(self) -> None:
@@ -228,8 +228,8 @@ class SessionLock(GuardsWork):
             again.uses.append(use)
             return use
         self._before()
-        async with self._waits.begin(timeout_s) as (waiter, patience):
-            place = await self._take(waiter, patience)
+        async with self._waits.begin(timeout_s) as (waiter, deadline):
+            place = await self._take(waiter, deadline)
             if place is None:
                 self._waits.refuse_closed(waiter.session)
                 raise WaitTimeout(await self._timed_out(timeout_s))

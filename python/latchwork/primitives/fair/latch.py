@@ -32,7 +32,7 @@ from latchwork.primitives.fair.tickets import (
     is_ticket,
     until_over,
 )
-from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_node_id
+from latchwork.primitives.waiting.common import Closes, Deadline, check_name, check_node_id
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
@@ -369,7 +369,7 @@ class LeaderLatch(GuardsWork, Participant):
         session = await self._session_for_use()
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
-            forever = Patience(self._store.clock, None)
+            forever = Deadline(self._store.clock, None)
             place = await self._have_place(session)
             cancel = session.on_end(lambda: self._notice_end(session))
             try:
@@ -536,9 +536,9 @@ class Observer(Closes):
             Closed: The observer or its store was closed.
             PermissionDenied: The account may no longer read here.
         """
-        patience = Patience(self._clock, timeout_s)
+        deadline = Deadline(self._clock, timeout_s)
         while True:
-            self._fold(await steps_of(self._watch.next)(patience.left_s()))
+            self._fold(await steps_of(self._watch.next)(deadline.left_s()))
             leader = min(self._tickets.values(), key=lambda each: (each.token, each.ticket), default=None)
             if self._first or leader != self._told:
                 self._first, self._told = False, leader

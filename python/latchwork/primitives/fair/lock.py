@@ -9,7 +9,7 @@ from __future__ import annotations
 from latchwork._base.validation import check_store
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
-from latchwork.primitives.waiting.common import Patience, check_name
+from latchwork.primitives.waiting.common import Deadline, check_name
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.session import Session
 from latchwork.store.steps import driven
@@ -49,5 +49,5 @@ class Lock(SessionLock):
         """Return the waiters in their order. The list may be empty."""
         return (await self._queue.tickets())[1:]
 
-    async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
-        return await take_turn(self._queue, waiter, patience)
+    async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
+        return await take_turn(self._queue, waiter, deadline)

@@ -23,7 +23,7 @@ from latchwork.primitives.fair.tickets import (
     any_ticket,
     take_turn,
 )
-from latchwork.primitives.waiting.common import Patience, check_name
+from latchwork.primitives.waiting.common import Deadline, check_name
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, ending, steps_of
@@ -204,5 +204,5 @@ class Side(SessionLock):
         """Return what this thread holds of this side."""
         return self._of_thread()
 
-    async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
-        return await take_turn(self._queue, waiter, patience, blocks=self._blocks, body={"mode": self._mode})
+    async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
+        return await take_turn(self._queue, waiter, deadline, blocks=self._blocks, body={"mode": self._mode})

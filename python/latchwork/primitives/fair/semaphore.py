@@ -18,7 +18,7 @@ from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, in_order, is_ticket, take_turn
-from latchwork.primitives.waiting.common import Patience, check_name, check_whole
+from latchwork.primitives.waiting.common import Deadline, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
@@ -100,14 +100,14 @@ class Semaphore(SessionLock):
 
     # Taking a lease
 
-    async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
-        await waiter.keep_trying(self._agree, patience)
-        place = await take_turn(self._queue, waiter, patience)
+    async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
+        await waiter.keep_trying(self._agree, deadline)
+        place = await take_turn(self._queue, waiter, deadline)
         if place is None:
             return None
         lease: QueuePosition | None = None
         try:
-            lease = await self._await_lease(place, waiter, patience)
+            lease = await self._await_lease(place, waiter, deadline)
         finally:
             if lease is None:
                 await self._queue.discard(place.session, (place.ticket.key, self._lease_key(place)))
@@ -130,13 +130,13 @@ class Semaphore(SessionLock):
             )
         self._agreed = True
 
-    async def _await_lease(self, place: QueuePosition, waiter: Waiter, patience: Patience) -> QueuePosition | None:
+    async def _await_lease(self, place: QueuePosition, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
         """As the first in the queue, wait for a lease and take it. Return None after the timeout or when called off."""
         while True:
-            lease = await waiter.keep_trying(lambda: self._try_lease(place), patience)
+            lease = await waiter.keep_trying(lambda: self._try_lease(place), deadline)
             if lease is not None:
                 return lease
-            if patience.is_over or not await waiter.follow(self._leases, _Room(self._size_key), patience):
+            if deadline.has_passed or not await waiter.follow(self._leases, _Room(self._size_key), deadline):
                 self._queue.refuse_lost(place)
                 return None
 

@@ -35,7 +35,7 @@ from latchwork.errors import (
     QuotaExceeded,
     SessionLost,
 )
-from latchwork.primitives.waiting.common import Identity, Patience, check_text
+from latchwork.primitives.waiting.common import Deadline, Identity, check_text
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
@@ -500,7 +500,7 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
 async def take_turn(
     queue: TicketQueue,
     waiter: Waiter,
-    patience: Patience,
+    deadline: Deadline,
     *,
     blocks: Blocks = any_ticket,
     body: Mapping[str, object] | None = None,
@@ -516,13 +516,13 @@ async def take_turn(
         LockLost: Another client deleted our ticket while we waited.
         Unavailable, OutcomeUnknown: The server could not be reached in time.
     """
-    if patience.is_over and any(map(blocks, await queue.tickets())):
+    if deadline.has_passed and any(map(blocks, await queue.tickets())):
         return None  # a single try: do not even queue
-    place = await waiter.keep_trying(lambda: queue.join(waiter.session, body), patience)
+    place = await waiter.keep_trying(lambda: queue.join(waiter.session, body), deadline)
     has_turn = False
-    wait = partial(await_turn, queue, place, waiter, patience, blocks, on_ahead)
+    wait = partial(await_turn, queue, place, waiter, deadline, blocks, on_ahead)
     try:
-        has_turn = await waiter.keep_trying(wait, patience)
+        has_turn = await waiter.keep_trying(wait, deadline)
     finally:
         if not has_turn:
             await queue.leave(place)
@@ -533,7 +533,7 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
     queue: TicketQueue,
     place: QueuePosition,
     waiter: Waiter,
-    patience: Patience,
+    deadline: Deadline,
     blocks: Blocks = any_ticket,
     on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
@@ -548,7 +548,7 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
         place.is_new, has_turn = False, True
         tell(0)
     else:
-        has_turn = await _await_turn(queue, place, waiter, patience, blocks, tell)
+        has_turn = await _await_turn(queue, place, waiter, deadline, blocks, tell)
     queue.refuse_lost(place)
     return has_turn
 
@@ -561,7 +561,7 @@ async def _await_turn(  # noqa: PLR0917 - one caller
     queue: TicketQueue,
     place: QueuePosition,
     waiter: Waiter,
-    patience: Patience,
+    deadline: Deadline,
     blocks: Blocks,
     tell: Callable[[int], None],
 ) -> bool:
@@ -571,9 +571,9 @@ async def _await_turn(  # noqa: PLR0917 - one caller
         tell(len(ahead))
         if not ahead:
             return True
-        if patience.is_over:
+        if deadline.has_passed:
             return await queue.is_head(place, ahead)
-        if not await until_over(ahead[-1], blocks, waiter, patience, siblings=True):
+        if not await until_over(ahead[-1], blocks, waiter, deadline, siblings=True):
             return False
         over.add(ahead[-1])
         if await queue.are_gone(place, ahead[:-1], waiter.siblings):
@@ -581,7 +581,7 @@ async def _await_turn(  # noqa: PLR0917 - one caller
             return True
 
 
-async def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patience, *, siblings: bool = False) -> bool:
+async def until_over(key: str, blocks: Blocks, waiter: Waiter, deadline: Deadline, *, siblings: bool = False) -> bool:
     """Wait until a ticket has gone or blocks no more. Return False after the timeout or a cancellation.
 
     A ticket without a session is from another program and never ends; it counts as gone. With ``siblings`` the waiter
@@ -592,4 +592,4 @@ async def until_over(key: str, blocks: Blocks, waiter: Waiter, patience: Patienc
         entry = batch[-1].entry if batch else None
         return entry is None or entry.owner is None or not blocks(Ticket.of(entry))
 
-    return await waiter.follow(key, is_over, patience, leaf=True, siblings=siblings)
+    return await waiter.follow(key, is_over, deadline, leaf=True, siblings=siblings)

@@ -24,7 +24,7 @@ from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied,
 from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, until_over
 from latchwork.primitives.group.log import Journal, LogHead, State, ViewChangeStep
 from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, difference, member_id
-from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.participant import is_open
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.backoff import Backoff
@@ -422,7 +422,7 @@ class Follower:
             ahead = await self._seats.ahead(place)
             if not ahead or ahead[-1] == over:  # it is still there: it writes
                 return True
-            if not await until_over(ahead[-1], _waits, waiter, Patience(self._store.clock, None)):
+            if not await until_over(ahead[-1], _waits, waiter, Deadline(self._store.clock, None)):
                 return False
             over = ahead[-1]
         return False

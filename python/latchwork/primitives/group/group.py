@@ -24,7 +24,7 @@ from latchwork.primitives.group.follower import GroupViews, Views
 from latchwork.primitives.group.log import Journal, LogHead
 from latchwork.primitives.group.membership import Membership, evict
 from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
-from latchwork.primitives.waiting.common import Identity, Patience, check_name
+from latchwork.primitives.waiting.common import Deadline, Identity, check_name
 from latchwork.primitives.waiting.participant import Participant, is_open
 from latchwork.primitives.waiting.waits import Waiter, check_member
 from latchwork.store.backoff import Backoff
@@ -209,18 +209,18 @@ class Group(Participant):
     async def sync(self, timeout_s: float | None = None) -> View:
         """Wait for a view that shows the members as of now, or later. Arguments and errors as for ``wait``."""
         self._home.check()
-        patience = Patience(self._store.clock, timeout_s)
+        deadline = Deadline(self._store.clock, timeout_s)
         head = await ask(self._store.get, self._journal.head_key)
         newer = 2 if head is None else LogHead.of(head).number + 2  # its writer looked at the members after this
         backoff = Backoff()
         while True:
             now = await steps_of(self.members)()
-            view = await self._wait(lambda _: True, patience.left_s())
+            view = await self._wait(lambda _: True, deadline.left_s())
             if view.number >= newer or list(view.members) == now:
                 return view
             with suppress(WaitTimeout):
-                await self._wait(partial(_is_another, view.number), patience.left_s(backoff.next_s()))
-            if patience.is_over:
+                await self._wait(partial(_is_another, view.number), deadline.left_s(backoff.next_s()))
+            if deadline.has_passed:
                 raise WaitTimeout(f"{self._what}: its views are behind its members still, at {self._view.ids}")
 
     async def _wait(self, is_true: Callable[[View], bool], timeout_s: float | None) -> View:

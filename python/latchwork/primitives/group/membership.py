@@ -17,7 +17,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OutcomeUnknown, SessionLost
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.views import Evicted, GroupMember, Label, ViewChange, check_member
-from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.waits import Gate, Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
@@ -108,7 +108,7 @@ class Membership:
         """
         session = waiter.session
         wait_s = session.ttl_s * _PATIENCE_TTLS + 1.0 if self._id_wait_s is None else self._id_wait_s
-        patience = Patience(self._store.clock, wait_s)
+        deadline = Deadline(self._store.clock, wait_s)
         entry: Entry | None = None
         if self._bound is not None:  # we come again
             await self._refuse_evicted()
@@ -116,7 +116,7 @@ class Membership:
         gate = self._store.shared(Gate, lambda _: Gate(MOST_AT_ONCE))
         while not waiter.is_off:
             if entry is not None and GroupMember.at(entry).incarnation not in self._incarnations:
-                await self._await_gone(entry, waiter, patience)
+                await self._await_gone(entry, waiter, deadline)
             elif (entry is not None and entry.owner == session.id) or await self._pass(gate, entry, waiter):
                 await self._entered(session)
                 return
@@ -252,11 +252,11 @@ class Membership:
                 f"member {self._me.id!r} of {self._what} was evicted: {evicted.why or 'no reason given'}"
             )
 
-    async def _await_gone(self, entry: Entry, waiter: Waiter, patience: Patience) -> None:
+    async def _await_gone(self, entry: Entry, waiter: Waiter, deadline: Deadline) -> None:
         def is_gone(batch: Batch) -> bool:
             return all(change.entry is None for change in batch)
 
-        if patience.is_over or not await waiter.follow(self.key, is_gone, patience):
+        if deadline.has_passed or not await waiter.follow(self.key, is_gone, deadline):
             if waiter.is_off:
                 return
             other = GroupMember.at(entry)

@@ -16,7 +16,7 @@ from latchwork.primitives.leased.core import KeeperCore
 from latchwork.primitives.leased.inspect import state_of
 from latchwork.primitives.leased.owner import HeldLock, LockOwner
 from latchwork.primitives.leased.protocol import InDoubt
-from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, check_name, refuse_in_callback
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, Signal, Steps, undone_if_interrupted
 from latchwork.types import At, Entry
@@ -47,7 +47,7 @@ class LockAcquirer:
         check_name(name, "lock")
         self._core.fork_guard.check()
         refuse_in_callback(f"lock {name!r}", timeout_s)
-        patience, backoff = Patience(self._clock, timeout_s), Backoff()
+        deadline, backoff = Deadline(self._clock, timeout_s), Backoff()
         while True:
             trouble: LatchworkError | None = None
             try:
@@ -56,13 +56,13 @@ class LockAcquirer:
                 held, trouble = None, error
             if held is not None:
                 return held
-            if patience.is_over:
+            if deadline.has_passed:
                 raise trouble or WaitTimeout(await self._still_held(name, timeout_s))
             pause_s = backoff.next_s()
-            if trouble is None and await self._core.waits.wait_free(name, patience, off):
+            if trouble is None and await self._core.waits.wait_free(name, deadline, off):
                 backoff.reset()
             elif not off.is_set():
-                await self._pause(patience.left_s(pause_s))
+                await self._pause(deadline.left_s(pause_s))
             if off.is_set():
                 raise Closed(f"lock {name!r} was closed while it was waited for; make another one")
 
@@ -169,7 +169,7 @@ class LockAcquirer:
 
     # Adopting
 
-    async def adopt(self, old: str, only: Collection[str] | None, patience: Patience) -> dict[str, HeldLock]:
+    async def adopt(self, old: str, only: Collection[str] | None, deadline: Deadline) -> dict[str, HeldLock]:
         """Take over the locks of another owner, only from that owner. Then delete it, unless it keeps some.
 
         The owner is renewed once before, so that no client considers it dead meanwhile. It is deleted last, so that
@@ -178,33 +178,33 @@ class LockAcquirer:
         """
         backoff = Backoff()
         granted: dict[str, HeldLock] = {}
-        await self._retry(lambda: self._table.renew_other(old), patience, backoff)
-        found = await self._retry(lambda: self._table.held_by(old), patience, backoff)
+        await self._retry(lambda: self._table.renew_other(old), deadline, backoff)
+        found = await self._retry(lambda: self._table.held_by(old), deadline, backoff)
         left = names = [name for name in found if only is None or name in only]
         claimer = object()
         with undone_if_interrupted(lambda: self._core.release_in_background(list(granted.values()))):
             while left:
                 with self._claimed(left, claimer) as claimed:  # also during the pause: no other thread settles doubts
-                    await self._retry(partial(self._take, claimed, granted, claimer, old), patience, backoff)
+                    await self._retry(partial(self._take, claimed, granted, claimer, old), deadline, backoff)
                 left = self._state.are_busy(name for name in left if name not in granted)
-                if left and not await self._pause_before_retry(patience, backoff):  # another thread is taking them
+                if left and not await self._pause_before_retry(deadline, backoff):  # another thread is taking them
                     return granted
             if len(names) == len(found):
                 await self._core.delete(old)
             return granted
 
-    async def _retry(self, step: Callable[[], Steps[T]], patience: Patience, backoff: Backoff) -> T:
+    async def _retry(self, step: Callable[[], Steps[T]], deadline: Deadline, backoff: Backoff) -> T:
         """Repeat a step while the server is unavailable, until the timeout."""
         while True:
             try:
                 return await step()
             except (Unavailable, OutcomeUnknown):
-                if not await self._pause_before_retry(patience, backoff):
+                if not await self._pause_before_retry(deadline, backoff):
                     raise
 
-    async def _pause_before_retry(self, patience: Patience, backoff: Backoff) -> bool:
+    async def _pause_before_retry(self, deadline: Deadline, backoff: Backoff) -> bool:
         """Pause after an error. Return False if no time is left."""
-        if patience.is_over or self._core.closing.is_set():
+        if deadline.has_passed or self._core.closing.is_set():
             return False
-        await self._pause(patience.left_s(backoff.next_s()))
+        await self._pause(deadline.left_s(backoff.next_s()))
         return True

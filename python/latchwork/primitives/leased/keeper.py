@@ -22,7 +22,7 @@ from latchwork.primitives.leased.core import KeeperCore
 from latchwork.primitives.leased.inspect import LockState, state_of, states_below
 from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
-from latchwork.primitives.waiting.common import Patience, Starts, check_least, check_name, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, Starts, check_least, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import check_listener, listen
@@ -191,10 +191,10 @@ class LockKeeper(Starts):
         refuse_in_callback("locks of an earlier owner", timeout_s)
         if owner_id == self.owner_id:
             raise ValueError(f"owner {owner_id!r} is this keeper's own; give the id of an earlier life")
-        patience = Patience(self._clock, timeout_s)
+        deadline = Deadline(self._clock, timeout_s)
         self._core.start()
         try:
-            return await self._taking.adopt(check_member(owner_id, "owner"), names, patience)
+            return await self._taking.adopt(check_member(owner_id, "owner"), names, deadline)
         except (Unavailable, OutcomeUnknown):
             self._core.refuse_closed()  # the reason why it was not tried again
             raise

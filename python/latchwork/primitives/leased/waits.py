@@ -15,7 +15,7 @@ from functools import partial
 from latchwork._base.interrupts import mutex
 from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.common import Deadline
 from latchwork.store.mirror import Mirror
 from latchwork.store.steps import Pause, Signal
 from latchwork.types import Change
@@ -72,7 +72,7 @@ class LockWaits:
         self.recheck([name])
         return partial(self.cancel, name, fire)
 
-    async def wait_free(self, name: str, patience: Patience, off: Signal) -> bool:
+    async def wait_free(self, name: str, deadline: Deadline, off: Signal) -> bool:
         """Wait until the lock looks free, ``off`` is set, or a timeout. Return False if it looked free at once."""
         looks_free = Signal()
         fire = looks_free.set
@@ -82,7 +82,7 @@ class LockWaits:
             if looks_free.is_set():
                 return False
             self._wake.set()
-            await Pause(self._clock, looks_free, patience.left_s())
+            await Pause(self._clock, looks_free, deadline.left_s())
             return True
         finally:
             forget()

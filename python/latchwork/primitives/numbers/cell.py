@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from latchwork._base.decoding import Count, Decoder, encode
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.common import Deadline
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, Signal, Steps, ask
@@ -158,7 +158,7 @@ class Cell:
         """
         self._home.check()
         change = _Change(self, fn, checks, ops, self._written if may_guess and self._is_alone else None)
-        patience = Patience(self._store.clock, timeout_s)
+        deadline = Deadline(self._store.clock, timeout_s)
         backoff = Backoff(0.01, 0.5, jitter=1.0)
         while True:
             trouble: LatchworkError | None = None
@@ -167,9 +167,9 @@ class Cell:
                     return change.result
             except Unavailable as error:
                 trouble = error
-            if patience.is_over:
+            if deadline.has_passed:
                 raise change.why(trouble) from trouble
-            await Pause(self._store.clock, Signal(), patience.left_s(backoff.next_s()))
+            await Pause(self._store.clock, Signal(), deadline.left_s(backoff.next_s()))
 
     async def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
         """Change the number as it was read."""

@@ -29,7 +29,7 @@ from latchwork._base.interrupts import call_after_finalizer, mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
-from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
+from latchwork.primitives.waiting.common import Closes, Deadline, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
@@ -210,11 +210,11 @@ class RateLimiter(Closes):
         """
         if not 1 <= check_whole(count, "count") <= self._fresh.limit:
             raise ValueError(f"{self._what} can give 1 to {self._fresh.limit} permits at once, not {count!r}")
-        async with self._waits.begin(timeout_s) as (waiter, patience):
+        async with self._waits.begin(timeout_s) as (waiter, deadline):
             late = 0
             while True:
-                wait_s = await waiter.keep_trying(lambda: self._try_take(count, None), patience)
-                if wait_s == 0.0 or (wait_s is not None and await self._queue_for(count, waiter, patience, late)):
+                wait_s = await waiter.keep_trying(lambda: self._try_take(count, None), deadline)
+                if wait_s == 0.0 or (wait_s is not None and await self._queue_for(count, waiter, deadline, late)):
                     return
                 late += 1
 
@@ -245,19 +245,19 @@ class RateLimiter(Closes):
 
     # Inside
 
-    async def _queue_for(self, count: int, waiter: Waiter, patience: Patience, late: int) -> bool:
+    async def _queue_for(self, count: int, waiter: Waiter, deadline: Deadline, late: int) -> bool:
         """Wait in the queue until permits may be given, and take them. Return False if the answer came too late."""
-        place = None if patience.is_over else await take_turn(self._queue, waiter, patience)
+        place = None if deadline.has_passed else await take_turn(self._queue, waiter, deadline)
         if place is None:
             raise self._timed_out(waiter, late)
         is_gone = False
         try:
             while True:
-                wait_s = await waiter.keep_trying(lambda: self._try_take(count, place), patience)
+                wait_s = await waiter.keep_trying(lambda: self._try_take(count, place), deadline)
                 is_gone = not wait_s  # our ticket is deleted in the transaction that takes the permits
                 if is_gone:
                     return wait_s == 0.0
-                if patience.is_over or not await waiter.pause(patience.left_s(wait_s)):
+                if deadline.has_passed or not await waiter.pause(deadline.left_s(wait_s)):
                     raise self._timed_out(waiter, late)
         finally:
             if not is_gone:

@@ -19,7 +19,7 @@ from latchwork._base.decoding import encode
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, OwnershipLost
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt, delete_claim_later
 from latchwork.primitives.queue.items import Names, QueueItem, index_op, letter_op, new_id, other_letter
-from latchwork.primitives.waiting.common import Patience, check_text
+from latchwork.primitives.waiting.common import Deadline, check_text
 from latchwork.primitives.waiting.waits import Waiter, check_member
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, lost_by_fork
@@ -346,11 +346,11 @@ class QueueClaim(GuardsWork):
     async def _try_to_end(self, ops: Sequence[Op], checks: Sequence[Check], timeout_s: float) -> None:
         if self._has_ended or self._session.remaining_s() <= 0.0:
             raise self._lost_error()
-        patience = Patience(self._store.clock, timeout_s)
+        deadline = Deadline(self._store.clock, timeout_s)
         self._is_ending = True  # once it is written another may take the item, before we learn that it was
         try:
             with closing(Waiter(self._store, self._session)) as waiter:
-                await waiter.keep_trying(lambda: self._commit(ops, checks), patience)
+                await waiter.keep_trying(lambda: self._commit(ops, checks), deadline)
         except BaseException as error:
             # interrupted: whether it was written is found out by the next try
             self._is_in_doubt = self._is_in_doubt or not isinstance(error, Exception)

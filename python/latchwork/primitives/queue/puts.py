@@ -20,7 +20,7 @@ from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue, take_turn
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.claims import QueueInfo
-from latchwork.primitives.waiting.common import Patience, check_whole
+from latchwork.primitives.waiting.common import Deadline, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Steps, ask
@@ -92,7 +92,7 @@ class OrderedPuts:
         count: int,
         *,
         waiter: Waiter,
-        patience: Patience,
+        deadline: Deadline,
         checks: Sequence[Check] = (),
         ops: Sequence[Op] = (),
     ) -> int:
@@ -102,7 +102,7 @@ class OrderedPuts:
             creations: given the number of the first item, returns the writes that create all.
             count: items; 1 for a bounded queue.
             waiter: waits.
-            patience: how long.
+            deadline: how long.
             checks: of the caller, must hold too.
             ops: of the caller, written in the same transaction.
         Returns:
@@ -114,19 +114,19 @@ class OrderedPuts:
         """
 
         async def put() -> int:
-            return await self._try_put(creations, count, waiter, patience, checks, ops)
+            return await self._try_put(creations, count, waiter, deadline, checks, ops)
 
-        capacity = await waiter.keep_trying(self.agree, patience)
+        capacity = await waiter.keep_trying(self.agree, deadline)
         try:
             return await put()
         except _Full:
             assert capacity is not None
-        place = None if patience.is_over else await take_turn(self.putters, waiter, patience)
+        place = None if deadline.has_passed else await take_turn(self.putters, waiter, deadline)
         if place is None:
             raise self._no_room(waiter)
         try:
             partitions = self._names.partitions
-            while await waiter.follow(partitions, _HasRoom(partitions, capacity), patience):
+            while await waiter.follow(partitions, _HasRoom(partitions, capacity), deadline):
                 with contextlib.suppress(_Full):
                     return await put()
             raise self._no_room(waiter)
@@ -138,7 +138,7 @@ class OrderedPuts:
         creations: Callable[[int], Sequence[Op]],
         count: int,
         waiter: Waiter,
-        patience: Patience,
+        deadline: Deadline,
         checks: Sequence[Check],
         ops: Sequence[Op],
     ) -> int:
@@ -152,16 +152,16 @@ class OrderedPuts:
                     lambda now: now + count,
                     checks=checks,
                     ops=writes,
-                    timeout_s=patience.left_s(_CELL_PATIENCE_S),
+                    timeout_s=deadline.left_s(_CELL_PATIENCE_S),
                     may_guess=True,
                 )
             except (Unavailable, Conflict) as error:
                 if isinstance(error, Conflict) and self._is_foreign(error):
                     raise
-                if patience.is_over:
+                if deadline.has_passed:
                     self._refuse_crowded(error)
                     raise
-                if not await waiter.pause(patience.left_s(backoff.next_s())):
+                if not await waiter.pause(deadline.left_s(backoff.next_s())):
                     self._waits.refuse_ended(waiter, error)
                     raise
             else:

@@ -122,20 +122,20 @@ class Queue(Closes):
         self, value: bytes, priority: int, checks: Sequence[Check], ops: Sequence[Op], timeout_s: float | None
     ) -> str:
         check_payload(value, self._info.what)
-        async with self._waits.begin(timeout_s) as (waiter, patience):
+        async with self._waits.begin(timeout_s) as (waiter, deadline):
             creations = partial(self._creations, priority, [value])
-            number = await self._puts.put(creations, 1, waiter=waiter, patience=patience, checks=checks, ops=ops)
+            number = await self._puts.put(creations, 1, waiter=waiter, deadline=deadline, checks=checks, ops=ops)
         return _item_id(priority, number)
 
     async def _put_many(self, values: list[bytes], priority: int, timeout_s: float | None) -> list[str]:
         for value in values:
             check_payload(value, self._info.what)
         ids: list[str] = []
-        async with self._waits.begin(timeout_s) as (waiter, patience):
-            is_bounded = await waiter.keep_trying(self._puts.agree, patience) is not None
+        async with self._waits.begin(timeout_s) as (waiter, deadline):
+            is_bounded = await waiter.keep_trying(self._puts.agree, deadline) is not None
             for batch in _batches(values, 1 if is_bounded else _BATCH_ITEMS):
                 creations = partial(self._creations, priority, batch)
-                first = await self._puts.put(creations, len(batch), waiter=waiter, patience=patience)
+                first = await self._puts.put(creations, len(batch), waiter=waiter, deadline=deadline)
                 ids += [_item_id(priority, first + n) for n in range(len(batch))]
         return ids
 
@@ -231,8 +231,8 @@ class Queue(Closes):
             BadRecord: its key was written by another program; drop it.
             WaitTimeout, and the others: as for ``put``.
         """
-        async with self._waits.begin(timeout_s) as (waiter, patience):
-            letter = await waiter.keep_trying(lambda: self._work._letter(item_id), patience)  # noqa: SLF001
+        async with self._waits.begin(timeout_s) as (waiter, deadline):
+            letter = await waiter.keep_trying(lambda: self._work._letter(item_id), deadline)  # noqa: SLF001
             dead = QueueItem.letter_of(letter)
             priority = DEFAULT_PRIORITY if dead.priority is None else dead.priority
 
@@ -247,7 +247,7 @@ class Queue(Closes):
                 ]
 
             held = [At(letter), *checks]
-            number = await self._puts.put(creations, 1, waiter=waiter, patience=patience, checks=held, ops=ops)
+            number = await self._puts.put(creations, 1, waiter=waiter, deadline=deadline, checks=held, ops=ops)
         return _item_id(priority, number)
 
     @driven

@@ -23,7 +23,7 @@ from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
 from latchwork.primitives.queue.items import Names, QueueItem, place_of
 from latchwork.primitives.queue.pages import Pages
 from latchwork.primitives.queue.taking import Accept
-from latchwork.primitives.waiting.common import Patience
+from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.steps import Steps, ask
 from latchwork.store.watch import Batch
@@ -37,7 +37,7 @@ _KNOWN = 16
 
 
 #: Waits for a partition: which one, with which waiter, how long, and for which items.
-Wait = Callable[[str, Waiter, Patience, Accept], Steps["IsFree | None"]]
+Wait = Callable[[str, Waiter, Deadline, Accept], Steps["IsFree | None"]]
 
 
 @dataclass(slots=True, eq=False)
@@ -78,19 +78,19 @@ class Waiting:
         tickets = TicketQueue(self._store, self._info.names.takers(partition), what, self._label)
         return self._lines.setdefault(partition, tickets)
 
-    async def wait(self, partition: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
+    async def wait(self, partition: str, waiter: Waiter, deadline: Deadline, accept: Accept) -> IsFree | None:
         """Wait until an accepted item is free; None after a timeout or a cancellation."""
-        if await waiter.keep_trying(lambda: self._is_free(partition, accept), patience):
+        if await waiter.keep_trying(lambda: self._is_free(partition, accept), deadline):
             return self._watcher(partition, accept)
-        if patience.is_over:
+        if deadline.has_passed:
             return None
-        place = await take_turn(self.line(partition), waiter, patience, blocks=_blocks)
+        place = await take_turn(self.line(partition), waiter, deadline, blocks=_blocks)
         if place is None:
             return None
         found = False
         head = LineHead(place, waiter, self._watcher(partition, accept))
         try:
-            found = await self._sees_one(partition, head, patience)
+            found = await self._sees_one(partition, head, deadline)
         finally:
             if found:
                 self.line(partition).leave_later(place)
@@ -102,7 +102,7 @@ class Waiting:
         self,
         partition: str,
         waiter: Waiter,
-        patience: Patience,
+        deadline: Deadline,
         accept: Accept,
         take: Callable[[list[QueueItem]], Steps[list[QueueClaim]]],
     ) -> list[QueueClaim]:
@@ -111,19 +111,19 @@ class Waiting:
         Args:
             partition: the partition.
             waiter: the waiter.
-            patience: how long.
+            deadline: how long.
             accept: whether an item is wanted.
             take: called at the head of the line with the free items, if these are known.
         """
-        place = await take_turn(self.line(partition), waiter, patience, blocks=_blocks)
+        place = await take_turn(self.line(partition), waiter, deadline, blocks=_blocks)
         if place is None:
             return []
         claims: list[QueueClaim] = []
         head = LineHead(place, waiter, self._watcher(partition, accept))
         try:
-            while not claims and await self._sees_one(partition, head, patience):
+            while not claims and await self._sees_one(partition, head, deadline):
                 known = head.seen.free_items(_KNOWN)
-                claims = await waiter.keep_trying(partial(take, known), patience)
+                claims = await waiter.keep_trying(partial(take, known), deadline)
         finally:
             if claims:  # an interrupt could come in a wait, and the claims are the caller's
                 self.line(partition).leave_later(place)
@@ -154,7 +154,7 @@ class Waiting:
         self,
         partition: str,
         waiter: Waiter,
-        patience: Patience,
+        deadline: Deadline,
         accept: Accept,
         on_ahead: Callable[[int], None] | None = None,
     ) -> IsFree | None:
@@ -163,7 +163,7 @@ class Waiting:
         Args:
             partition: the partition.
             waiter: the waiter that kept the place, if there is one.
-            patience: how long.
+            deadline: how long.
             accept: whether an item is wanted.
             on_ahead: called with the number of waiters ahead in the line, whenever that is looked at.
         """
@@ -171,12 +171,12 @@ class Waiting:
         try:
             head = self._kept_head(partition)
             if head is None:
-                place = await take_turn(self.line(partition), waiter, patience, blocks=_blocks, on_ahead=on_ahead)
+                place = await take_turn(self.line(partition), waiter, deadline, blocks=_blocks, on_ahead=on_ahead)
                 if place is None:
                     return None
                 head = LineHead(place, waiter, self._watcher(partition, accept))
                 self._seen[partition] = head.seen
-            found = await self._sees_one(partition, head, patience)
+            found = await self._sees_one(partition, head, deadline)
             is_kept = self._keep(partition, head)
         finally:
             if head is not None and not is_kept:
@@ -213,19 +213,19 @@ class Waiting:
     def _watcher(self, partition: str, accept: Accept) -> IsFree:
         return IsFree(self._info.names, partition, accept)
 
-    async def _sees_one(self, partition: str, head: LineHead, patience: Patience) -> bool:
+    async def _sees_one(self, partition: str, head: LineHead, deadline: Deadline) -> bool:
         """Wait until the watch shows a free item that is accepted; False after a timeout or a cancellation."""
         waiter, seen = head.waiter, head.seen
         while True:
             if head.is_watching:
-                is_done = await waiter.go_on(seen, patience)
+                is_done = await waiter.go_on(seen, deadline)
             else:
                 head.is_watching = True
                 prefix = self._info.names.partition(partition)
-                is_done = await waiter.follow(prefix, seen, patience, matters=seen.matters)
+                is_done = await waiter.follow(prefix, seen, deadline, matters=seen.matters)
             if not is_done or seen.is_found:
                 return is_done
-            await waiter.keep_trying(lambda: self._let_pass(head.place), patience)
+            await waiter.keep_trying(lambda: self._let_pass(head.place), deadline)
             seen.lets_pass = True
 
     async def _is_free(self, partition: str, accept: Accept) -> bool:

@@ -223,8 +223,8 @@ class WorkQueue(Closes):
         ops: Sequence[Op],
         timeout_s: float | None,
     ) -> None:
-        async with self._waits.begin(timeout_s) as (waiter, patience):
-            await puts.put(lambda _: writes, 1, waiter=waiter, patience=patience, checks=checks, ops=ops)
+        async with self._waits.begin(timeout_s) as (waiter, deadline):
+            await puts.put(lambda _: writes, 1, waiter=waiter, deadline=deadline, checks=checks, ops=ops)
 
     def key(self, partition: str, sort_key: str, item_id: str) -> str:
         """Return the key of an item, for checks and writes of yours: ``Exists(key)``, ``Delete(key)``. Does no I/O."""
@@ -316,14 +316,14 @@ class WorkQueue(Closes):
         """
         check_member(partition, "partition")
         wish = Wish((partition,), accept=accept or everything)
-        async with self._waits.begin(timeout_s) as (waiter, patience):
+        async with self._waits.begin(timeout_s) as (waiter, deadline):
             session, is_try = waiter.session, timeout_s == 0
-            claims = await waiter.keep_trying(lambda: self._taking.take_first(wish, session, is_sure=is_try), patience)
-            if not claims and not patience.is_over:
+            claims = await waiter.keep_trying(lambda: self._taking.take_first(wish, session, is_sure=is_try), deadline)
+            if not claims and not deadline.has_passed:
                 claims = await self._waiting.take_in_turn(
                     partition,
                     waiter,
-                    patience,
+                    deadline,
                     wish.accept,
                     lambda known: self._taking.take_known(known, wish, session),
                 )
@@ -496,9 +496,9 @@ class WorkQueue(Closes):
         self, partition: str, timeout_s: float | None, accept: Accept | None, wait: Wait, kept: Waiter | None = None
     ) -> IsFree | None:
         check_member(partition, "partition")
-        async with self._waits.begin(timeout_s, kept) as (waiter, patience):
+        async with self._waits.begin(timeout_s, kept) as (waiter, deadline):
             try:
-                seen = await wait(partition, waiter, patience, accept or everything)
+                seen = await wait(partition, waiter, deadline, accept or everything)
             except (Unavailable, OutcomeUnknown) as error:
                 self._waits.refuse_ended(waiter, error)
                 raise

@@ -7,8 +7,8 @@ from latchwork._base.cancellation import StopSignal
 from latchwork.primitives.waiting.common import (
     Announcer,
     Closes,
+    Deadline,
     Identity,
-    Patience,
     Starts,
     check_name,
     check_text,
@@ -21,9 +21,9 @@ from latchwork.primitives.waiting.work import Ownership, Work
 __all__ = [
     "Announcer",
     "Closes",
+    "Deadline",
     "Identity",
     "Ownership",
-    "Patience",
     "Starts",
     "StopSignal",
     "Waiter",

@@ -147,7 +147,7 @@ class Starts(Closes):
         """Do after an interrupt what ``close`` does, without waiting; the rest happens in the background."""
 
 
-class Patience:
+class Deadline:
     """The remaining time of a call. For one thread.
 
     Booleans are refused as a time, because other libraries use them for "block or not".
@@ -169,7 +169,7 @@ class Patience:
         return at_most if left is None else min(left, at_most)
 
     @property
-    def is_over(self) -> bool:
+    def has_passed(self) -> bool:
         """Return whether the time has passed."""
         return self._until is not None and self._clock.now() >= self._until
 
@@ -220,16 +220,16 @@ class Announcer:
         """Wait until everything that was posted was called. Return False after the timeout, or inside such a call."""
         if self.is_mine:
             return False
-        patience = Patience(clock, timeout_s)
+        deadline = Deadline(clock, timeout_s)
         while True:
             with self._changed.mutex:
                 if not self._posts and self._runner is None:
                     return True
                 rings = self._changed.rings
-            if patience.is_over:
+            if deadline.has_passed:
                 return False
             self.deliver()
-            await self._changed.rung(rings, clock, patience.left_s())
+            await self._changed.rung(rings, clock, deadline.left_s())
 
     def _drain(self) -> None:
         while True:

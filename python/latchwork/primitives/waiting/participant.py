@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from latchwork._base.execution_context import current
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.primitives.waiting.common import Announcer, Patience, Starts, refuse_in_callback
+from latchwork.primitives.waiting.common import Announcer, Deadline, Starts, refuse_in_callback
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
@@ -113,7 +113,7 @@ class Participant(Starts):
         mutex.
         """
         self._home.check()
-        patience = Patience(self._store.clock, timeout_s)
+        deadline = Deadline(self._store.clock, timeout_s)
         while True:
             with self._changed.mutex:
                 rings = self._changed.rings
@@ -121,9 +121,9 @@ class Participant(Starts):
             if found is not None:
                 return found
             refuse_in_callback(what, timeout_s)
-            if patience.is_over:
+            if deadline.has_passed:
                 raise late()
-            await self._changed.rung(rings, self._store.clock, patience.left_s(look_s))
+            await self._changed.rung(rings, self._store.clock, deadline.left_s(look_s))
 
     def _fail(self, error: LatchworkError) -> None:
         with self._changed.mutex:

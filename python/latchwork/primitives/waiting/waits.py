@@ -23,7 +23,7 @@ from latchwork.errors import (
     Unavailable,
     WaitTimeout,
 )
-from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, check_name, refuse_in_callback
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
 from latchwork.store.keys import is_segment
@@ -80,7 +80,7 @@ class Waits:
     @asynccontextmanager
     async def begin(
         self, timeout_s: float | None, kept: Waiter | None = None
-    ) -> AsyncIterator[tuple[Waiter, Patience]]:
+    ) -> AsyncIterator[tuple[Waiter, Deadline]]:
         """Wait inside the ``with``, which returns the waiter and the remaining time.
 
         Args:
@@ -93,12 +93,12 @@ class Waits:
         """
         self.check()
         refuse_in_callback(self._what, timeout_s)
-        patience = Patience(self._store.clock, timeout_s)
-        waiter = Waiter(self._store, await self._open_session(patience)) if kept is None else kept
+        deadline = Deadline(self._store.clock, timeout_s)
+        waiter = Waiter(self._store, await self._open_session(deadline)) if kept is None else kept
         waiter.is_kept = False
         with self._waiting(waiter):
             try:
-                yield waiter, patience
+                yield waiter, deadline
             except SessionLost as error:
                 self.refuse_closed(waiter.session, error)
                 raise
@@ -110,9 +110,9 @@ class Waits:
             Closed, ForkedProcess, SessionLost, Unavailable, OutcomeUnknown: As for ``begin``.
         """
         self.check()
-        return await self._open_session(Patience(self._store.clock, 0.0))
+        return await self._open_session(Deadline(self._store.clock, 0.0))
 
-    async def _open_session(self, patience: Patience) -> Session:
+    async def _open_session(self, deadline: Deadline) -> Session:
         """Return the given session, or the store's, with retries while there is time."""
         if self._given is not None:
             self._given.ensure_usable()
@@ -125,9 +125,9 @@ class Waits:
                 session: Session = await ask(self._store.primary_session)
                 session.ensure_usable()
             except (Unavailable, OutcomeUnknown) as error:
-                if patience.is_over:
+                if deadline.has_passed:
                     raise
-                if await Pause(self._store.clock, self._closing, patience.left_s(backoff.next_s())):
+                if await Pause(self._store.clock, self._closing, deadline.left_s(backoff.next_s())):
                     self.check(error)
             else:
                 return session
@@ -230,7 +230,7 @@ class Waiter:
         self,
         prefix: str,
         is_done: Callable[[Batch], bool],
-        patience: Patience,
+        deadline: Deadline,
         *,
         leaf: bool = False,
         siblings: bool = False,
@@ -244,17 +244,17 @@ class Waiter:
         watch = self._store.watch(prefix, leaf=leaf, siblings=siblings)
         watch.matters = matters
         self._replace(watch)
-        return await self._follow(watch, is_done, patience)
+        return await self._follow(watch, is_done, deadline)
 
-    async def go_on(self, is_done: Callable[[Batch], bool], patience: Patience) -> bool:
+    async def go_on(self, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
         """Continue ``follow`` with the watch of the last wait: the changes since its last batch."""
         watch = self._watch
-        return watch is not None and await self._follow(watch, is_done, patience)
+        return watch is not None and await self._follow(watch, is_done, deadline)
 
-    async def _follow(self, watch: Watch, is_done: Callable[[Batch], bool], patience: Patience) -> bool:
+    async def _follow(self, watch: Watch, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
         try:
             while not self.is_off:
-                if is_done(await steps_of(watch.next)(patience.left_s())):
+                if is_done(await steps_of(watch.next)(deadline.left_s())):
                     return True
         except WaitTimeout:
             return False
@@ -269,7 +269,7 @@ class Waiter:
         if before is not None:
             before.close()
 
-    async def keep_trying(self, step: Callable[[], Steps[T]], patience: Patience) -> T:
+    async def keep_trying(self, step: Callable[[], Steps[T]], deadline: Deadline) -> T:
         """Make a request, and retry while the server cannot be reached and there is time.
 
         Raises:
@@ -283,8 +283,8 @@ class Waiter:
             except (Unavailable, OutcomeUnknown) as error:
                 backoff = backoff or Backoff()
                 self._refuse_lost(error)
-                pause_s = patience.left_s(backoff.next_s())
-                if patience.is_over or not await self.pause(pause_s):
+                pause_s = deadline.left_s(backoff.next_s())
+                if deadline.has_passed or not await self.pause(pause_s):
                     self._refuse_lost(error)
                     raise
 
