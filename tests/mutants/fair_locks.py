@@ -59,7 +59,7 @@ DEFECTS = (
         "Lock",
         "a wait outlives its session",
         "primitives/waiting/waits.py",
-        "        self._cancel = session.on_end(self.call_off)\n",
+        "        self._cancel = session.on_end(self.cancel)\n",
         "        self._cancel = lambda: None\n",
         id_of("primitives/lock", "a_lost_session_ends_the_wait", on="memory"),
     ),

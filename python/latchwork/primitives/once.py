@@ -34,7 +34,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
-from latchwork.primitives.waiting.common import Closes, Deadline, check_name, check_whole
+from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
 from latchwork.store.session import Session
@@ -71,7 +71,7 @@ _STARTS: Decoder[StartCount] = Decoder(StartCount, "a number of starts", "reset 
 _OUTCOME: Decoder[OnceOutcome] = Decoder(OnceOutcome, "an outcome")
 
 
-class Once(Closes):
+class Once(Closable):
     """A function that runs once: with ``Once(store, "migrate-7").run(migrate)`` in all processes, ``migrate`` runs
     once, and all get its result.
 
@@ -144,7 +144,7 @@ class Once(Closes):
                     return _result(entry, self._what)
                 self._waits.refuse_ended(waiter)
             if deadline.has_passed:
-                runner = await self._queue.first_in_words()
+                runner = await self._queue.describe_first()
                 raise WaitTimeout(f"{self._what} is still run by {runner}; wait longer, or ask them")
 
     async def _have_outcome(
@@ -207,7 +207,7 @@ class Once(Closes):
 
         def look(batch: Batch) -> None:
             if any(change.entry is not None for change in batch):
-                turn.call_off()  # not the other waiter, which still has to read the outcome
+                turn.cancel()  # not the other waiter, which still has to read the outcome
 
         with self._waits.waiter(waiter.session) as turn, self._store.watch(self._outcome_key) as watch:
             watch.subscribe(look)

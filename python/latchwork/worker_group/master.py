@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.primitives import Election, Leader, Term
-from latchwork.primitives.waiting import Closes, Deadline, Identity, check_text
+from latchwork.primitives.waiting import Closable, Deadline, Identity, check_text
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
@@ -53,7 +53,7 @@ class MasterInfo:
         return cls(leader.value.decode("utf-8", "replace"), leader.node_id, leader.token)
 
 
-class GroupMaster(Closes):
+class GroupMaster(Closable):
     """A candidate for the master of a group: ``with GroupMaster(store, "train", "10.0.0.7:80") as one: one.wait()``.
 
     Construction does no I/O. Thread-safe.

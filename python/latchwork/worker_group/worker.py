@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from latchwork._base.text import reason
 from latchwork._base.user_code import is_ending, is_interrupt
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
-from latchwork.primitives.waiting import Closes, Deadline, Work, check_member
+from latchwork.primitives.waiting import Closable, Deadline, Work, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, called, driven, ending, steps_of
 from latchwork.store.store import Store
@@ -85,7 +85,7 @@ def is_failure(error: BaseException) -> bool:
     return not (is_of_the_group or is_interrupt(error) or is_ending(error))
 
 
-class GroupWorker(Closes):
+class GroupWorker(Closable):
     """One worker of a group: ``with GroupWorker(store, "train", workers=4, info=info) as worker: worker.run(main)``.
 
     ``with`` joins the group. At its end the worker completes, or fails if an error leaves the block. Ranks start at 0,

@@ -16,7 +16,7 @@ from functools import partial
 from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.barrier.member import BarrierMember, Choice, Lacking
 from latchwork.primitives.barrier.phases import Board
-from latchwork.primitives.waiting.common import Closes
+from latchwork.primitives.waiting.common import Closable
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of, undone_if_interrupted
@@ -26,7 +26,7 @@ from latchwork.types import Absent, At, Check
 _log = logging.getLogger(__name__)
 
 
-class Barrier(BarrierMember, Closes):
+class Barrier(BarrierMember, Closable):
     """A member of a barrier: ``Barrier(store, "phase", parties=3, member_id="n1").wait(timeout_s=60)``.
 
     A member is its ID: an arrival outlives its process, so a member that dies and returns counts once. If its

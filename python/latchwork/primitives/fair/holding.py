@@ -166,7 +166,7 @@ class SessionLock(GuardsWork):
             holds = list(self._holds)
         try:
             for hold in holds:
-                await self._give_back(hold)
+                await self._release_hold(hold)
         except BaseException:
             self.abandon()
             raise
@@ -215,27 +215,27 @@ class SessionLock(GuardsWork):
     async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
         """Acquire the lock. Return None, with nothing left behind, after a timeout or a cancellation."""
 
-    def _before(self) -> None:
+    def _refuse_acquire(self) -> None:
         """Refuse an acquisition that cannot succeed."""
 
     # Acquiring
 
     async def _acquire(self, timeout_s: float | None) -> Use:
         self._home.check()
-        again = self._again()
+        again = self._reentrant_hold()
         if again is not None:
             use = Use(again)
             again.uses.append(use)
             return use
-        self._before()
+        self._refuse_acquire()
         async with self._waits.begin(timeout_s) as (waiter, deadline):
             place = await self._take(waiter, deadline)
             if place is None:
                 self._waits.refuse_closed(waiter.session)
                 raise WaitTimeout(await self._timed_out(timeout_s))
-            return (await self._had(place, waiter)).uses[0]
+            return (await self._on_acquired(place, waiter)).uses[0]
 
-    def _again(self) -> Hold | None:
+    def _reentrant_hold(self) -> Hold | None:
         """Return this thread's hold if it may acquire it again."""
         hold = self._of_thread()
         if hold is None or self._several:
@@ -249,13 +249,13 @@ class SessionLock(GuardsWork):
         return None
 
     async def _timed_out(self, timeout_s: float | None) -> str:
-        holders = await self._holders_in_words()
+        holders = await self._describe_holders()
         return f"{self.what} is held by {holders} after {timeout_s or 0.0:.3g} s; raise timeout_s, or ask them"
 
-    async def _holders_in_words(self) -> str:
-        return await self._queue.first_in_words()
+    async def _describe_holders(self) -> str:
+        return await self._queue.describe_first()
 
-    async def _had(self, place: QueuePosition, waiter: Waiter) -> Hold:
+    async def _on_acquired(self, place: QueuePosition, waiter: Waiter) -> Hold:
         hold = Hold(place, self, waiter)
         with self._lock:
             surplus = self._waits.is_closed
@@ -285,11 +285,11 @@ class SessionLock(GuardsWork):
             hold.uses = [each for each in hold.uses if each is not use]
             return
         was_held = hold.is_held
-        was_there = await self._give_back(hold)
+        was_there = await self._release_hold(hold)
         if not (was_held and was_there):  # by our own clock, or because a third party ended it on the server
             raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
 
-    async def _give_back(self, hold: Hold) -> bool:
+    async def _release_hold(self, hold: Hold) -> bool:
         """End a hold here and on the server. Return False if it had ended there."""
         if not self._withdraw(hold):
             return True

@@ -32,7 +32,7 @@ from latchwork.primitives.fair.tickets import (
     is_ticket,
     until_over,
 )
-from latchwork.primitives.waiting.common import Closes, Deadline, check_name, check_node_id
+from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_node_id
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
@@ -150,7 +150,7 @@ class LeaderLatch(GuardsWork, Participant):
             finally:
                 self._wake.set()
                 if waiter is not None:
-                    waiter.call_off()
+                    waiter.cancel()
             if background is not None and not background.is_mine and not self._announcer.is_mine:
                 await self._ended(background)
                 await self._leave()  # if our thread ended while handing over failed
@@ -173,7 +173,7 @@ class LeaderLatch(GuardsWork, Participant):
         self._revoke("it leaves")
         self._wake.set()
         if waiter is not None:
-            waiter.call_off()
+            waiter.cancel()
         if background is None or not background.is_alive:
             Background(self._leave, f"latchwork-{self._name}")
 
@@ -189,7 +189,7 @@ class LeaderLatch(GuardsWork, Participant):
         else:
             self._forget(place)
 
-    def _lose_place(self) -> None:
+    def _forget_place(self) -> None:
         """Stop counting our ticket. If it still exists it is removed."""
         place, self._place = self._place, None
         if place is not None:
@@ -250,20 +250,22 @@ class LeaderLatch(GuardsWork, Participant):
             PermissionDenied: The account may not write here.
             LatchworkError: The call is inside a callback, and we do not lead.
         """
-        return await self._until(self._look, timeout_s, self._what, partial(self._late, timeout_s))
+        return await self._wait_until(
+            self._check_leadership, timeout_s, self._what, partial(self._wait_error, timeout_s)
+        )
 
-    def _late(self, timeout_s: float | None) -> WaitTimeout:
+    def _wait_error(self, timeout_s: float | None) -> WaitTimeout:
         return WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s")
 
-    def _look_again(self) -> Fence | None:
-        """Do the same as ``_look`` for a latch that may be started again after it left."""
+    def _check_again(self) -> Fence | None:
+        """Do the same as ``_check_leadership`` for a latch that may be started again after it left."""
         session = self._session
         if session is None or session.state == "closed" or self._closed or self._error is not None:
-            return self._look()
+            return self._check_leadership()
         led = self._led
         return led.fence if led is not None and led.remaining_s() > 0.0 else None
 
-    def _look(self) -> Fence | None:
+    def _check_leadership(self) -> Fence | None:
         led = self._led
         if led is not None and led.remaining_s() > 0.0:
             return led.fence
@@ -289,9 +291,11 @@ class LeaderLatch(GuardsWork, Participant):
             Exception: ``fn`` raised it.
         """
         check_function(fn, self._what)
-        self._look()
+        self._check_leadership()
         while True:
-            await self._until(self._look_again, timeout_s, self._what, partial(self._late, timeout_s), look_s=1.0)
+            await self._wait_until(
+                self._check_again, timeout_s, self._what, partial(self._wait_error, timeout_s), look_s=1.0
+            )
             try:
                 work = self.guard_work(margin_s)
             except NotLeader:
@@ -347,9 +351,9 @@ class LeaderLatch(GuardsWork, Participant):
 
     # The queue
 
-    def _trouble(self, error: LatchworkError) -> None:
+    def _on_error(self, error: LatchworkError) -> None:
         if isinstance(error, OwnershipLost):
-            self._lose_place()
+            self._forget_place()
         if self._place is None or self._is_final(error):  # else it is only trouble on the way to the server
             self._revoke(str(error))
 
@@ -364,14 +368,14 @@ class LeaderLatch(GuardsWork, Participant):
         if closed:
             self._dispatcher.close()
 
-    async def _stay(self, backoff: Backoff) -> None:
+    async def _participate(self, backoff: Backoff) -> None:
         """Stay in the queue until our ticket is lost or given up, always by its current state."""
         session = await self._session_for_use()
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
             forever = Deadline(self._store.clock, None)
-            place = await self._have_place(session)
-            cancel = session.on_end(lambda: self._notice_end(session))
+            place = await self._get_or_join_queue(session)
+            cancel = session.on_end(lambda: self._on_session_end(session))
             try:
                 while not self._leaving:
                     if await await_turn(self._queue, place, waiter, forever):
@@ -379,16 +383,16 @@ class LeaderLatch(GuardsWork, Participant):
                         self._lead(place)
                         await self._pause(_WATCH_AFTER_S)  # who waited to lead goes first
                         if await until_over(place.ticket.key, any_ticket, waiter, forever) and not self._leaving:
-                            raise self._queue.gone(place)
+                            raise self._queue.lost_error(place)
             finally:
                 cancel()
 
-    async def _have_place(self, session: Session) -> QueuePosition:
+    async def _get_or_join_queue(self, session: Session) -> QueuePosition:
         """Return our place in the queue: the present one, or a new one at its end."""
         place = self._place
         if place is not None and place.session is session:
             return place
-        self._lose_place()
+        self._forget_place()
         self._enter("joining")
         self._session = session
         self._place = place = await self._queue.join(session)
@@ -419,7 +423,7 @@ class LeaderLatch(GuardsWork, Participant):
         self._announcer.deliver()
         _log.info("%s: node %r leads with token %d", self._what, self.node_id, place.fence.token)
 
-    def _notice_end(self, session: Session) -> None:
+    def _on_session_end(self, session: Session) -> None:
         """Handle the end of the session, in its thread: ours may be waiting for a server that does not answer."""
         place = self._place
         if place is not None and place.session is session:
@@ -446,14 +450,14 @@ class LeaderLatch(GuardsWork, Participant):
         return isinstance(error, FATAL) or (given is not None and given.remaining_s() <= 0.0)
 
 
-class _Told(Struct, frozen=True):
+class _PublicBody(Struct, frozen=True):
     """The public part of a candidate's ticket."""
 
     value: str = ""
     encoding: str = ""
 
 
-_TOLD: Decoder[_Told] = Decoder(_Told, "what a candidate says")
+_TOLD: Decoder[_PublicBody] = Decoder(_PublicBody, "what a candidate says")
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,7 +506,7 @@ class Candidate:
         return cls(ticket.label, ticket.key, ticket.token, ticket.session_id)
 
 
-class Observer(Closes):
+class Observer(Closable):
     """Iterates over the leaders, the current one first. ``with`` closes it. For one reader; ``close`` is thread-safe.
 
     Each item is a ``Leader``, or None without a leader. States in between may be merged; the newest is always returned.
@@ -557,7 +561,7 @@ class Observer(Closes):
 
 
 def _read_value(value: bytes) -> bytes:
-    told = _TOLD.find(value) or _Told()
+    told = _TOLD.find(value) or _PublicBody()
     try:
         return base64.b64decode(told.value) if told.encoding == "base64" else told.value.encode()
     except ValueError:

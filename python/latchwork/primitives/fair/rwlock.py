@@ -165,7 +165,7 @@ class Side(SessionLock):
         hold.owner = self
         self._record_hold(hold)
         if self._waits.is_closed:
-            await self._give_back(hold)
+            await self._release_hold(hold)
             raise Closed(f"{self.what} was closed, and its hold released; make another one")
 
     def _record_hold(self, hold: Hold) -> None:
@@ -189,7 +189,7 @@ class Side(SessionLock):
             self._holds = [each for each in self._holds if each is not hold]
         self._mine.own["stack"] = [each for each in self._stack() if each is not hold]
 
-    def _before(self) -> None:
+    def _refuse_acquire(self) -> None:
         theirs = self.other.of_this_thread()
         if theirs is None or not theirs.is_held:
             return

@@ -101,7 +101,7 @@ class Semaphore(SessionLock):
     # Taking a lease
 
     async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        await waiter.keep_trying(self._agree, deadline)
+        await waiter.keep_trying(self._agree_on_size, deadline)
         place = await take_turn(self._queue, waiter, deadline)
         if place is None:
             return None
@@ -113,7 +113,7 @@ class Semaphore(SessionLock):
                 await self._queue.discard(place.session, (place.ticket.key, self._lease_key(place)))
         return lease
 
-    async def _agree(self) -> None:
+    async def _agree_on_size(self) -> None:
         """Store the size, or check that it is the given one; once."""
         if self._agreed:
             return
@@ -136,7 +136,7 @@ class Semaphore(SessionLock):
             lease = await waiter.keep_trying(lambda: self._try_lease(place), deadline)
             if lease is not None:
                 return lease
-            if deadline.has_passed or not await waiter.follow(self._leases, _Room(self._size_key), deadline):
+            if deadline.has_passed or not await waiter.follow(self._leases, _FreeLease(self._size_key), deadline):
                 self._queue.refuse_lost(place)
                 return None
 
@@ -156,16 +156,16 @@ class Semaphore(SessionLock):
             size = entries.get(self._size_key)
             if size is None:  # it was deleted
                 self._agreed = False
-                await self._agree()
+                await self._agree_on_size()
                 continue
             if sum(map(_is_lease, entries.values())) >= _read_size(size):
                 return None
             try:
-                return self._lease(await self._move(place, size), place.session)
+                return self._lease(await self._take_lease(place, size), place.session)
             except Conflict as error:  # resized meanwhile, or our ticket is gone
                 await self._refuse_gone(place, error)
 
-    async def _move(self, place: QueuePosition, size: Entry) -> Entry:
+    async def _take_lease(self, place: QueuePosition, size: Entry) -> Entry:
         lease = Create(self._lease_key(place), place.ticket.value, place.session)
         done = await ask(self._store.commit, [At(size), place.fence], [Delete(place.ticket.key), lease])
         return done.entries[0]
@@ -184,7 +184,7 @@ class Semaphore(SessionLock):
     def _lease_key(self, place: QueuePosition) -> str:
         return f"{self._leases}/{place.name}"
 
-    async def _holders_in_words(self) -> str:
+    async def _describe_holders(self) -> str:
         try:
             holders = await steps_of(self.holders)()
         except LatchworkError:
@@ -193,7 +193,7 @@ class Semaphore(SessionLock):
         return (", ".join(map(str, holders[:3])) or "nobody now, though it was") + more
 
 
-class _Room:
+class _FreeLease:
     """Follows the leases, and returns whether one is free. For one thread."""
 
     def __init__(self, size_key: str) -> None:

@@ -193,7 +193,7 @@ class TicketQueue:
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
         return in_order(Ticket.of(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None)
 
-    async def first_in_words(self) -> str:
+    async def describe_first(self) -> str:
         """Return the first ticket in words, for messages."""
         try:
             return str(next(iter(await self.tickets()), "nobody now, though it was"))
@@ -292,14 +292,14 @@ class TicketQueue:
             names = await ask(self.store.children, self._name, stale_ok=stale_ok)
             if place.name in names:
                 return set(names)
-        raise self.gone(place)
+        raise self.lost_error(place)
 
     async def _tickets_with_ours(self, place: QueuePosition) -> list[Ticket]:
         for stale_ok in (True, False):
             tickets = await self.tickets(stale_ok=stale_ok)
             if any(ticket.key == place.ticket.key for ticket in tickets):
                 return tickets
-        raise self.gone(place)
+        raise self.lost_error(place)
 
     async def are_gone(self, place: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None) -> bool:
         """Return whether tickets ahead of ours have gone, by a state of the queue with our ticket.
@@ -321,7 +321,7 @@ class TicketQueue:
         there = {ticket.key for ticket in await self.tickets()}
         return place.ticket.key in there and there.isdisjoint(ahead)
 
-    def gone(self, place: QueuePosition) -> LockLost:
+    def lost_error(self, place: QueuePosition) -> LockLost:
         """Return the error for a lost ticket; raises ``SessionLost`` if our session has ended."""
         self.refuse_lost(place)
         return LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
@@ -356,7 +356,7 @@ class TicketQueue:
         try:
             return await self._delete(keys)
         except FATAL as error:
-            self._tell_left(keys, error)
+            self._log_left_tickets(keys, error)
         except QuotaExceeded as error:
             told = "%s is given up, but a full server keeps %s: others wait until it is deleted or our session ends: %s"
             _log.warning(told, self.what, ", ".join(keys), error)
@@ -382,7 +382,7 @@ class TicketQueue:
         try:
             await self._delete(keys)
         except FATAL as error:
-            self._tell_left(keys, error)
+            self._log_left_tickets(keys, error)
         except LatchworkError as error:
             _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys) or "a ticket", error)
             return backoff.next_s()
@@ -403,7 +403,7 @@ class TicketQueue:
             with suppress(*FATAL):  # the store is being closed, and its sessions take the ticket with them
                 LateTickets.of(self.store).expect(self._name, nonce, session)
 
-    def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
+    def _log_left_tickets(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)
 
 
@@ -442,9 +442,9 @@ class LateTickets:
             is_new = queue not in self._expected
             self._expected.setdefault(queue, {})[nonce] = late
         if is_new:
-            self._store.cleanup.add(partial(self._look, queue, Backoff(longest_s=_LOOK_S)))
+            self._store.cleanup.add(partial(self._delete_expected, queue, Backoff(longest_s=_LOOK_S)))
 
-    async def _look(self, queue: str, backoff: Backoff) -> float | None:
+    async def _delete_expected(self, queue: str, backoff: Backoff) -> float | None:
         """Read a queue once for expected tickets, and delete them; a ``CleanupJob``."""
         wanted = self._wanted(queue)
         if not wanted:
@@ -543,7 +543,7 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
         SessionLost: The session has ended, also if our turn seems to have come while we slept.
         LockLost: Our ticket is gone.
     """
-    tell = on_ahead or _nobody
+    tell = on_ahead or _ignore_ahead
     if place.is_new and place.older == ():  # its creation showed no ticket ahead
         place.is_new, has_turn = False, True
         tell(0)
@@ -553,7 +553,7 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
     return has_turn
 
 
-def _nobody(_ahead: int) -> None:
+def _ignore_ahead(_ahead: int) -> None:
     """Ignore the number of tickets ahead."""
 
 

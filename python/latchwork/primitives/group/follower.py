@@ -263,7 +263,7 @@ class Views:
                     return None
                 if self._follower is follower:
                     self._follower = None
-            return follower.call_off()
+            return follower.cancel()
 
         return cancel
 
@@ -273,7 +273,7 @@ class Views:
             self._closed = True
             follower, self._follower = self._follower, None
         if follower is not None:
-            background = follower.call_off()
+            background = follower.cancel()
             if not background.is_mine:
                 background.block()
 
@@ -312,7 +312,7 @@ class Follower:
         cancel()
         return not self._told
 
-    def call_off(self) -> Background:
+    def cancel(self) -> Background:
         """End at once and permanently, and return the ending thread. Thread-safe; does not block."""
         self._off.set()
         with self._lock:
@@ -373,7 +373,7 @@ class Follower:
                     raise
             finally:
                 cancel()
-                waiter.call_off()
+                waiter.cancel()
                 self._look_again()
                 if server is not None:
                     await server

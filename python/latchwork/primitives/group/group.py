@@ -150,7 +150,7 @@ class Group(Participant):
             self._changed.ring()
         self._wake.set()
         if waiter is not None:
-            waiter.call_off()
+            waiter.cancel()
         if background is not None and not background.is_mine:
             await background
         with self._listening:
@@ -177,7 +177,7 @@ class Group(Participant):
             return True if membership.is_in else None
 
         late = f"{membership.me.id!r} has not joined {self._what} yet"
-        await self._until(look, timeout_s, f"joining {self._what}", lambda: WaitTimeout(late))
+        await self._wait_until(look, timeout_s, f"joining {self._what}", lambda: WaitTimeout(late))
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> View:
@@ -237,7 +237,7 @@ class Group(Participant):
         def late() -> WaitTimeout:
             return WaitTimeout(f"{self._what}: the view waited for did not come; it is at {self._view.ids}")
 
-        return await self._until(look, timeout_s, f"a view of {self._what}", late)
+        return await self._wait_until(look, timeout_s, f"a view of {self._what}", late)
 
     @driven
     async def update(
@@ -343,7 +343,7 @@ class Group(Participant):
         with self._changed.mutex:
             self._wake_up()
 
-    async def _stay(self, backoff: Backoff) -> None:
+    async def _participate(self, backoff: Backoff) -> None:
         """Join if we are not in. Nothing afterwards needs a thread."""
         session = await self._session_for_use()
         session.ensure_usable()
@@ -358,7 +358,7 @@ class Group(Participant):
             self._forget_session()
             self._forget_session = session.on_end(self._session_ended)
 
-    def _rest(self) -> bool:
+    def _may_end_thread(self) -> bool:
         """End the thread of a joined member."""
         with self._changed.mutex:
             if self._leaving or not self._member().is_in:

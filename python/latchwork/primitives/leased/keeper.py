@@ -22,7 +22,7 @@ from latchwork.primitives.leased.core import KeeperCore
 from latchwork.primitives.leased.inspect import LockState, state_of, states_below
 from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
-from latchwork.primitives.waiting.common import Deadline, Starts, check_least, check_name, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, Startable, check_least, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import check_listener, listen
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class LockKeeper(Starts):
+class LockKeeper(Startable):
     """Holds any number of persistent locks under one owner. Thread-safe.
 
     Construction does no I/O. The keeper starts with its first use, with ``start()`` or with ``with``, and then follows

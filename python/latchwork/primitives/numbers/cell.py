@@ -91,7 +91,7 @@ class Try:
     error: LatchworkError
 
 
-def fate(tried: Try, now: Reading, nonce: str) -> bool | None:
+def was_applied(tried: Try, now: Reading, nonce: str) -> bool | None:
     """Return whether an attempt was applied, given a later reading; None if that is unknown. Pure.
 
     A False is final once the next try is applied, or if the version differs: the late one checks the old version.
@@ -209,7 +209,7 @@ class _Change:
         """Try once. Return True when it is done."""
         guess, self._guess = self._guess, None
         now = guess or await self._cell.read()
-        if self._has_landed(now):
+        if self._was_applied(now):
             return True
         self._refuse_foreign(now)
         after = self._fn(now.value)
@@ -238,11 +238,11 @@ class _Change:
         failed = self._refused[1].failed if self._refused is not None else ()
         return Conflict(f"{self._cell} was not changed: others kept changing it; try again with more time", failed)
 
-    def _has_landed(self, now: Reading) -> bool:
+    def _was_applied(self, now: Reading) -> bool:
         tried = self._unknown
         if tried is None:
             return False
-        landed = fate(tried, now, self._nonce)
+        landed = was_applied(tried, now, self._nonce)
         if landed is None:
             raise OutcomeUnknown(
                 f"{self._cell}: whether it was changed cannot be told any more, others changed it too often since"

@@ -29,7 +29,7 @@ from latchwork._base.interrupts import call_after_finalizer, mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
-from latchwork.primitives.waiting.common import Closes, Deadline, check_name, check_whole
+from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
@@ -137,7 +137,7 @@ def _lifetime_s(permits: Permits) -> float:
     return (permits.interval_s + permits.slack_s) * 1.001
 
 
-class RateLimiter(Closes):
+class RateLimiter(Closable):
     """A rate limit for the whole cluster.
 
     ``RateLimiter(store, "mail", permits=100, interval_s=60).acquire()`` returns at most 100 times in any minute.
@@ -305,12 +305,12 @@ class RateLimiter(Closes):
             if is_wanted:
                 self._watch = watch
         if is_wanted:
-            look = WeakMethod(self._look)  # the store holds the watch, which must not hold the limiter
-            watch.subscribe(lambda batch: _look_if_there(look, batch))
+            look = WeakMethod(self._on_change)  # the store holds the watch, which must not hold the limiter
+            watch.subscribe(lambda batch: _check_if_alive(look, batch))
         else:
             watch.close()
 
-    def _look(self, batch: Batch) -> None:
+    def _on_change(self, batch: Batch) -> None:
         for change in batch:
             if change.entry is not None:
                 try:
@@ -340,7 +340,7 @@ class RateLimiter(Closes):
         return WaitTimeout(f"{self._what} had no permit for us in time{slow}; wait longer, or ask for fewer")
 
 
-def _look_if_there(look: Callable[[], Callable[[Batch], None] | None], batch: Batch) -> None:
+def _check_if_alive(look: Callable[[], Callable[[Batch], None] | None], batch: Batch) -> None:
     fn = look()
     if fn is not None:
         fn(batch)

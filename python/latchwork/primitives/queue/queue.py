@@ -19,7 +19,7 @@ from latchwork.primitives.queue.claims import QueueClaim
 from latchwork.primitives.queue.items import QueueItem, check_payload, index_op, put_ops
 from latchwork.primitives.queue.puts import OrderedPuts
 from latchwork.primitives.queue.work_queue import WorkQueue
-from latchwork.primitives.waiting.common import Closes
+from latchwork.primitives.waiting.common import Closable
 from latchwork.store.session import Session
 from latchwork.store.steps import driven, steps_of
 from latchwork.store.store import Store
@@ -42,7 +42,7 @@ class _NumberedItems(WorkQueue):
     _is_numbered = True
 
 
-class Queue(Closes):
+class Queue(Closable):
     """A queue of bytes: ``queue.put(b"...")`` here, ``with queue.take() as claim: handle(claim.value)`` there.
 
     Every item is taken at least once, and by one taker at a time as far as fences reach: a taker that has lost its

@@ -218,7 +218,7 @@ class Waiting:
         waiter, seen = head.waiter, head.seen
         while True:
             if head.is_watching:
-                is_done = await waiter.go_on(seen, deadline)
+                is_done = await waiter.continue_follow(seen, deadline)
             else:
                 head.is_watching = True
                 prefix = self._info.names.partition(partition)

@@ -33,7 +33,7 @@ from latchwork.primitives.queue.pages import Share, check_partitions, tidy
 from latchwork.primitives.queue.puts import OrderedPuts
 from latchwork.primitives.queue.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
 from latchwork.primitives.queue.waiting import IsFree, Wait, Waiting
-from latchwork.primitives.waiting.common import Closes, Identity, check_name, check_text, check_whole
+from latchwork.primitives.waiting.common import Closable, Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, driven
@@ -41,7 +41,7 @@ from latchwork.store.store import Store
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
 
 
-class WorkQueue(Closes):
+class WorkQueue(Closable):
     """A queue of named items of bytes, in partitions, which takers claim.
 
     ``tasks.put("any", "s1", "task-7", b"...")`` here, ``with tasks.take("any") as claim: handle(claim.value)`` there.

@@ -6,10 +6,10 @@ Names that are not exported here are for the other parts of primitives.
 from latchwork._base.cancellation import StopSignal
 from latchwork.primitives.waiting.common import (
     Announcer,
-    Closes,
+    Closable,
     Deadline,
     Identity,
-    Starts,
+    Startable,
     check_name,
     check_text,
     check_whole,
@@ -20,11 +20,11 @@ from latchwork.primitives.waiting.work import Ownership, Work
 
 __all__ = [
     "Announcer",
-    "Closes",
+    "Closable",
     "Deadline",
     "Identity",
     "Ownership",
-    "Starts",
+    "Startable",
     "StopSignal",
     "Waiter",
     "Waits",

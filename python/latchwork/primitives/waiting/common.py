@@ -34,8 +34,8 @@ STAND_IN_S = 0.15
 #: ... up to this rank.
 MOST_RANKS = 10
 
-C = TypeVar("C", bound="Closes")
-S = TypeVar("S", bound="Starts")
+C = TypeVar("C", bound="Closable")
+S = TypeVar("S", bound="Startable")
 
 
 def check_name(name: str, kind: str) -> str:
@@ -115,7 +115,7 @@ def tell(calls: Iterable[Callable[[], None]], what: str) -> None:
     call_each(calls, _log, "a listener of %s raised; the others are called all the same", what)
 
 
-class Closes(ABC):
+class Closable(ABC):
     """An object that ``with`` closes at its end."""
 
     def __enter__(self) -> Self:
@@ -130,7 +130,7 @@ class Closes(ABC):
         """End the object. Thread-safe and idempotent."""
 
 
-class Starts(Closes):
+class Startable(Closable):
     """An object that ``with`` starts, and closes at its end."""
 
     @driven

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from latchwork._base.execution_context import current
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.primitives.waiting.common import Announcer, Deadline, Starts, refuse_in_callback
+from latchwork.primitives.waiting.common import Announcer, Deadline, Startable, refuse_in_callback
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Participant(Starts):
+class Participant(Startable):
     """Participates until it leaves, and starts again after temporary errors. Thread-safe.
 
     Messages contain ``what`` it participates in and ``who`` it is: ``latch 'leader'``, ``node 'web-1'``. Its threads
@@ -51,11 +51,11 @@ class Participant(Starts):
         self._announcer = Announcer(self._dispatcher, what)
 
     @abstractmethod
-    async def _stay(self, backoff: Backoff) -> None:
+    async def _participate(self, backoff: Backoff) -> None:
         """Participate until the session ends or we leave. Reset the backoff once we participate."""
 
-    def _rest(self) -> bool:
-        """Called when ``_stay`` returned. True ends the thread, and another one is started when it is needed."""
+    def _may_end_thread(self) -> bool:
+        """Called when ``_participate`` returned. True ends the thread, and another one is started when it is needed."""
         return False
 
     @abstractmethod
@@ -66,22 +66,22 @@ class Participant(Starts):
     def _is_final(self, error: LatchworkError) -> bool:
         """Return whether a retry is in vain."""
 
-    def _trouble(self, error: LatchworkError) -> None:
+    def _on_error(self, error: LatchworkError) -> None:
         """Called with each error, before it is known whether it is final."""
 
     def _begin(self) -> None:
         """Start the background thread. The caller holds the mutex."""
-        self._background = Background(self._take_part, f"latchwork-{self._name}", self._made_by)
+        self._background = Background(self._run_until_final, f"latchwork-{self._name}", self._made_by)
 
-    async def _take_part(self) -> None:
+    async def _run_until_final(self) -> None:
         backoff = Backoff()
         while not self._leaving:
             try:
-                await self._stay(backoff)
-                if self._rest():
+                await self._participate(backoff)
+                if self._may_end_thread():
                     return
             except LatchworkError as error:
-                self._trouble(error)
+                self._on_error(error)
                 if self._is_final(error):
                     self._fail(error)
                     break
@@ -100,7 +100,7 @@ class Participant(Starts):
             await Pause(self._store.clock, self._wake, seconds)
             self._wake.clear()
 
-    async def _until(
+    async def _wait_until(
         self,
         look: Callable[[], T | None],
         timeout_s: float | None,

@@ -173,7 +173,7 @@ class Waits:
             self._closing.set()
             waiters = list(self._waiters)
         for waiter in waiters:
-            waiter.call_off()
+            waiter.cancel()
         return not was_closed
 
 
@@ -196,7 +196,7 @@ class Waiter:
         self._lock = mutex()
         self.off = Signal()
         self._watch: Watch | None = None
-        self._cancel = session.on_end(self.call_off)
+        self._cancel = session.on_end(self.cancel)
 
     def close(self) -> None:
         """Stop listening to the session, and close the last watch. Idempotent."""
@@ -208,7 +208,7 @@ class Waiter:
         """Whether it was called off."""
         return self.off.is_set()
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         """End this and every later wait at once. Does not block."""
         self.off.set()
         with self._lock:
@@ -246,7 +246,7 @@ class Waiter:
         self._replace(watch)
         return await self._follow(watch, is_done, deadline)
 
-    async def go_on(self, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
+    async def continue_follow(self, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
         """Continue ``follow`` with the watch of the last wait: the changes since its last batch."""
         watch = self._watch
         return watch is not None and await self._follow(watch, is_done, deadline)

@@ -21,7 +21,7 @@ from latchwork._base.validation import is_number
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.primitives import QueueClaim, QueueItem, WorkQueue
-from latchwork.primitives.waiting import Starts
+from latchwork.primitives.waiting import Startable
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
@@ -61,7 +61,7 @@ REFUSED_S = 0.1
 TIDY_S = 1.0
 
 
-class WorkerLoop(Starts):
+class WorkerLoop(Startable):
     """Keeps slots busy with items of a work queue. Safe to share between threads.
 
     Args:
