@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import BarrierBroken
 from latchwork.primitives import Barrier, DoubleBarrier
-from latchwork.primitives.barrier import Expected, barrier_state, meeting, phases
+from latchwork.primitives.barrier import Expected, barrier_state, member, phases
 from latchwork.types import At
 from trials.schedules.harness import Model, ModelBroken, action, check
 
@@ -140,9 +140,9 @@ class CrowdModel(Model):
 @pytest.fixture
 def small_crowds(monkeypatch):
     """From two members on they are many, of whom one follows."""
-    for module in (meeting, phases):
+    for module in (member, phases):
         monkeypatch.setattr(module, "MANY", 1)
-    monkeypatch.setattr(meeting, "FOLLOWERS", 1)
+    monkeypatch.setattr(member, "FOLLOWERS", 1)
 
 
 def test_crowd_keeps_its_rules_under_random_schedules(small_crowds):
