@@ -8,11 +8,12 @@ import time
 import pytest
 
 from latchwork.primitives import WorkQueue
+from latchwork.tasks.children import DeadlineExtender
 from processes import lives
 
 from . import examples
-from .feeding import end_process, node_process, put
-from .test_children import pid_in
+from .feeding import Node, end_process, node_process, put, result_of
+from .test_children import eventually, pid_in
 
 PATIENCE_S = 30.0
 TTL_S = 4.0
@@ -38,3 +39,17 @@ def test_a_task_in_a_process_is_gone_before_the_session_of_its_node(backend_url,
         assert took_s < (TTL_S if how == signal.SIGSTOP else 1.5)
     finally:
         end_process(node)
+
+
+def test_a_task_that_its_node_ended_runs_again_when_the_session_goes_on(store, tmp_path):
+    """The deadline of the process was not extended in time, but the session was renewed after all."""
+    left_s = [300.0]
+    with DeadlineExtender(lambda: left_s[0], margin_s=0.0, every_s=0.05) as leash:
+        put(store, examples.tells_and_is_deaf, str(tmp_path / "pid"), 3.0, id="long")
+        with Node(store, run_in="process", leash=leash):
+            first = pid_in(tmp_path / "pid")
+            left_s[0] = 0.0
+            eventually(lambda: not lives(first))
+            left_s[0] = 300.0
+            assert result_of(store, "long").is_success
+    assert pid_in(tmp_path / "pid") != first

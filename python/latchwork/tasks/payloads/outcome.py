@@ -118,16 +118,20 @@ class Outcome:
         payload: the value, as a payload; empty if it failed.
         failure: the exception; None if it returned.
         instead: the ``Instead`` that was returned, encoded; only for systems that support it.
+        why_cut: why the node ended the run, which then runs again; empty if it did not. It is not stored.
     """
 
     payload: bytes = b""
     failure: Failure | None = None
     instead: bytes = b""
+    why_cut: str = ""
 
     @classmethod
-    def failed(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Outcome:
+    def failed(
+        cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False, why_cut: str = ""
+    ) -> Outcome:
         """Build the outcome of a run that raised."""
-        return cls(failure=Failure.of(error, is_final=is_final, is_refusal=is_refusal))
+        return cls(failure=Failure.of(error, is_final=is_final, is_refusal=is_refusal), why_cut=why_cut)
 
     @property
     def is_success(self) -> bool:

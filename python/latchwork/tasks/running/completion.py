@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from latchwork.tasks.running.context import TaskContext
 _log = logging.getLogger(__name__)
 
-#: Why a run is stopped before another node can claim its item.
-SESSION_ENDS = "the session of its node was about to end"
 #: Minimum and maximum backoff between attempts to end a claim, in seconds.
 _FIRST_S, _MOST_S = 0.05, 2.0
 #: Number of conflicts in its checks after which a claim is released.

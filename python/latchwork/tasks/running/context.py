@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("latchwork.tasks.run")
 
+#: Why a run is stopped before another node can claim its item.
+SESSION_ENDS = "the session of its node was about to end"
+
 
 class TaskContext(StopSignal):
     """The context of a run: for a parameter annotated ``TaskContext``, or by ``current_task()``. Safe to share.

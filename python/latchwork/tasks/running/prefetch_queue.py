@@ -20,7 +20,8 @@ from latchwork.primitives import Share
 from latchwork.tasks.errors import TaskStopped
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.calls import StoredCall
-from latchwork.tasks.running.completion import SESSION_ENDS, Taken
+from latchwork.tasks.running.completion import Taken
+from latchwork.tasks.running.context import SESSION_ENDS
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.worker_hooks import Run, WorkerHooks
 

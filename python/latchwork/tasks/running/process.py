@@ -17,7 +17,7 @@ from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.body import FRAME_ROOM, FunctionPlace, call_frame, read_frame, start_of, write_frame
 from latchwork.tasks.running.calls import PICKLED, StoredCall
-from latchwork.tasks.running.context import TaskContext
+from latchwork.tasks.running.context import SESSION_ENDS, TaskContext
 
 #: The module search path, for the process itself and not for processes that a task starts.
 _PATH = "LATCHWORK_TASK_PATH"
@@ -94,8 +94,11 @@ class TaskProcess:
         now = SYSTEM_CLOCK.now()
         if context.deadline is not None and now >= context.deadline:
             return Outcome.failed(TaskTimeout(f"task {context.task_id} was ended by force: its time was over"))
-        if context.should_stop or (end is not None and end.why in ("deadline", "told")):
+        if context.should_stop:
             return Outcome.failed(TaskStopped(f"task {context.task_id} was stopped, and ended by force"))
+        if end is not None and end.why == "deadline":  # not extended in time, although the session may go on
+            text = f"task {context.task_id} was ended by force: {SESSION_ENDS}"
+            return Outcome.failed(TaskStopped(text), why_cut=SESSION_ENDS)
         return Outcome.failed(TaskProcessDied(f"the process of task {context.task_id} {end or 'ended'}"))
 
     def _start(self) -> Child:

@@ -29,8 +29,8 @@ from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, Signal, called, steps_of
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
-from latchwork.tasks.running.completion import SESSION_ENDS, Completion, Taken
-from latchwork.tasks.running.context import TaskContext
+from latchwork.tasks.running.completion import Completion, Taken
+from latchwork.tasks.running.context import SESSION_ENDS, TaskContext
 from latchwork.tasks.running.notified_claims import NotifiedClaims, worth_claiming
 from latchwork.tasks.running.prefetch_queue import AGAIN_S, GIVEN_BACK_S, ArrivalCount, PrefetchQueue, share_of
 from latchwork.tasks.running.slots import Slots
@@ -385,7 +385,7 @@ class WorkerLoop(Startable):
     def _ended(self, task: Taken, outcome: Outcome) -> None:
         """Handle the end of a run, in its slot's thread; the slot is free again."""
         outcome = task.outcome = allowed(outcome, instead=self._hooks.takes_instead)
-        ours = decided(outcome, task.why_cut)
+        ours = decided(outcome, task.why_cut or outcome.why_cut)
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
             self._choosing.leave_to_others(task.claim.item)
         if ours is not None:
