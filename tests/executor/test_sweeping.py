@@ -10,6 +10,7 @@ import pytest
 import patience
 from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
+from executor.test_trouble import LONELY
 from executor.work import WORK, blob, mark, square
 from latchwork.executor import ExecutorWorker, Member, TaskDied
 from latchwork.executor.hooks import LargeOutcomes
@@ -199,3 +200,17 @@ def test_a_large_outcome_stays_when_its_result_turns_out_to_be_there(taken, stor
     large.over(claim)
     time.sleep(0.3)
     assert blobs.read(ref) == b"x"
+
+
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+def test_a_task_waits_for_its_function_by_the_sweepers_own_clock(system, pools, monkeypatch, ahead_s):
+    """The wall clock of the sweeper differs from that of the submitter."""
+    pools(functions=LONELY).detached("lonely", "x", id="early")
+    waits = 0.3
+    with closing(WorkQueue(system, KEYS.backlog)) as backlog:
+        sweeper = ExecutorSweeper(system, KEYS, backlog, unknown_after_s=waits)
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+        assert run(sweeper.sweep(())).unknown == ()
+        time.sleep(waits)
+        assert run(sweeper.sweep(())).unknown == ("d.early",)

@@ -171,3 +171,21 @@ def test_requests_of_long_ago_are_swept_with_what_became_of_them(store):
     store.put("manual/lost/ended/1", b"?")
     trim_requests(store, [])
     assert (store.children("requests"), store.children("manual")) == (["new"], ["new"])
+
+
+@pytest.mark.parametrize("ahead_s", [600.0, -600.0])
+def test_a_request_of_another_wall_clock_is_valid_for_its_time(memory, ahead_s):
+    now = time.time()
+    for name, within_s in (("short", 0.5), ("long", 60.0)):
+        at_s = now + ahead_s
+        memory.put(f"requests/{name}", RunRequest(name, "report", None, at_s, at_s + within_s).encode())
+    changed = threading.Event()
+    manual = ManualRuns(memory, "n1")
+    manual.start(changed.set)
+    try:
+        assert changed.wait(10.0)
+        assert [each.id for each in manual.matching("report", ("a",))] == ["long", "short"]
+        time.sleep(0.6)
+        assert [each.id for each in manual.matching("report", ("a",))] == ["long"]
+    finally:
+        manual.close()

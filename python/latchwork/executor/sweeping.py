@@ -7,13 +7,12 @@ sweep that finds nothing writes nothing.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from latchwork.errors import BadRecord
 from latchwork.executor.items import TaskItem, other_copies, task_of
-from latchwork.executor.keys import ANY, DETACHED, Keys, member_of, queued_at_s
+from latchwork.executor.keys import ANY, DETACHED, Keys, member_of
 from latchwork.executor.placing import read_offer
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Store
@@ -53,7 +52,8 @@ class ExecutorSweeper:
         store: The store.
         keys: The executor's keys.
         backlog: Its work queue.
-        unknown_after_s: Seconds for which a task waits for a member that has its function.
+        unknown_after_s: Seconds for which a task waits for a member that has its function, from the first sweep that
+            finds it: the clock of its submitter may be wrong.
     """
 
     def __init__(self, store: Store, keys: Keys, backlog: WorkQueue, *, unknown_after_s: float) -> None:
@@ -61,6 +61,7 @@ class ExecutorSweeper:
         self._keys = keys
         self._backlog = backlog
         self._unknown_after_s = unknown_after_s
+        self._seen: dict[str, float] = {}  # when each of the tasks at the head of the lane of all was first seen
         self._blobs = Blobs(store, keys.data)
 
     async def sweep(self, members: Iterable[str]) -> SweptTasks:
@@ -138,9 +139,10 @@ class ExecutorSweeper:
 
     async def _end_unknown(self) -> list[str]:
         """End old tasks at the head of the lane of all whose function no member has."""
-        now = time.time()
+        now = self._store.clock.now()
         heads = await steps_of(self._backlog.items)(ANY, _LOOKED_AT)
-        old = [item for item in heads if now - queued_at_s(item.sort_key) >= self._unknown_after_s]
+        self._seen = {item.path: self._seen.get(item.path, now) for item in heads}
+        old = [item for item in heads if now - self._seen[item.path] >= self._unknown_after_s]
         if not old:
             return []
         known = await self._functions()

@@ -399,7 +399,8 @@ class ExecutorWorker(Node[ExecutorWorkerSession]):
         steal_after_s: Idle seconds after which to take tasks from other members' lanes; None for never.
         session_ttl_s: Seconds after a crash until other workers get our tasks; None uses the URL's, or 10.
         max_attempts: Number of claims after which a task that never ended becomes a dead letter.
-        unknown_after_s: Seconds after which a task whose function no member has ends with ``UnknownFunction``.
+        unknown_after_s: Seconds after which a task whose function no member has ends with ``UnknownFunction``, from the
+            time at which the oldest member first saw it.
         stop_grace_s: Seconds between the signal to stop and a forced end.
         context: User object passed to tasks as ``TaskContext.context``: connections, models, caches.
     """

@@ -60,7 +60,7 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
         job: ID of the job.
         items: Items to run, at most 100; None for all.
         by: Person who makes the request.
-        within_s: Seconds after which no run starts anymore.
+        within_s: Seconds after which no run starts anymore, on each node from when it learns of the request.
     Raises:
         ValueError: The ID or an item is invalid, or there are more than 100 items.
     """
@@ -322,7 +322,7 @@ class Control:
         Args:
             job: ID of the job.
             items: Items to run, at most 100; None for all items of the job.
-            within_s: Seconds after which no run starts anymore.
+            within_s: Seconds after which no run starts anymore, on each node from when it learns of the request.
         Raises:
             ValueError: The ID or an item is invalid, or there are too many items.
         """

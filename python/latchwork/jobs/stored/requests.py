@@ -28,7 +28,7 @@ MANUAL = "manual"
 MAX_REQUEST_ITEMS = 100
 #: Maximum number of items that a result names.
 MAX_NAMED = 20
-#: Seconds for which results are kept after a request has expired.
+#: Seconds for which results are kept after a request has expired: more than wall clocks differ.
 _KEPT_S = 86_400.0
 _Time = Annotated[float, Meta(ge=0.0, le=MAX_TIME_S)]
 AUDIT = "audit"
@@ -43,7 +43,7 @@ class RunRequest(Struct, frozen=True):
         job: ID of the job.
         items: Items to run; None for all.
         at_s: Time of the request in seconds since the epoch.
-        until_s: Time after which no run starts anymore.
+        until_s: Time after which no run starts anymore, by the clock of the requester.
         by: Person who made the request.
     """
 
@@ -58,6 +58,16 @@ class RunRequest(Struct, frozen=True):
     def key(self) -> str:
         """Key of the request."""
         return f"{REQUESTS}/{self.id}"
+
+    @property
+    def within_s(self) -> float:
+        """Seconds for which runs may start after a node has seen the request."""
+        return self.until_s - self.at_s
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it expired more than a day ago by the wall clock of this process."""
+        return self.until_s + _KEPT_S < time.time()
 
     @property
     def progress(self) -> str:
@@ -121,7 +131,7 @@ def trim_requests(store: Store, checks: list[Check]) -> int:
         checks: Checks for each transaction, such as the leader's fence.
     """
     listed = {entry.key: decode_request(entry.key, entry.value) for entry in store.list(REQUESTS)}
-    old = [key for key, found in listed.items() if found is None or found.until_s + _KEPT_S < time.time()]
+    old = [key for key, found in listed.items() if found is None or found.is_outdated]
     kept = {key.rpartition("/")[2] for key in listed.keys() - set(old)}
     lost = [name for name in store.children(MANUAL) if name not in kept]
     for name in lost:

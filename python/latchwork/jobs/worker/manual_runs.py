@@ -8,7 +8,6 @@ repeated on the next holder of the items.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ class ManualRuns:
         self._store = store
         self._node_id = node_id
         self._mutex = mutex()
-        self._requests: dict[str, RunRequest] = {}
+        self._requests: dict[str, tuple[RunRequest, float]] = {}  # with the time at which it was first seen
         self._progress: dict[str, CronProgress] = {}
         self._mirror: Mirror | None = None
 
@@ -79,16 +78,22 @@ class ManualRuns:
     def _note(self, mirror: Mirror, wake: Callable[[], None]) -> None:
         read = (decode_request(entry.key, entry.value) for entry in mirror.snapshot().values())
         found = {each.id: each for each in read if each is not None}
+        now = self._store.clock.now()
         with self._mutex:
-            self._requests = found
+            seen = self._requests
+            self._requests = {name: (each, seen[name][1] if name in seen else now) for name, each in found.items()}
             self._progress = {name: each for name, each in self._progress.items() if name in found}
         wake()
 
     def matching(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
-        """Return the unexpired requests for any of these items, oldest first. No I/O."""
-        now = time.time()
+        """Return the unexpired requests for any of these items, oldest first. No I/O.
+
+        A request expires by the clock of this node, from the time at which the node first saw it.
+        """
+        now = self._store.clock.now()
         with self._mutex:
-            found = [each for each in self._requests.values() if each.job == job and now < each.until_s]
+            known = [each for each in self._requests.values() if each[0].job == job]
+        found = [each for each, seen_at in known if now < seen_at + each.within_s and not each.is_outdated]
         among = frozenset(items) if found else frozenset()
         mine = [each for each in found if each.items is None or not among.isdisjoint(each.items)]
         return sorted(mine, key=lambda each: (each.at_s, each.id))
