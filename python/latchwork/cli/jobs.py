@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import asdict
 
+from latchwork._base.text import utc_text
 from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import job_ids, node_ids, open_store, state_of
 from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
@@ -213,6 +214,18 @@ def run_job(
         )
 
 
+@command("latchwork jobs reset-progress report")
+def reset_progress(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
+    """Set cron progress that lies in the future, because a clock was ahead, back to now.
+
+    Check the clocks of the nodes first. A fire time that a node started early, by its wrong clock, starts again.
+    """
+    with open_store(url) as store:
+        found = Control(store).reset_progress(job)
+    lines = [f"{job}: {item}: was settled up to {utc_text(at)}" for item, at in sorted(found.items())]
+    told("\n".join(lines) or f"{job}: no progress lies in the future", {"job": job, "items": found}, as_json=as_json)
+
+
 class RunFailed(LatchworkError):
     """A requested run has failed."""
 
@@ -308,6 +321,7 @@ jobs_app = group(
     run=run_job,
     set=set_job,
     reset=reset,
+    **{"reset-progress": reset_progress},
 )
 
 

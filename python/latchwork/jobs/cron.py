@@ -30,7 +30,7 @@ from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all
 from latchwork.schedules import NO_JITTER, Cron, Fired, Jitter, Step, next_step, rule_of
-from latchwork.store import Store
+from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Put
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ FIRED = "fired"
 _CELL_ITEMS = 2_000
 _CELL_BYTES = 200_000
 _WAIT_S = 1.0
+#: The nonce of a state begins with this if an operator has set it back.
+_SET_BACK = "set-back-"
 _NOTHING = Fired(0.0)
 
 
@@ -88,7 +90,7 @@ class CellState(Struct, frozen=True, omit_defaults=True):
     Attributes:
         token: As in ``CronCell``.
         owner: As in ``CronCell``.
-        nonce: Distinguishes writes.
+        nonce: Distinguishes writes, and tells those of ``set_back`` from those of the holder.
         fired: The distinct states of items: the last fire time that started, and the running one.
         rules: The rule of each state; None if none has one.
         of: Runs of items with the same state: index and length; None if all have the first state.
@@ -175,6 +177,7 @@ class _ProgressRequest:
 
     claims: Mapping[str, HeldItem] = field(default_factory=dict)
     fresh: Fired = _NOTHING
+    reread: bool = False
     fired: dict[str, Fired] = field(default_factory=dict)
     done: bool = False
     error: BaseException | None = None
@@ -192,7 +195,7 @@ class CronProgress:
 
     def __init__(self, store: Store, job_id: str, prefix: str = FIRED, checks: Sequence[Check] = ()) -> None:
         self._store = store
-        self._job = job_id
+        self.job_id = job_id
         self._above = prefix
         self._also = tuple(checks)
         self._prefix = f"{prefix}/{job_id}"
@@ -203,17 +206,18 @@ class CronProgress:
         self._own: dict[str, _Own] = {}  # by cell name; used only by the busy thread
         self._cell_of: dict[str, str] = {}
 
-    def claim(self, holds: Mapping[str, HeldItem], fresh: Fired) -> dict[str, Fired]:
+    def claim(self, holds: Mapping[str, HeldItem], fresh: Fired, *, reread: bool = False) -> dict[str, Fired]:
         """Return the progress of these items, which this node writes from now on.
 
         Args:
             holds: Their locks, all held.
             fresh: Progress of items that have never run.
+            reread: Read claimed progress from the store again, because an operator may have set it back.
         Raises:
             LockLost: Another node holds one of the locks by now.
             LatchworkError: The store could not be used: try again.
         """
-        request = _ProgressRequest(claims=holds, fresh=fresh)
+        request = _ProgressRequest(claims=holds, fresh=fresh, reread=reread)
         self._grant(request)
         return request.fired
 
@@ -264,6 +268,9 @@ class CronProgress:
                         request.error = request.error or error
 
     def _claim(self, requests: list[_ProgressRequest]) -> None:
+        for name in {self._cell_of.get(item, "") for request in requests if request.reread for item in request.claims}:
+            if (own := self._own.get(name)) is not None:
+                self._adopt_set_back(own, self._store.get(f"{self._prefix}/{name}"))
         wanted = {item: (hold, request.fresh) for request in requests for item, hold in request.claims.items()}
         new = {item: pair for item, pair in wanted.items() if not self._is_ours(item, pair[0])}
         if new:
@@ -277,7 +284,7 @@ class CronProgress:
 
     def _take(self, wanted: Mapping[str, tuple[HeldItem, Fired]]) -> None:
         """Move items into new cells of this node, with the progress of their newest cells."""
-        stored = read_cells(self._store, self._job, self._above)
+        stored = read_cells(self._store, self.job_id, self._above)
         newest = newest_by_item(cell for cell, _ in stored)
         by_owner: dict[str, list[str]] = {}
         for item in sorted(wanted):
@@ -315,7 +322,7 @@ class CronProgress:
             try:
                 delete_cell(self._store, self._prefix, name, entry, [])
             except LatchworkError as error:
-                log.debug("job %s: progress cell %s is left to the sweep: %s", self._job, name, error)
+                log.debug("job %s: progress cell %s is left to the sweep: %s", self.job_id, name, error)
 
     def _write(self, requests: list[_ProgressRequest]) -> None:
         touched: dict[str, list[_ProgressRequest]] = {}
@@ -324,7 +331,7 @@ class CronProgress:
                 name = self._cell_of.get(item, "")
                 if name not in self._own:
                     request.error = LockLost(
-                        f"progress of item {item!r} of job {self._job} was not claimed, or was released"
+                        f"progress of item {item!r} of job {self.job_id} was not claimed, or was released"
                     )
                     continue
                 self._own[name].fired[item] = fired
@@ -353,6 +360,8 @@ class CronProgress:
                 found = self._store.get(key)
                 if found is None:
                     raise self._lost(own.cell, error) from error
+                if self._adopt_set_back(own, found):
+                    raise LockLost(f"progress of job {self.job_id} was set back by an operator: try again") from error
                 own.entry = found
                 if found.value == state:
                     return
@@ -360,6 +369,22 @@ class CronProgress:
                     raise self._lost(own.cell, error) from error
             else:
                 return
+
+    @staticmethod
+    def _adopt_set_back(own: _Own, found: Entry | None) -> bool:
+        """Adopt progress that an operator has set back meanwhile. Return False if nobody has.
+
+        What this node was about to start has not started, and what has ended here has ended.
+        """
+        if found is None or found.version == own.entry.version:
+            return False
+        state = _STATE.decode(found.value)
+        if not state.nonce.startswith(_SET_BACK):
+            return False
+        stored = zip(own.cell.items, _decode_fired(state, len(own.cell.items)), strict=True)
+        own.entry = found
+        own.fired = {item: fired.end() if own.fired[item].running is None else fired for item, fired in stored}
+        return True
 
     def _checks(self, cell: CronCell) -> list[Check]:
         return [Exists(f"{keys.OWNERS}/{cell.owner}"), *self._also]
@@ -375,7 +400,7 @@ class CronProgress:
         if isinstance(error, OutcomeUnknown):
             return error
         self._own.pop(cell.name, None)
-        return LockLost(f"progress of job {self._job} cannot be written: its locks were lost or its items moved away")
+        return LockLost(f"progress of job {self.job_id} cannot be written: its locks were lost or its items moved away")
 
 
 def read_cells(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
@@ -402,6 +427,34 @@ def progress_of(store: Store, job_id: str, item: str) -> Fired | None:
     """Return the progress of an item on its cron schedule; None if it has none."""
     found = newest_by_item(cell for cell, _ in read_cells(cluster_store(store), job_id)).get(item)
     return None if found is None else found[1]
+
+
+def set_back(store: Store, job_id: str, now_s: float) -> dict[str, float]:
+    """Set progress that lies in the future back to now. The nodes that run the items notice within seconds.
+
+    Args:
+        store: The cluster's store.
+        job_id: ID of the job.
+        now_s: Current time in seconds since the epoch.
+    Returns:
+        The items whose progress was set back, with the time up to which they would have started nothing.
+    """
+    found: dict[str, float] = {}
+    for cell, entry in read_cells(store, job_id):
+
+        def write(tx: Tx, name: str = cell.name, key: str = entry.key, items: bytes = cell.names()) -> None:
+            entry = tx.get(key)
+            if entry is None:
+                return
+            cell = decode_cell(name, entry.value, items)
+            fired = tuple(each.set_back(now_s) for each in cell.fired)
+            changed = [each for each in zip(cell.items, cell.fired, fired, strict=True) if each[1] != each[2]]
+            found.update({item: before.through for item, before, _ in changed})
+            if changed:
+                tx.put(key, replace(cell, fired=fired).state(_SET_BACK + uuid.uuid4().hex))
+
+        store.transact(write)
+    return found
 
 
 def delete_cell(store: Store, prefix: str, name: str, entry: Entry, checks: list[Check]) -> None:
@@ -451,12 +504,23 @@ def _parts(items: list[str]) -> Iterable[list[str]]:
     yield part
 
 
+def ahead_text(job_id: str, ahead_s: float) -> str:
+    """Return the sentence about cron progress that lies in the future."""
+    return (
+        f"the cron progress of job {job_id} lies {ahead_s:.0f} s in the future, because a clock was ahead: nothing "
+        "starts until then; check the clocks of its nodes, and set it back with "
+        f'"latchwork jobs reset-progress {job_id}"'
+    )
+
+
 class FireTimes:
     """The fire times of a run. Not thread-safe.
 
     Args:
         progress: Stored progress of the job.
         holds: Locks of the run's items.
+    Attributes:
+        ahead_s: Seconds by which the progress lies in the future, so that nothing starts; 0 if it does not.
     """
 
     def __init__(self, progress: CronProgress, holds: Mapping[str, HeldItem]) -> None:
@@ -464,12 +528,15 @@ class FireTimes:
         self._holds = holds
         self._fired: dict[str, Fired] | None = None
         self._rerun = True
+        self.ahead_s = 0.0
         self._unconfirmed: dict[str, Fired] = {}  # progress before a start that is stored but not confirmed
 
     def next(
         self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
     ) -> Step:
         """Return the next step and its time. The first call reads the progress from the store.
+
+        So does each call while the progress lies in the future, because an operator may set it back.
 
         Args:
             cron: The current schedule.
@@ -483,10 +550,19 @@ class FireTimes:
         """
         self._rerun = cron.rerun_interrupted
         rule = rule_of(cron)
-        if self._fired is None:
-            self._fired = self._progress.claim(self._holds, Fired(max(since_s, changed_s or since_s), rule=rule))
+        earliest_s = max(since_s, changed_s or since_s)
+        if self._fired is None or self.ahead_s:
+            self._fired = self._progress.claim(self._holds, Fired(earliest_s, rule=rule), reread=self.ahead_s > 0.0)
+        self._note_ahead(max(now_s, earliest_s))
         self._adopt({item: fired.with_rule(rule, now_s, changed_s) for item, fired in self._fired.items()})
         return next_step(cron, self._fired, now_s, jitter)
+
+    def _note_ahead(self, now_s: float) -> None:
+        assert self._fired is not None
+        was_ahead = self.ahead_s > 0.0
+        self.ahead_s = max(each.ahead_s(now_s) for each in self._fired.values())
+        if self.ahead_s and not was_ahead:
+            log.warning("%s", ahead_text(self._progress.job_id, self.ahead_s))
 
     def _adopt(self, found: dict[str, Fired]) -> None:
         """Store the progress of the items under a changed schedule, for later holders of their locks."""

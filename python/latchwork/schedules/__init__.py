@@ -1,10 +1,11 @@
 """Schedules: fixed delay, fixed rate and cron, and the missed fire times of a cron schedule.
 
-Everything is pure, and the time is an argument. Nothing here knows about jobs, stores or threads.
+Everything but ``WallClock`` is pure, and the time is an argument. Nothing here knows about jobs, stores or threads.
 """
 
 from latchwork.schedules.fires import NO_JITTER, Fired, Jitter, Step, next_step, rule_of
 from latchwork.schedules.schedule import Cron, DueTime, FixedDelay, FixedRate, Instant, Schedule
+from latchwork.schedules.wall_clock import WallClock
 
 __all__ = [
     "NO_JITTER",
@@ -17,6 +18,7 @@ __all__ = [
     "Jitter",
     "Schedule",
     "Step",
+    "WallClock",
     "next_step",
     "rule_of",
 ]

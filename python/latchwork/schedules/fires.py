@@ -12,6 +12,9 @@ from zlib import crc32
 
 from latchwork.schedules.schedule import Cron
 
+#: Progress that lies more seconds in the future comes from a clock that was ahead.
+AHEAD_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Fired:
@@ -34,6 +37,14 @@ class Fired:
     def end(self) -> Fired:
         """Return the progress after the run has ended."""
         return replace(self, running=None)
+
+    def ahead_s(self, now_s: float) -> float:
+        """Return the seconds by which the progress lies in the future; 0 if that is within the error of clocks."""
+        return self.through - now_s if self.through > now_s + AHEAD_S else 0.0
+
+    def set_back(self, now_s: float) -> Fired:
+        """Return the progress without what lies in the future."""
+        return replace(self, through=now_s) if self.ahead_s(now_s) else self
 
     def with_rule(self, rule: str, now_s: float, changed_s: float | None) -> Fired:
         """Return the progress under the current schedule. Fire times from before it took effect are skipped.

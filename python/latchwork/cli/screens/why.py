@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +28,9 @@ def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> No
     The exit code is 1 for an item that the job does not have and that no node holds.
     """
     with open_store(url) as store:
-        found = explain(state_of(store), Control(store).settings(), job, item, progress_of(store, job, item))
+        found = explain(
+            state_of(store), Control(store).settings(), job, item, progress_of(store, job, item), now_s=time.time()
+        )
     if as_json:
         say_json(found.to_json())
     else:

@@ -25,7 +25,7 @@ from latchwork._base.text import utc_text
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import settings as stored
-from latchwork.jobs.cron import cells_of, newest_by_item
+from latchwork.jobs.cron import cells_of, newest_by_item, set_back
 from latchwork.jobs.options import InvalidSetting
 from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
@@ -327,6 +327,17 @@ class Control:
             ValueError: The ID or an item is invalid, or there are too many items.
         """
         return request_run(self._store, job, items, by=self._by or current_user(), within_s=within_s)
+
+    def reset_progress(self, job: str) -> dict[str, float]:
+        """Set cron progress of a job that lies more than a minute in the future back to now.
+
+        It comes from a node whose clock was ahead: no item would start before the clock is there again. The nodes of
+        the job notice within 10 s. Not promised: a fire time that was started early, by the wrong clock, starts again.
+
+        Returns:
+            The items whose progress was set back, with the time that it had, in seconds since the epoch.
+        """
+        return set_back(self._store, check_id("job", job), time.time())
 
     def wait_for_runs(self, request: RunRequest, timeout_s: float) -> list[RunResult]:
         """Wait until each item of a request has had its run, return the results, and delete the request.

@@ -9,6 +9,7 @@ from typing import Any
 from latchwork._base.text import counted, utc_text
 from latchwork.assignment import Explanation, Problem, described_strategy, explain
 from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
+from latchwork.jobs.cron import ahead_text
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, job_problem
 from latchwork.jobs.settings import Settings
 from latchwork.schedules import Fired
@@ -50,7 +51,13 @@ class ItemExplanation:
 
 
 def explain_item(
-    state: ClusterState, settings: Settings, job: str, item: str, fired: Fired | None = None
+    state: ClusterState,
+    settings: Settings,
+    job: str,
+    item: str,
+    fired: Fired | None = None,
+    *,
+    now_s: float | None = None,
 ) -> ItemExplanation:
     """Explain where an item is.
 
@@ -60,6 +67,8 @@ def explain_item(
         job: ID of the job.
         item: The work item; it need not exist.
         fired: Its progress on the job's cron schedule, if known.
+        now_s: Current time in seconds since the epoch, to tell whether that progress lies in the future; None leaves
+            that out.
     Raises:
         UnknownJob: The cluster does not know the job; the message lists the known ones.
     """
@@ -88,6 +97,8 @@ def explain_item(
     sentences += _run_history(view, item)
     if fired is not None:
         sentences.append(_progress(fired))
+        if now_s is not None and (ahead_s := fired.ahead_s(now_s)):
+            sentences.append(ahead_text(job, ahead_s))
     return ItemExplanation(
         job=job,
         item=item,

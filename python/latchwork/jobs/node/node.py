@@ -13,6 +13,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.signals import on_end_signals
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
+from latchwork.jobs.cron import ahead_text
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import NodeMembership
@@ -23,6 +24,7 @@ from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, 
 from latchwork.jobs.stored.keys import check_id, cluster_store, refuse_old_cluster
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
+from latchwork.schedules import WallClock
 from latchwork.store import Observers, Session, Store, connect
 from latchwork.store import session_ttl_s as ttl_s
 
@@ -93,7 +95,8 @@ class JobManager:
             log.info("node %s gets no items of job %s because of missing labels: %s", node_id, job_id, missing)
         self._able = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._lacks}
         self._strategies = Strategies(strategy)
-        self._settings = LiveSettings(self._able, self._options)
+        self._wall = WallClock()
+        self._settings = LiveSettings(self._able, self._options, self._wall.now)
         self._reporter = RunReporter(self.node_id)
         self._observers = Observers((EventLog(), self._reporter, *observers), kind=Observer, error=InvalidSetting)
         self._mutex = mutex()
@@ -159,12 +162,16 @@ class JobManager:
             f"runs do not stop: {', '.join(stuck)}": not stuck,
         }
         reasons = tuple(reason for reason, good in checks.items() if not good)
-        degraded = tuple(
+        degraded = [
             f"every run of job {job_id} fails: {each.last_error}"
             for job_id, each in sorted(worker.stats().items())
             if each.is_failing_everywhere
-        )
-        return Health(not reasons, reasons, session.state, session.remaining_s(), worker.lock_margin_s(), degraded)
+        ]
+        degraded += [ahead_text(job_id, seconds) for job_id, seconds in sorted(worker.ahead_s().items())]
+        if self._wall.jumped_s:
+            degraded.append(f"the wall clock has jumped by {self._wall.jumped_s:.0f} s; schedules do not follow it yet")
+        limits = session.remaining_s(), worker.lock_margin_s()
+        return Health(not reasons, reasons, session.state, *limits, tuple(degraded))
 
     def start(self) -> Self:
         """Join the cluster and start to work. Returns when this node is registered.
@@ -284,6 +291,7 @@ class JobManager:
             on_turn=self._reporter.turned,
             session=self._newest_session,
             context_store=context_store,
+            wall=self._wall,
         )
         # Jobs that it cannot run are published too, so that the cluster knows them.
         own, unmet_labels = self._options, {job_id: self._lacks[job_id] for job_id in sorted(self._lacks)[:_MAX_UNMET]}

@@ -37,7 +37,7 @@ from latchwork.store.driving.own_loop import OwnLoop
 
 log = logging.getLogger(__name__)
 #: Longest wait of a cron schedule in seconds, because the wall clock may be changed.
-_MAX_WAIT_S = 30.0
+_MAX_WAIT_S = 10.0
 #: Seconds to wait before a start while the locks are about to expire.
 _LOCK_WAIT_S = 0.1
 #: Seconds before progress that could not be stored is stored again.
@@ -214,6 +214,11 @@ class JobRun:
     def reschedule(self) -> None:
         """Compute the current wait again, because the job's options may have changed."""
         self._look.set()
+
+    @property
+    def ahead_s(self) -> float:
+        """Seconds by which its cron progress lies in the future; 0 if it does not."""
+        return 0.0 if self._fire_times is None else self._fire_times.ahead_s
 
     @property
     def view(self) -> RunView:

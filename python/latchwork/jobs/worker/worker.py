@@ -11,7 +11,6 @@ import logging
 import math
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
@@ -28,7 +27,7 @@ from latchwork.jobs.worker.manual_runs import ManualRuns, PendingManualRuns
 from latchwork.jobs.worker.outcomes import OnTurn, OutcomeTracker
 from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Actions, JobRun, RunGuard, RunSetup, reconcile, stop_margin_s
 from latchwork.primitives import HeldLock
-from latchwork.schedules import DueTime, Instant
+from latchwork.schedules import DueTime, Instant, WallClock
 from latchwork.store import Observers, Session, Store
 from latchwork.store.driving.own_loop import OwnLoop
 
@@ -144,10 +143,12 @@ class JobWorker:
         on_turn: OnTurn = lambda _job, _turn: None,
         session: Callable[[], Session | None] | None = None,
         context_store: Store,
+        wall: WallClock,
     ) -> None:
         self._store = store
         self._context_store = context_store
         self._clock = store.clock
+        self._wall = wall
         self._node_id = node_id
         self._wake = threading.Event()
         self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set, session)
@@ -217,6 +218,12 @@ class JobWorker:
         """Return the jobs with runs that did not stop within the timeout."""
         late_s = self._settings.node.stop_timeout_s
         return sorted({run.job_id for run in self._runs() if run.stopping and run.stopping_for_s >= late_s})
+
+    def ahead_s(self) -> dict[str, float]:
+        """Return the jobs whose cron progress lies in the future, and by how many seconds."""
+        by_job = self._runs_by_job().items()
+        found = {job_id: max((run.ahead_s for run in runs), default=0.0) for job_id, runs in by_job}
+        return {job_id: seconds for job_id, seconds in found.items() if seconds}
 
     def lock_margin_s(self) -> float | None:
         """Return the seconds for which this node's locks certainly last; None without locks."""
@@ -433,7 +440,7 @@ class JobWorker:
             return list(self._live.values())
 
     def _now(self) -> Instant:
-        return Instant(self._clock.now(), time.time())
+        return Instant(self._clock.now(), self._wall.now())
 
     def _at_risk(self) -> bool:
         """Return True while locks are held that may expire before a run could stop."""
@@ -471,7 +478,7 @@ class JobWorker:
             may_run=lambda: locks.spare_s(self._margin_s()) > 0.0,
             on_end=self._wake.set,
             clock=self._clock,
-            wall_s=time.time,
+            wall_s=self._wall.now,
             spare_s=lambda: locks.spare_s(self._margin_s()),
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
