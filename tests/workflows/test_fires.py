@@ -8,9 +8,11 @@ from zoneinfo import ZoneInfo
 import pytest
 import sqlalchemy as sa
 
+from latchwork.schedules import WallClock
 from latchwork_workflows.db import schedules
 from latchwork_workflows.db.schedules import ScheduleRow
 from latchwork_workflows.db.tables import fire, instance, schedule
+from latchwork_workflows.maintenance import Doctor
 from latchwork_workflows.services.schedules import next_fires
 from patience import eventually
 from workflows.hands import a_workflow
@@ -195,3 +197,33 @@ def test_missed_fire_times_survive_a_version_with_the_same_schedule_and_no_other
     with stage.database.read() as connection:
         (found,) = schedules.rows(connection)
     assert found.cursor > time.time() - 60
+
+
+def test_a_wall_clock_that_jumps_for_seconds_starts_nothing(stage):
+    scheduled(stage, misfire="all")
+    jump_s = [0.0]
+    began = time.monotonic()
+    clock = WallClock(wall_s=lambda: NOON + 300 + time.monotonic() - began + jump_s[0])
+    with stage.master(now=clock.now, poll_s=0.05) as run:
+        for jump_s[0] in (86_400.0, 0.0, -86_400.0, 0.0):
+            turns = run.turns
+            eventually(lambda turns=turns: run.turns > turns + 3)
+    assert times(stage) == []
+    with stage.database.read() as connection:
+        assert connection.execute(sa.select(schedule.c.cursor)).scalar() == NOON
+
+
+def test_a_schedule_that_a_clock_ahead_has_settled_is_named_and_set_back(stage, client, caplog):
+    stage.apply(a_workflow(tasks={"a": []}, schedule={"cron": "* * * * * *"}))
+    ahead = time.time() + 3600
+    with stage.database.write() as connection:
+        connection.execute(sa.update(schedule).values(cursor=ahead))
+    (found,) = Doctor(stage.database, stage.store, wait=lambda _: None).look()[-1:]
+    assert (found.kind, found.subject) == ("schedule ahead", "default.flow")
+    with stage.master(poll_s=0.05) as run:
+        eventually(lambda: run.turns > 3)
+        assert stage.count(fire) == 0
+        assert caplog.text.count("switch it off and on again") == 1
+        client.schedules.set_enabled("flow", enabled=False)
+        client.schedules.set_enabled("flow", enabled=True)
+        eventually(lambda: stage.count(fire) >= 2)

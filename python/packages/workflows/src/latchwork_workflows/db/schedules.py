@@ -19,6 +19,14 @@ from latchwork_workflows.db.tables import definition, fire, schedule
 BY_SCHEDULE = "schedule"
 
 
+def ahead_text(ahead_s: float) -> str:
+    """Return the sentence about a schedule whose cursor lies in the future."""
+    return (
+        f"its fire times are settled {ahead_s:.0f} s into the future, because a clock was ahead: it starts nothing "
+        "until then; check the clocks of the masters, then switch it off and on again"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
     """The schedule of a workflow.
@@ -54,6 +62,10 @@ class ScheduleRow:
     max_lateness_s: float
     enabled: bool
     cursor: float
+
+    def ahead_s(self, now: float) -> float:
+        """Return the seconds by which the cursor lies in the future, so that nothing fires; 0 if it does not."""
+        return Fired(self.cursor).ahead_s(now)
 
     def next_fire(self, now: float) -> float | None:
         """Return the next fire time, which is in the past if it was missed. None if there is none."""
@@ -115,13 +127,3 @@ def start(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
     mine = sa.and_(fire.c.code == row.code, fire.c.fire_time == at)
     connection.execute(sa.update(fire).where(mine).values(command=asked.id))
     return asked.id
-
-
-def enable(connection: sa.Connection, code: int, now: float, *, enabled: bool) -> None:
-    """Enable or disable a schedule. Fire times missed while it was disabled are not caught up."""
-    values: dict[str, object] = {"enabled": enabled}
-    if enabled:
-        values["cursor"] = now
-    connection.execute(
-        sa.update(schedule).where(schedule.c.code == code, schedule.c.enabled != enabled).values(**values)
-    )

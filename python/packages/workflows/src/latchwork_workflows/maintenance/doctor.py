@@ -24,6 +24,7 @@ from latchwork_workflows.db import Database, alerts, pools, schedules
 from latchwork_workflows.db.alerts import STUCK_S
 from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.lineage import missing
+from latchwork_workflows.db.schedules import ahead_text
 from latchwork_workflows.db.tables import command, definition, instance, task
 from latchwork_workflows.db.tables import shard as shard_
 from latchwork_workflows.errors import StoreMismatch
@@ -96,6 +97,7 @@ class Facts:
         owners: The newest master of each shard.
         broken: Schedules whose fire times cannot be computed: name, reason.
         late: Schedules that missed a fire time: name, shard, time.
+        ahead: Schedules whose fire times are settled into the future: name, shard, seconds.
         masters: Masters that are online.
         unnamed: Missing channels that workflows name, each with these workflows.
         undelivered: Overdue open deliveries: ID, channel, state, due time.
@@ -115,6 +117,7 @@ class Facts:
     owners: Mapping[int, str] = field(default_factory=dict)
     broken: list[tuple[str, str]] = field(default_factory=list)
     late: list[tuple[str, int, float]] = field(default_factory=list)
+    ahead: list[tuple[str, int, float]] = field(default_factory=list)
     masters: Sequence[str] = ()
     unnamed: Mapping[str, Sequence[str]] = field(default_factory=dict)
     undelivered: list[tuple[int, str, str, float]] = field(default_factory=list)
@@ -138,6 +141,8 @@ def judge(facts: Facts, now: float) -> list[Finding]:
     for name, wrong in facts.broken:
         why = f"it has no fire time, and its master leaves it out: {wrong}; apply the workflow with another schedule"
         found.append(Finding("broken schedule", name, None, why, can_mend=False))
+    for name, shard, ahead_s in facts.ahead:
+        found.append(Finding("schedule ahead", name, shard, ahead_text(ahead_s), can_mend=False))
     for name, shard, at in facts.late:
         if at < now - PASSES_S:
             found.append(Finding("late schedule", name, shard, f"its fire time was {now - at:.0f} s ago"))
@@ -355,7 +360,10 @@ class Doctor:
         for each in rows:
             name = f"{each.project}.{each.name}"
             try:
-                owed = each.next_fire(now) if each.online and each.enabled else None
+                is_on = each.online and each.enabled
+                if is_on and (ahead_s := each.ahead_s(now)):
+                    facts.ahead.append((name, each.shard, ahead_s))
+                owed = each.next_fire(now) if is_on else None
                 if owed is not None and owed < now:
                     since = Cron(each.cron, tz=each.tz).fire_after(max(each.cursor, each.starts_at or 0.0))
                     facts.late.append((name, each.shard, since))

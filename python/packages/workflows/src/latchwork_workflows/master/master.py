@@ -16,6 +16,7 @@ from typing import Self
 
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Threads
+from latchwork.schedules import WallClock
 from latchwork.spi import NodeHealth, mutex
 from latchwork.store import Store
 from latchwork_workflows.alerts.sender import POLL_S, Sender
@@ -97,7 +98,9 @@ class Master:
         self._chores_every_s = chores_every_s
         self._secrets = secrets or Secrets()
         self._alerts_every_s = alerts_every_s
-        self._tools = Tools(database, store, Keys(name), self.node_id, order, poll_s=poll_s, told=self._told)
+        self._tools = Tools(
+            database, store, Keys(name), self.node_id, order, poll_s=poll_s, told=self._told, now=WallClock().now
+        )
         self._mutex = mutex()
         self._closing = threading.Event()
         self._answered_at = 0.0

@@ -111,6 +111,7 @@ class ShardRun:
         self._looking, self._debounce = Looking(self._prefix), Debounce()
         self._fires: list[tuple[schedules.ScheduleRow, float]] = []
         self._broken: set[schedules.ScheduleRow] = set()
+        self._ahead: set[int] = set()
         self._next_fire: float | None = None
         self._concurrency: list[int] = []
         self._polled_at = -1e18
@@ -352,6 +353,11 @@ class ShardRun:
         """Return the next fire time of a schedule, unless it cannot be computed or the schedule is broken."""
         if row in self._broken:
             return []
+        if not (ahead_s := row.ahead_s(now)):
+            self._ahead.discard(row.code)
+        elif row.code not in self._ahead:
+            self._ahead.add(row.code)
+            _log.warning("the schedule of %s.%s: %s", row.project, row.name, schedules.ahead_text(ahead_s))
         try:
             at = row.next_fire(now)
         except Exception as error:

@@ -53,6 +53,8 @@ def _schedule(row: Row, last: Row | None, now: float, count: int) -> Schedule:
 def set_enabled(parts: Parts, who: Identity, project: str, name: str, *, enabled: bool) -> None:
     """Enable or disable the schedule of a workflow. Fire times while it is disabled are not caught up.
 
+    Enabled, it begins with the next time after now, also if a clock that was ahead had settled that time already.
+
     Raises:
         Problem: 403, 404.
     """
@@ -61,8 +63,8 @@ def set_enabled(parts: Parts, who: Identity, project: str, name: str, *, enabled
         row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
         need(who, Role.OPERATOR, project)
         there = sa.and_(schedule.c.code == row.code, schedule.c.enabled != enabled)
-        values = {"enabled": enabled, "cursor": sa.case((schedule.c.cursor < now, now), else_=schedule.c.cursor)}
-        connection.execute(sa.update(schedule).where(there).values(values if enabled else {"enabled": False}))
+        values = {"enabled": True, "cursor": now} if enabled else {"enabled": False}
+        connection.execute(sa.update(schedule).where(there).values(values))
         if catalog.find_schedule(connection, row.code) is None:
             raise Problem(404, f"workflow {project}.{name} has no schedule")
         kind = "schedule on" if enabled else "schedule off"
