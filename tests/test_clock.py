@@ -8,14 +8,14 @@ import threading
 
 import pytest
 
-from latchwork.clock import SYSTEM_CLOCK
+from latchwork.clock import SYSTEM_CLOCK, Signal
 
 LONG = [1e10, 1e300, float("inf"), threading.TIMEOUT_MAX]
 
 
 @pytest.mark.parametrize("timeout_s", LONG)
 def test_a_wait_for_longer_than_the_system_counts_ends_when_its_event_is_set(timeout_s):
-    event = threading.Event()
+    event = Signal()
     setter = threading.Timer(0.05, event.set)
     setter.start()
     assert SYSTEM_CLOCK.wait(event, timeout_s)
@@ -39,9 +39,9 @@ def test_a_condition_is_waited_for_longer_than_the_system_counts(timeout_s):
 
 SIGNALED = """
 import signal, sys, threading, time
-from latchwork.clock import SYSTEM_CLOCK
+from latchwork.clock import SYSTEM_CLOCK, Signal
 
-event, condition = threading.Event(), threading.Condition()
+event, condition = Signal(), threading.Condition()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 
 def kill_myself():
@@ -71,7 +71,7 @@ def test_a_signal_that_ends_no_wait_is_handled_while_the_main_thread_waits(wait)
 @pytest.mark.parametrize("timeout_s", [0.0, 0.01, 1.2])
 def test_a_wait_of_the_main_thread_ends_with_its_time(timeout_s):
     began = SYSTEM_CLOCK.now()
-    assert not SYSTEM_CLOCK.wait(threading.Event(), timeout_s)
+    assert not SYSTEM_CLOCK.wait(Signal(), timeout_s)
     assert SYSTEM_CLOCK.now() - began >= timeout_s
 
 

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "_base": {"errors", "types", "clock"},
     "errors": set(),
     "types": set(),
-    "clock": set(),
+    "clock": {"_base"},
     "_core": set(),
     "backends": GROUND | {"_core"},  # 2
     "store": GROUND | {"backends"},  # 3

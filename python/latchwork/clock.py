@@ -11,6 +11,10 @@ import time
 from functools import partial
 from typing import Protocol
 
+from latchwork._base.event import Signal
+
+__all__ = ["SIGNALS_S", "SYSTEM_CLOCK", "Clock", "Signal", "SystemClock"]
+
 #: What Python can wait at most is 292 years from its own clock's zero; half of that leaves room for any such zero.
 _LONGEST_WAIT_S = threading.TIMEOUT_MAX / 2
 
@@ -28,8 +32,8 @@ class Clock(Protocol):
         """Return seconds from an arbitrary zero. The clock never goes back and runs through suspend."""
         ...
 
-    def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
-        """Wait until the event is set. Return False after the timeout."""
+    def wait(self, signal: Signal, timeout_s: float | None = None) -> bool:
+        """Wait until the signal is set. Return False after the timeout."""
         ...
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
@@ -50,13 +54,13 @@ class SystemClock:
     #: Seconds since boot, suspend included. It is asked often: a call of the system and nothing around it.
     now = staticmethod(partial(time.clock_gettime, _BOOTTIME))
 
-    def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
-        """Wait until the event is set. Return False after the timeout."""
+    def wait(self, signal: Signal, timeout_s: float | None = None) -> bool:
+        """Wait until the signal is set. Return False after the timeout."""
         if threading.get_ident() != threading.main_thread().ident and (timeout_s or 0.0) < _LONGEST_WAIT_S:
-            return event.wait(timeout_s)
+            return signal.wait(timeout_s)
         until = None if timeout_s is None else time.monotonic() + timeout_s
         left_s = timeout_s
-        while not event.wait(_slice_s(left_s)):
+        while not signal.wait(_slice_s(left_s)):
             if until is not None and (left_s := until - time.monotonic()) <= 0.0:
                 return False
         return True

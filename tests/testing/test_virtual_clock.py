@@ -9,6 +9,7 @@ import time
 import pytest
 
 import latchwork
+from latchwork.clock import Signal
 from latchwork.primitives import LeaderLatch, PersistentLock
 from latchwork.testing import FaultyStore, VirtualClock
 
@@ -57,7 +58,7 @@ def test_it_never_goes_back(clock):
 
 def test_a_wait_ends_when_its_time_has_come_and_not_before(clock, start):
     outcome = []
-    start(lambda: outcome.append(clock.wait(threading.Event(), 10)))
+    start(lambda: outcome.append(clock.wait(Signal(), 10)))
     clock.advance(9.9)
     assert outcome == []
     assert clock.waiting == 1
@@ -67,7 +68,7 @@ def test_a_wait_ends_when_its_time_has_come_and_not_before(clock, start):
 
 
 def test_a_wait_ends_at_once_when_its_event_is_set(clock, start):
-    event, outcome = threading.Event(), []
+    event, outcome = Signal(), []
     start(lambda: outcome.append(clock.wait(event)))
     clock.advance(1000)
     assert outcome == []
@@ -77,7 +78,7 @@ def test_a_wait_ends_at_once_when_its_event_is_set(clock, start):
 
 
 def test_a_set_event_or_a_time_that_is_over_is_not_waited_for(clock):
-    event = threading.Event()
+    event = Signal()
     assert not clock.wait(event, 0)
     event.set()
     assert clock.wait(event)
@@ -108,9 +109,9 @@ def test_threads_wake_in_the_order_of_their_deadlines_each_at_its_time(clock, st
     woken = []
 
     def sleeper(seconds):
-        clock.wait(threading.Event(), seconds)
+        clock.wait(Signal(), seconds)
         woken.append((seconds, clock.now() - began))
-        clock.wait(threading.Event(), 1)
+        clock.wait(Signal(), 1)
         woken.append((seconds, clock.now() - began))
 
     began = clock.now()
@@ -121,7 +122,7 @@ def test_threads_wake_in_the_order_of_their_deadlines_each_at_its_time(clock, st
 
 
 def test_a_wait_of_next_to_nothing_lets_time_go_on(clock, start):
-    start(lambda: clock.wait(threading.Event(), 1e-18))
+    start(lambda: clock.wait(Signal(), 1e-18))
     clock.settle()
     assert clock.waiting == 1
     clock.advance(0.001)
@@ -130,7 +131,7 @@ def test_a_wait_of_next_to_nothing_lets_time_go_on(clock, start):
 
 def test_the_next_deadline_can_be_asked_for(clock, start):
     assert clock.next_s() is None
-    start(lambda: clock.wait(threading.Event(), 7))
+    start(lambda: clock.wait(Signal(), 7))
     clock.settle()
     assert clock.next_s() == 7
     clock.advance(7)

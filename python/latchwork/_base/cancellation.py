@@ -6,9 +6,9 @@ Work that never checks it does not end.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user
 from latchwork._base.validation import check_listener
@@ -31,7 +31,7 @@ class StopSignal:
         self._what = what
         self._clock = clock
         self._is_stopped = False
-        self._event: threading.Event | None = None  # created by the first wait, because most work ends without one
+        self._event: Signal | None = None  # created by the first wait, because most work ends without one
         self._mutex = mutex()
         self._listeners: dict[int, StopListener] = {}
         self._next_listener = 0
@@ -47,7 +47,7 @@ class StopSignal:
         """Wait until the work is asked to stop. Return False after the timeout; None waits forever."""
         with self._mutex:
             if self._event is None:
-                self._event = threading.Event()
+                self._event = Signal()
             if self._is_stopped:
                 self._event.set()
             event = self._event

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import Caller, acting, current
 from latchwork._base.user_code import await_user, failure_of, is_interrupt
 from latchwork.aio.twin import twin_of
@@ -23,7 +24,7 @@ from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import LoopMailbox, be_caller
-from latchwork.store.steps import Signal, Step
+from latchwork.store.steps import Step
 
 _log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from latchwork import jobs
+from latchwork._base.event import Signal
 from latchwork.aio.callbacks import as_listener
 from latchwork.aio.factory import twin
 from latchwork.aio.steps import one
@@ -13,7 +14,7 @@ from latchwork.aio.table import Row
 from latchwork.aio.twin import Twin
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.store.driving.helper import drive
-from latchwork.store.steps import Pause, Signal
+from latchwork.store.steps import Pause
 
 
 class ContextTwin(Twin):

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from latchwork._base.event import Signal
 from latchwork.aio.factory import acting_here, answer
 from latchwork.aio.steps import InThread, one
 from latchwork.aio.twin import Twin, inside, twin_of
@@ -22,7 +23,7 @@ from latchwork.store.driving.loop import LoopMailbox, with_note
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.owner import Origin, origin
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
-from latchwork.store.steps import Ask, Pause, Signal, unknown
+from latchwork.store.steps import Ask, Pause, unknown
 
 T = TypeVar("T")
 

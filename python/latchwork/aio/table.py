@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from latchwork import primitives
+from latchwork._base.event import Signal
 from latchwork.aio.store import MirrorTwin, SessionTwin, SignalTwin, StoreTwin
 from latchwork.aio.twin import Twin
 from latchwork.primitives.fair import Side
 from latchwork.store import Mirror, Session, Store, Tx, Watch
-from latchwork.store.steps import Signal
 
 
 @dataclass(frozen=True)

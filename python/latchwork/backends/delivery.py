@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
-from latchwork._base.interrupts import condition, mutex
+from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Sink, WatchEvent
 from latchwork.clock import SYSTEM_CLOCK
 
@@ -29,7 +30,7 @@ class DeliveringWatch:
         self._sink = sink
         self._drop = drop
         self._mutex = mutex()
-        self._idle = condition(self._mutex)
+        self._idle: Signal | None = None  # for a close that waits
         self._deliverer: int | None = None
 
     def deliver(self, event: WatchEvent) -> None:
@@ -45,7 +46,9 @@ class DeliveringWatch:
         finally:
             with self._mutex:
                 self._deliverer = None
-                self._idle.notify_all()
+                idle = self._idle
+            if idle is not None:
+                idle.set()
 
     def close(self) -> None:
         """Stop, and wait for a delivery in another thread. Idempotent."""
@@ -55,9 +58,9 @@ class DeliveringWatch:
             self._drop(self)
         if current() is not None:  # an event loop must not wait; the store drops what comes after a close
             return
-        deadline = SYSTEM_CLOCK.now() + _CLOSE_TIMEOUT_S
         with self._mutex:
-            while self._deliverer not in {None, threading.get_ident()}:
-                if not SYSTEM_CLOCK.wait_condition(self._idle, deadline - SYSTEM_CLOCK.now()):
-                    _log.error("the sink of the watch on %r did not return in %.0f s", self.prefix, _CLOSE_TIMEOUT_S)
-                    break
+            if self._deliverer in {None, threading.get_ident()}:
+                return
+            idle = self._idle = self._idle or Signal()
+        if not SYSTEM_CLOCK.wait(idle, _CLOSE_TIMEOUT_S):
+            _log.error("the sink of the watch on %r did not return in %.0f s", self.prefix, _CLOSE_TIMEOUT_S)

@@ -24,6 +24,7 @@ from typing import Annotated
 
 import typer
 
+from latchwork._base.event import Signal
 from latchwork.cli.options import Url, command, wanted_url
 from latchwork.cli.outcome import TERMINATED, UsageError, ended_by_sigterm, quiet_logs, report
 from latchwork.clock import SYSTEM_CLOCK
@@ -175,9 +176,9 @@ def run_while_ours(
         remaining_s: Returns the seconds until it must stop, which may become more; called at least once a second.
         stop_within_s: Seconds after which it is killed.
     """
-    over = threading.Event()
+    over = Signal()
     codes: list[int] = []
-    ended = threading.Event()
+    ended = Signal()
 
     def wait() -> None:
         codes.append(child.wait())

@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
+from latchwork._base.event import Signal
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.demo.corpus import find_items
 from latchwork.demo.job import CountJob
@@ -32,7 +33,7 @@ class ParentWatch:
 
     def __init__(self, parent_pid: int) -> None:
         self._parent_pid = parent_pid
-        self._closed = threading.Event()
+        self._closed = Signal()
         self._thread = threading.Thread(target=self._look, name="latchwork-demo-parent-watch", daemon=True)
 
     def __enter__(self) -> Self:

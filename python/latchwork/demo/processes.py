@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from latchwork._base.event import Signal
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.demo import records
 from latchwork.store import URL_VARIABLE, Store
@@ -139,7 +139,7 @@ class Kill:
 def try_kill(store: Store, process: NodeProcess, *, is_leader: bool) -> Kill | None:
     """Kill the process if it is running an item. Return None, and let it run, if it is not."""
     process.freeze()
-    SYSTEM_CLOCK.wait(threading.Event(), _SETTLE_S)
+    SYSTEM_CLOCK.wait(Signal(), _SETTLE_S)
     running = records.running(store.get(f"{records.RUNNING}/{process.node}"))
     if running.item is None or running.pid != process.pid or store.get(f"{records.RESULTS}/{running.item}") is not None:
         process.thaw()

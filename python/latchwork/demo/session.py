@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 import uuid
 from collections import Counter
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from latchwork._base.event import Signal
 from latchwork.backends.url import parse_url
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.demo import records
@@ -143,7 +143,7 @@ class _Demo:
             self._look_for_leader()
             if self._kill is None and KILL_AT <= progress.done / progress.total <= LATEST:
                 self._try_kill()
-            SYSTEM_CLOCK.wait(threading.Event(), _TICK_S)
+            SYSTEM_CLOCK.wait(Signal(), _TICK_S)
 
     def _try_kill(self) -> None:
         for process in self._processes:

@@ -16,6 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user, name_of
 from latchwork.clock import Clock
@@ -23,7 +24,7 @@ from latchwork.executor.errors import SomeFailed, TaskCancelled
 from latchwork.executor.keys import task_id_of
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, Signal, driven, steps_of
+from latchwork.store.steps import Pause, driven, steps_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

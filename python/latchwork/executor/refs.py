@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from latchwork._base.decoding import Decoder, encode
+from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, WaitTimeout
 from latchwork.executor.errors import NoSuchTask, TaskCancelled, TaskExists
 from latchwork.executor.items import TaskItem, ref_of
@@ -28,7 +29,7 @@ from latchwork.executor.stored import StoredTasks, TaskLocation, TaskState
 from latchwork.executor.submitter_session import INLINE_BYTES, copies_ops
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
-from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
+from latchwork.store.steps import Pause, ask, driven, steps_of
 from latchwork.tasks import Blobs, Outcome, Payloads
 from latchwork.types import Absent, At, Change, Check, Create, Delete, Entry, Op
 

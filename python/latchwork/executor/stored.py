@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from latchwork._base.event import Signal
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
 from latchwork.executor.errors import TaskCancelled
 from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff, Session, Store
-from latchwork.store.steps import Pause, Signal, ask, steps_of
+from latchwork.store.steps import Pause, ask, steps_of
 from latchwork.tasks import BadPayload, Blobs, Outcome, type_name
 from latchwork.types import Check, Op, Put
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal
 from weakref import WeakSet
 
+from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, ForkedProcess, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.executor.errors import NoSuchMember
 from latchwork.executor.futures import AllFuture, Callbacks, Stage, TaskFuture, TaskTicket
@@ -38,7 +39,7 @@ from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
-from latchwork.store.steps import Pause, Signal, ask, driven, undone_if_interrupted
+from latchwork.store.steps import Pause, ask, driven, undone_if_interrupted
 from latchwork.tasks import Payloads
 from latchwork.types import At, Check, Op
 

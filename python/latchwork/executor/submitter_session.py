@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from latchwork._base.decoding import encode
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
@@ -29,7 +30,7 @@ from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
+from latchwork.store.steps import Pause, Steps, ask, steps_of
 from latchwork.tasks import BlobRef, Blobs, Outcome, Payloads
 from latchwork.types import At, Change, Delete, Entry, Op, Put
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from latchwork._base.decoding import encode
+from latchwork._base.event import Signal
 from latchwork._base.validation import is_number
 from latchwork.errors import Closed, LatchworkError
 from latchwork.executor.hooks import ExecutorHooks, WorkerProfile
@@ -26,7 +27,7 @@ from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.keys import validate_name
-from latchwork.store.steps import Pause, Signal, ask, steps_of
+from latchwork.store.steps import Pause, ask, steps_of
 from latchwork.tasks import DEFAULT, Functions, GroupCommit, Payloads, RunAsync, RunIn, Slots, TaskLoop, WorkerLoop
 from latchwork.tasks.children import DeadlineExtender
 from latchwork.tasks.node import Node, default_node_id

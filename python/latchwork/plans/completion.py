@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakSet
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.plans.errors import NoSuchPlan
@@ -29,7 +30,7 @@ from latchwork.primitives import QueueClaim
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, Signal
+from latchwork.store.steps import Pause
 from latchwork.tasks import Done, Ending, Outcome, Release
 from latchwork.types import Check, Committed, Entry
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from latchwork._base.event import Signal
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import BadRecord, Conflict, InvalidKey, OutcomeUnknown, WaitTimeout
 from latchwork.plans.builder import Ref, check_call, check_task, unused_name
@@ -20,7 +21,7 @@ from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, Ta
 from latchwork.plans.removal import remove_damaged
 from latchwork.plans.transitions import MAX_LINKED, TxnPart
 from latchwork.store import Backoff, Mirror
-from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
+from latchwork.store.steps import Pause, ask, driven, steps_of
 from latchwork.tasks import Functions, Outcome, Payloads, Retry
 from latchwork.types import Entry
 

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.plans.completion import Completion, CompletionBatcher, RunTracker
@@ -30,7 +31,7 @@ from latchwork.plans.transitions import MAX_LINKED, StoredPlan, TxnPart
 from latchwork.plans.wakeups import is_ending
 from latchwork.primitives import QueueClaim, QueueItem, Share
 from latchwork.store import Backoff, Mirror
-from latchwork.store.steps import Pause, Signal, driven, steps_of
+from latchwork.store.steps import Pause, driven, steps_of
 from latchwork.tasks import (
     BadPayload,
     Done,

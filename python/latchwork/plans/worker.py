@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from latchwork._base.event import Signal
 from latchwork._base.text import counted
 from latchwork.errors import Closed, LatchworkError
 from latchwork.plans.completion import RunTracker
@@ -27,7 +28,7 @@ from latchwork.store import Backoff, Session, Store
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, Signal
+from latchwork.store.steps import Pause
 from latchwork.tasks import DEFAULT, Failure, Functions, GroupCommit, Payloads, RunIn, Slots, WorkerLoop
 from latchwork.tasks.children import DeadlineExtender
 from latchwork.tasks.node import Node, default_node_id

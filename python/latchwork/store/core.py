@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Protocol
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, with_defaults
 from latchwork.backends.futures import completed, then
@@ -131,7 +131,7 @@ class Core:
             raise ValueError(f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}")
         self.check()
         opened: list[Session] = []
-        gone = threading.Event()
+        gone = Signal()
 
         def on_gone() -> None:
             gone.set()
@@ -153,7 +153,7 @@ class Core:
             self.check()
         return session
 
-    def _announce(self, session: Session, opened: list[Session], gone: threading.Event, ttl_s: float) -> None:
+    def _announce(self, session: Session, opened: list[Session], gone: Signal, ttl_s: float) -> None:
         opened.append(session)
         if gone.is_set():
             session.notice_gone()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from weakref import WeakSet
 
+from latchwork._base.event import Signal
 from latchwork.errors import ForkedProcess
-from latchwork.store.steps import Signal
 
 _guards: WeakSet[ForkGuard] = WeakSet()
 

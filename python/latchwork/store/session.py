@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Literal
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, BackendSession, Carries, Touches
 from latchwork.backends.futures import then
@@ -26,7 +27,6 @@ from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.observers import call_each, check_listener, listen, register
 from latchwork.store.owner import Owner, forget, held_by
-from latchwork.store.steps import Signal
 from latchwork.types import Committed, Fence, Op, SessionAlive, SimpleCheck
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Session:
         self._clock = clock
         self._on_end = on_end
         self._lock = mutex()
-        self._wake = threading.Event()
+        self._wake = Signal()
         every_s = backend.renew_every_s  # the first is sent immediately if opening took longer
         lease = Lease(
             backend.opened_at,

@@ -9,7 +9,6 @@ A protocol holds no mutex at an ``await``, because that would block an event loo
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from inspect import CORO_CLOSED, getcoroutinelocals, getcoroutinestate, signatur
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from latchwork._base import interrupts
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import in_loop, warn_in_loop
 from latchwork._base.interrupts import call_outside, here
 from latchwork.backends.futures import Outcome, resolve
@@ -326,35 +326,6 @@ async def called(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 async def called_as_steps(function: Callable[[], T]) -> T:
     """Call a library function. If it is driven, await its protocol."""
     return await steps_of(function)() if is_driven(function) else function()
-
-
-class Signal(threading.Event):
-    """An event that an event loop can also wait for. Thread-safe."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls: dict[object, Callable[[], object]] = {}
-
-    def set(self) -> None:
-        """Set it, wake threads, and make the registered calls."""
-        super().set()
-        while self._calls:
-            try:
-                _, call = self._calls.popitem()
-            except KeyError:  # another thread also sets it
-                return
-            call()
-
-    def call_when_set(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Make a quick call when it is set, in the setting thread; now if it is set.
-
-        Return a function that removes the call.
-        """
-        number = object()
-        self._calls[number] = call
-        if self.is_set() and self._calls.pop(number, None) is not None:
-            call()
-        return partial(self._calls.pop, number, None)
 
 
 class Until(Step[bool]):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, cast
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import entrance
 from latchwork.backends.base import Capability
 from latchwork.clock import Clock
@@ -25,7 +26,7 @@ from latchwork.store.mirror import Mirror
 from latchwork.store.owner import Origin, StoreOwner, origin
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
-from latchwork.store.steps import WRITES, Pause, Signal, ask, called, driven, run, steps_of
+from latchwork.store.steps import WRITES, Pause, ask, called, driven, run, steps_of
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 from latchwork.types import Check, Committed, Entry, Fence, Op, Ordered

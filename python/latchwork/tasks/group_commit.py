@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from latchwork._base.event import Signal
 from latchwork._base.user_code import call_user
 from latchwork.backends.futures import reject, resolve
 from latchwork.clock import Clock
@@ -24,7 +25,7 @@ from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
-from latchwork.store.steps import Pause, Signal, ask
+from latchwork.store.steps import Pause, ask
 from latchwork.types import Check, Committed, Delete, Exists, Fence, Op, Put, SessionAlive
 
 if TYPE_CHECKING:

@@ -18,6 +18,9 @@ from concurrent.futures import thread as pools
 from dataclasses import dataclass
 from types import FrameType
 
+from latchwork._base import event
+from latchwork._base.event import Signal
+
 _START_S = 1000.0
 _PREFIX = "latchwork"
 _LEAST_WAIT_S = 1e-9
@@ -27,6 +30,7 @@ _LOOKS = 4
 #: Functions in which a thread that is at rest is found: waits for conditions and threads, and idle pools.
 _RESTING = {
     (threading.__file__, "wait"),
+    (event.__file__, "wait"),
     (threading.__file__, "join"),
     (threading.__file__, "_wait_for_tstate_lock"),
     (pools.__file__, "_worker"),
@@ -110,15 +114,24 @@ class VirtualClock:
             at_rest = at_rest + 1 if self._is_quiet() else 0
         return True
 
-    def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
-        """Wait until the event is set. Return False after the timeout."""
+    def wait(self, signal: Signal, timeout_s: float | None = None) -> bool:
+        """Wait until the signal is set. Return False after the timeout."""
         deadline = self._deadline(timeout_s)
-        condition: threading.Condition = event._cond  # type: ignore[attr-defined]  # noqa: SLF001 - set() notifies it
-        with condition:
-            while not event.is_set():
-                if deadline is not None and self._now >= deadline:
-                    return False
-                self._sleep(_Sleeper(condition, deadline))
+        condition = threading.Condition()
+
+        def wake() -> None:
+            with condition:
+                condition.notify_all()
+
+        remove = signal.call_when_set(wake)
+        try:
+            with condition:
+                while not signal.is_set():
+                    if deadline is not None and self._now >= deadline:
+                        return False
+                    self._sleep(_Sleeper(condition, deadline))
+        finally:
+            remove()
         return True
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import LatchworkError
@@ -209,7 +210,7 @@ class AgentSlot:
         self._failure_lock = failure_lock
         self._on_change = on_change
         self._mutex = mutex()
-        self._stopping = threading.Event()
+        self._stopping = Signal()
         self._state = SlotState(number)
         self._session: Session | None = None
         self._worker: GroupWorker | None = None
@@ -556,7 +557,7 @@ class LocalAgent:
             except GroupAlreadyRunning:  # another host was faster, or the last run is still leaving
                 if deadline.has_passed:
                     raise
-            self._store.clock.wait(threading.Event(), backoff.next_s())
+            self._store.clock.wait(Signal(), backoff.next_s())
 
     def _submit(self) -> GroupHandle:
         spec = self._spec

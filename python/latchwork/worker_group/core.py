@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import (
     BarrierBroken,
@@ -19,7 +20,7 @@ from latchwork.errors import (
 from latchwork.primitives.waiting import Waits
 from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import Signal, ask, called, steps_of, undone_if_interrupted
+from latchwork.store.steps import ask, called, steps_of, undone_if_interrupted
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.worker_group import transactions

@@ -8,13 +8,14 @@ from contextlib import contextmanager, suppress
 
 from msgspec.structs import replace
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BarrierBroken, Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives import Barrier
 from latchwork.primitives.barrier import Expected, arrivals_at
 from latchwork.primitives.waiting import Ownership
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
+from latchwork.store.steps import Pause, ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Entry, Fence, Put
 from latchwork.worker_group import transactions

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError
 from latchwork.primitives.waiting import Announcer
@@ -18,7 +19,7 @@ from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.observers import listen
-from latchwork.store.steps import Signal, ask
+from latchwork.store.steps import ask
 from latchwork.store.store import Store
 from latchwork.worker_group.keys import RunKeys
 from latchwork.worker_group.membership import WorkerMembership

@@ -12,6 +12,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.primitives import Election, Leader, Term
 from latchwork.primitives.waiting import Closable, Deadline, Identity, check_text
@@ -19,7 +20,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.session import Session
-from latchwork.store.steps import Signal, ask, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import GroupKeys

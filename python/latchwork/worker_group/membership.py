@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Closed, Conflict, LatchworkError, NodeIdInUse, WaitTimeout
@@ -24,7 +25,7 @@ from latchwork.primitives.fair import QueuePosition, TicketQueue, await_turn
 from latchwork.primitives.waiting import Deadline, Waiter, check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, ask, steps_of
+from latchwork.store.steps import Pause, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.types import At, Entry, Fence
 from latchwork.worker_group import transactions

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost
@@ -20,7 +21,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, Signal, ask
+from latchwork.store.steps import Pause, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Entry

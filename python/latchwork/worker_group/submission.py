@@ -7,12 +7,13 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from latchwork._base.event import Signal
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Conflict, OutcomeUnknown, WaitTimeout
 from latchwork.primitives import Barrier
 from latchwork.primitives.waiting import Deadline, check_member, check_name, check_text, check_whole
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
+from latchwork.store.steps import Pause, ask, driven, steps_of
 from latchwork.store.store import Store, system_namespace
 from latchwork.types import Entry
 from latchwork.worker_group import transactions

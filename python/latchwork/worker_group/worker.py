@@ -8,12 +8,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from latchwork._base.event import Signal
 from latchwork._base.text import reason
 from latchwork._base.user_code import is_ending, is_interrupt
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.primitives.waiting import Closable, Deadline, Work, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import Signal, ask, called, driven, ending, steps_of
+from latchwork.store.steps import ask, called, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 from latchwork.worker_group.core import WorkerCore

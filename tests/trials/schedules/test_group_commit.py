@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 
+from latchwork.clock import Signal
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives import WorkQueue
 from latchwork.tasks import (
@@ -192,7 +192,7 @@ class FeederModel(Model):
 
 def never_set():
     """What a pause waits for."""
-    return threading.Event()
+    return Signal()
 
 
 def test_group_commit_keeps_its_rules_under_random_schedules():

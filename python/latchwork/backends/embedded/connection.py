@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import random
 import sqlite3
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from latchwork._base.event import Signal
 from latchwork._base.files import make_file
 from latchwork.backends.embedded import layout
 from latchwork.backends.embedded.pool import Pool
@@ -35,7 +35,7 @@ _LONGEST_PAUSE_S = 0.004
 _POLLS_PER_CHECK = 32
 #: Seconds that a look for changes waits while this process forks.
 _PROBE_S = 5.0
-_never = threading.Event()
+_never = Signal()
 #: How often to look for space to give back, and what is too much: of the log, and of free pages in the file.
 _COMMITS_PER_TIDY = 32
 _LONG_LOG_BYTES = 8_000_000

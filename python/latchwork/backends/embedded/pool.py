@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, Unavailable
@@ -23,7 +24,7 @@ class _Turn:
     """One use of a connection by one thread."""
 
     def __init__(self) -> None:
-        self.come: threading.Event | None = None  # for one that waits
+        self.come: Signal | None = None  # for one that waits
 
 
 class Pool:
@@ -38,7 +39,7 @@ class Pool:
         self._open: list[sqlite3.Connection] = []
         self._queue: dict[_Turn, None] = {}
         self._lent: dict[_Turn, sqlite3.Connection | None] = {}  # None: to be opened
-        self._rests: threading.Event | None = None  # while a fork is near: set once nothing is in use
+        self._rests: Signal | None = None  # while a fork is near: set once nothing is in use
         _pools.add(self)
 
     def use(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
@@ -64,7 +65,7 @@ class Pool:
             self._queue[turn] = None
             self._serve()
             if turn not in self._lent:
-                turn.come = threading.Event()
+                turn.come = Signal()
         if turn.come is not None:
             SYSTEM_CLOCK.wait(turn.come, deadline - SYSTEM_CLOCK.now())
         with self._lock:
@@ -98,7 +99,7 @@ class Pool:
     def rest(self, deadline: float) -> None:
         """Before a fork: hand out nothing, and wait until all connections are returned, or until the deadline."""
         with self._lock:
-            rests = self._rests = threading.Event()
+            rests = self._rests = Signal()
             if not self._lent:
                 rests.set()
         SYSTEM_CLOCK.wait(rests, max(0.0, deadline - SYSTEM_CLOCK.now()))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Current, Sink, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
@@ -83,7 +84,7 @@ class Poller:
         self._lock = mutex()
         self._watches: list[EmbeddedWatch] = []
         self._beating: list[EmbeddedWatch] = []  # those of them that want to be told that nothing changed
-        self._wake = threading.Event()
+        self._wake = Signal()
         self._closing = False
         self._since = 0
         self._deadline: float | None = None

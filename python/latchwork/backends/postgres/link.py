@@ -9,6 +9,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import condition, mutex
 from latchwork.backends.futures import Outcome, reject
 from latchwork.backends.postgres import errors
@@ -38,7 +39,7 @@ class Link:
         self.call_timeout_s = url.call_timeout_s
         self.schema = Schema(url.options.get("schema", "latchwork"))
         self.root = 0
-        self.closing = threading.Event()
+        self.closing = Signal()
 
     @property
     def pooled(self) -> bool:

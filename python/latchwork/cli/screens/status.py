@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 
+from latchwork._base.event import Signal
 from latchwork._base.text import counted, utc_text
 from latchwork.backends.url import parse_url
 from latchwork.cli import job_outcomes
@@ -63,7 +63,7 @@ def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) 
 
     A failed read is shown instead of the state.
     """
-    out, never = console(), threading.Event()
+    out, never = console(), Signal()
     with Live(console=out, auto_refresh=False, screen=out.is_terminal and not as_json) as live:
         while True:
             state, failure = attempted(lambda: inspect(store))

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from latchwork._base.event import Signal
 from latchwork._base.text import counted, printable, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
@@ -99,7 +100,7 @@ def waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console(err=True), transient=True) as shown:
-        line, over = shown.add_task(printable(f"{task_id} submitted"), total=None), threading.Event()
+        line, over = shown.add_task(printable(f"{task_id} submitted"), total=None), Signal()
 
         def look() -> None:
             while not over.wait(_LOOK_S):
@@ -417,7 +418,7 @@ def status(
         if not watch:
             _show(inspect(store, name), as_json=as_json)
             return
-        never = threading.Event()
+        never = Signal()
         while True:
             state, failure = attempted(lambda: inspect(store, name))
             if state is not None:

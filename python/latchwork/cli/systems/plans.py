@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from latchwork._base.event import Signal
 from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
@@ -165,7 +165,7 @@ def show_plan(
 
 def _watch(store: Store, handle: PlanHandle, interval_s: float, *, as_json: bool) -> None:
     handle.state()
-    out, never = console(), threading.Event()
+    out, never = console(), Signal()
     with Live(console=out, auto_refresh=False) as live:
         while True:
             body: list[Line | Grid]

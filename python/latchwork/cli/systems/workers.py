@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from msgspec import to_builtins
 from rich.console import Group
 from rich.live import Live
 
+from latchwork._base.event import Signal
 from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group, wanted_url
@@ -499,7 +499,7 @@ def sweep(
         swept = sweeper.sweep()
         until = store.clock.now() + watch_s
         while (left_s := until - store.clock.now()) > 0.0:
-            store.clock.wait(threading.Event(), min(left_s, 5.0))
+            store.clock.wait(Signal(), min(left_s, 5.0))
             more = sweeper.sweep()
             swept.groups += more.groups
             swept.runs += more.runs

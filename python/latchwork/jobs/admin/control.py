@@ -11,7 +11,6 @@ import getpass
 import math
 import os
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from latchwork._base.decoding import MAX_DURATION_S, encode
+from latchwork._base.event import Signal
 from latchwork._base.text import utc_text
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
@@ -286,7 +286,7 @@ class Control:
                     f"node {node} has no items but is still running {held[0]}{more} after {timeout_s:g} s; "
                     "wait longer, or check how its runs react to should_stop"
                 )
-            clock.wait(threading.Event(), min(left_s, _POLL_S))
+            clock.wait(Signal(), min(left_s, _POLL_S))
 
     def force_release(self, job: str, item: str, *, reason: str) -> AuditRecord:
         """Release an item's lock by force, and record who did it and why.

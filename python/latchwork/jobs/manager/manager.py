@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from latchwork._base.event import Signal
 from latchwork.errors import LatchworkError, OwnershipLost
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.rebalance import Rebalance
@@ -155,9 +156,9 @@ class Manager:
         self._options = options  # called repeatedly, because options may change
         self._counters = counters
         self._observers = observers
-        self._wake = threading.Event()
-        self._changed = threading.Event()
-        self._closing = threading.Event()
+        self._wake = Signal()
+        self._changed = Signal()
+        self._closing = Signal()
         self._latch = LeaderLatch(store, keys.LEADER, node_id=me.worker, session=session)
         self._latch.on_elected(self._wake.set)
         self._latch.on_revoked(self._wake.set)

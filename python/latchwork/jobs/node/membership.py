@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse
 from latchwork.jobs.job import Job
@@ -129,8 +130,8 @@ class NodeMembership:
         self._joining: Session | None = None  # of a registration in progress
         self._registration: Registration | None = None
         self._manager: Manager | None = None
-        self._wake = threading.Event()
-        self._closing = threading.Event()
+        self._wake = Signal()
+        self._closing = Signal()
         self._pools = PoolReader(options.node_id, jobs, settings, store, self.registration, observers=observers)
         self._thread = threading.Thread(target=self._run, name=f"latchwork-member-{options.node_id}", daemon=True)
 

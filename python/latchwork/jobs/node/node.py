@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Self
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.signals import on_end_signals
 from latchwork.clock import SYSTEM_CLOCK
@@ -101,12 +102,12 @@ class JobManager:
         self._observers = Observers((EventLog(), self._reporter, *observers), kind=Observer, error=InvalidSetting)
         self._mutex = mutex()
         self._state: NodeState = "new"
-        self._ending = threading.Event()
+        self._ending = Signal()
         self._was_ended = False  # by a signal or a close, before the start failed
         self._close_s: float | None = None
-        self._settled = threading.Event()  # set when a start has finished, successfully or not
+        self._settled = Signal()  # set when a start has finished, successfully or not
         self._starter: threading.Thread | None = None
-        self._closed = threading.Event()
+        self._closed = Signal()
         self._store: Store | None = None
         self._owned: Store | None = None
         self._worker: JobWorker | None = None

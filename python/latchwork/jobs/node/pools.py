@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError
 from latchwork.jobs.job import Job, WorkPoolFailed, read_pool
@@ -71,8 +72,8 @@ class PoolReader:
         self._read_at: dict[str, float] = {}
         self._retry_at: dict[str, float] = {}
         self._asked: set[str] = set()
-        self._wake = threading.Event()
-        self._closing = threading.Event()
+        self._wake = Signal()
+        self._closing = Signal()
         self._unsubscribe = [job.subscribe(partial(self._on_job_change, job_id)) for job_id, job in jobs.items()]
         self._thread = threading.Thread(target=self._run, name=f"latchwork-pools-{node_id}", daemon=True)
 

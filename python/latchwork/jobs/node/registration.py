@@ -7,10 +7,10 @@ it. A start that was cut off, or a second node with the same ID, therefore canno
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
+from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.nodes import Member
@@ -76,7 +76,7 @@ class Registration:
             return None
         raise AssertionError
 
-    def join(self, grace_s: float, closing: threading.Event) -> None:
+    def join(self, grace_s: float, closing: Signal) -> None:
         """Register as joining, and wait for another node with this ID to end.
 
         Waits as long as its session or this one can last, whichever is longer, plus the grace period.

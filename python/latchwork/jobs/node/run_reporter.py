@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
@@ -107,8 +108,8 @@ class RunReporter(Observer):
         self._pace = OutcomeSchedule()
         self._written: bytes | None = None  # the stored outcomes; None until they were read
         self._failed = False
-        self._wake = threading.Event()
-        self._closing = threading.Event()
+        self._wake = Signal()
+        self._closing = Signal()
         self._thread: threading.Thread | None = None
 
     def start(self, clock: Clock, setup: ReportSetup) -> None:

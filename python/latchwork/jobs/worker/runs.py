@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.lazy import late
 from latchwork._base.validation import late_result
@@ -164,9 +165,9 @@ class JobRun:
         self._fire_times = None if setup.fire_times is None else setup.fire_times(items)
         self._manual_runs = None if setup.manual_runs is None else setup.manual_runs(items)
         self._retry_manual_s = math.inf
-        self._stop = threading.Event()
-        self._look = threading.Event()  # set on a stop, and when the schedule may have changed
-        self._ended = threading.Event()
+        self._stop = Signal()
+        self._look = Signal()  # set on a stop, and when the schedule may have changed
+        self._ended = Signal()
         self._mutex = mutex()
         self._context: JobContext | None = None
         self._unnotified: JobContext | None = None
@@ -441,8 +442,8 @@ class RunGuard:
         self._runs = runs
         self._on_stop = on_stop
         self._clock = clock
-        self._wake = threading.Event()
-        self._finishing = threading.Event()
+        self._wake = Signal()
+        self._finishing = Signal()
         self.thread = threading.Thread(target=self._loop, name=f"latchwork-guard-{node_id}", daemon=True)
 
     def request_check(self) -> None:

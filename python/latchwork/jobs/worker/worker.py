@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import LatchworkError
 from latchwork.jobs.cron import CronProgress, FireTimes
@@ -150,7 +151,7 @@ class JobWorker:
         self._clock = store.clock
         self._wall = wall
         self._node_id = node_id
-        self._wake = threading.Event()
+        self._wake = Signal()
         self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set, session)
         self._settings = settings
         self._observers = observers
@@ -166,7 +167,7 @@ class JobWorker:
         self._live: dict[int, JobRun] = {}
         self._ending: tuple[JobRun, ...] = ()  # removed, but with a thread that is still running
         self._shares: WorkerShares | None = None
-        self._closing = threading.Event()
+        self._closing = Signal()
         self._close_by = math.inf
         self._closer: JobRun | None = None
         self._has_locks_left = False

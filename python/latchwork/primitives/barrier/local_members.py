@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
 
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord, Conflict, LatchworkError, TransactionTooLarge, Unavailable
@@ -23,7 +24,7 @@ from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, Signal, ask
+from latchwork.store.steps import Pause, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import At, Check, Delete, Entry, Fence, Op

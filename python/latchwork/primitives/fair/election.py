@@ -15,6 +15,7 @@ from functools import partial
 from typing import Self, TypeVar
 
 from latchwork._base.decoding import encode, read_object
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
@@ -25,7 +26,7 @@ from latchwork.primitives.waiting.common import Deadline, check_bytes, check_nam
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.session import Session
-from latchwork.store.steps import Signal, ask, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 

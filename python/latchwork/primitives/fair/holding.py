@@ -9,6 +9,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable
 
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import PerCaller
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
@@ -19,7 +20,7 @@ from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
-from latchwork.store.steps import Signal, driven, ending
+from latchwork.store.steps import driven, ending
 from latchwork.store.store import Store
 from latchwork.types import Fence
 

@@ -19,6 +19,7 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from latchwork._base.decoding import encode
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, until_over
@@ -31,7 +32,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, ask, steps_of
+from latchwork.store.steps import Pause, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
 from latchwork.types import At, Entry, Put

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives.leased.core import KeeperCore
 from latchwork.primitives.leased.inspect import state_of
@@ -18,7 +19,7 @@ from latchwork.primitives.leased.owner import HeldLock, LockOwner
 from latchwork.primitives.leased.protocol import InDoubt
 from latchwork.primitives.waiting.common import Deadline, check_name, refuse_in_callback
 from latchwork.store.backoff import Backoff
-from latchwork.store.steps import Pause, Signal, Steps, undone_if_interrupted
+from latchwork.store.steps import Pause, Steps, undone_if_interrupted
 from latchwork.types import At, Entry
 
 _log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
 from latchwork.primitives.leased.inspect import LockSweeper
@@ -28,7 +29,7 @@ from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, Signal, run, steps_of, undone_if_interrupted
+from latchwork.store.steps import Pause, run, steps_of, undone_if_interrupted
 from latchwork.store.store import Store
 from latchwork.types import Change
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from latchwork._base.event import Signal
 from latchwork.errors import OutcomeUnknown, Unavailable
 from latchwork.primitives.leased.acquirer import LockAcquirer
 from latchwork.primitives.leased.core import KeeperCore
@@ -26,7 +27,7 @@ from latchwork.primitives.waiting.common import Deadline, Startable, check_least
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import check_listener, listen
-from latchwork.store.steps import Signal, driven, ending
+from latchwork.store.steps import driven, ending
 from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)

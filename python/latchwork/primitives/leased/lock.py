@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import PerCaller, identity
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store
@@ -25,7 +26,7 @@ from latchwork.primitives.waiting.common import check_name, check_text, tell
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.observers import listen
-from latchwork.store.steps import Signal, Steps, driven, ending, steps_of
+from latchwork.store.steps import Steps, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 
 from msgspec.structs import replace
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.backends.futures import then
 from latchwork.clock import Clock
@@ -22,7 +23,7 @@ from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.session import Session
-from latchwork.store.steps import Signal, Steps, ending
+from latchwork.store.steps import Steps, ending
 from latchwork.types import Entry, Exists, Fence
 
 _log = logging.getLogger(__name__)

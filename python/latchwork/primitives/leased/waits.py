@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, Signal
+from latchwork.store.steps import Pause
 from latchwork.types import Change
 
 #: Seconds a watch is kept after its last waiter went.

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from latchwork._base.decoding import Count, Decoder, encode
+from latchwork._base.event import Signal
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
-from latchwork.store.steps import Pause, Signal, Steps, ask
+from latchwork.store.steps import Pause, Steps, ask
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Check, Entry, Fence, Op, Put
 

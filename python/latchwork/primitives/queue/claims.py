@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork._base.decoding import encode
+from latchwork._base.event import Signal
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, OwnershipLost
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt, delete_claim_later
 from latchwork.primitives.queue.items import Names, QueueItem, index_op, letter_op, new_id, other_letter
@@ -25,7 +26,7 @@ from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import Signal, ask, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import At, Check, Committed, Create, Delete, Entry, Fence, Op, Put
 

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.primitives.waiting.common import Announcer, Deadline, Startable, refuse_in_callback
@@ -17,7 +18,7 @@ from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, ask
+from latchwork.store.steps import Pause, ask
 from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)

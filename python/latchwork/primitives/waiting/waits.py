@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.errors import (
@@ -28,7 +29,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
 from latchwork.store.keys import is_segment
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
+from latchwork.store.steps import Pause, Steps, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Matters, Watch
 from latchwork.types import Entry

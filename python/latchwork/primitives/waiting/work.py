@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Self, TypeVar
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import late_kind
 from latchwork.clock import Clock
@@ -19,7 +20,7 @@ from latchwork.primitives.waiting.common import check_least
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, Signal, called, driven, ending
+from latchwork.store.steps import Pause, called, driven, ending
 from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from latchwork._base.event import Signal
 from latchwork._base.execution_context import Caller, current
-from latchwork.store.steps import Signal, Steps, Until, run
+from latchwork.store.steps import Steps, Until, run
 
 
 class Background(Until):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from latchwork._base.interrupts import condition, mutex
+from latchwork._base.event import Signal
+from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
 from latchwork.store.steps import Step, when
 
@@ -21,7 +22,6 @@ class Notifier:
 
     Attributes:
         rings: Number of rings so far.
-        condition: Notified by each ring while there are ``sleepers``.
 
     Args:
         of: An existing mutex; several notifiers of one mutex each wake only their waiters.
@@ -29,25 +29,22 @@ class Notifier:
 
     def __init__(self, of: threading.Lock | None = None) -> None:
         self.mutex = mutex() if of is None else of
-        self.condition = condition(self.mutex)
-        self.sleepers = 0
         self._calls: dict[object, Callable[[], object]] = {}
         self.rings = 0
 
     def ring(self) -> None:
         """Wake all waiters. The mutex must be held. Registered calls are made here, and only wake event loops."""
         self.rings += 1
-        if self.sleepers:
-            self.condition.notify_all()
-        while self._calls:
-            self._calls.popitem()[1]()
+        for call in tuple(self._calls.values()):
+            call()  # idempotent: after an interrupt, the next ring makes it again
+        self._calls.clear()
 
     def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
         """Return a step that waits until it was rung more than this many times; False on timeout."""
         return _Rung(self, rings, clock, timeout_s)
 
     def call_when_rung(self, rings: int, call: Callable[[], object]) -> Callable[[], object]:
-        """Register a quick call for the next ring, or make it now if that has happened.
+        """Register a quick, idempotent call for the next ring, or make it now if that has happened.
 
         Return a function that removes it.
         """
@@ -74,20 +71,12 @@ class _Rung(Step[bool]):
 
     def block(self) -> bool:
         """Wait in this thread."""
-        notifier, clock, left_s = self._notifier, self._clock, self.timeout_s
-        until = None if left_s is None else clock.now() + left_s
-        with notifier.mutex:
-            while notifier.rings == self._rings:
-                if until is not None:
-                    left_s = until - clock.now()
-                    if left_s <= 0.0:
-                        return False
-                notifier.sleepers += 1
-                try:
-                    clock.wait_condition(notifier.condition, left_s)
-                finally:
-                    notifier.sleepers -= 1
-        return True
+        rung = Signal()
+        remove = self._notifier.call_when_rung(self._rings, rung.set)
+        try:
+            return self._clock.wait(rung, self.timeout_s)
+        finally:
+            remove()
 
     def begin(self) -> Future[bool]:
         """Wait without blocking."""

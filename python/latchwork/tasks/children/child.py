@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, cast
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import is_number
 from latchwork.clock import SYSTEM_CLOCK
@@ -329,7 +330,7 @@ class DeadlineExtender:
         self._every_s = max(0.01, every_s)
         self._mutex = mutex()
         self._held: dict[Child, float] = {}
-        self._closed = threading.Event()
+        self._closed = Signal()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:

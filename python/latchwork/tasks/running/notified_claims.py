@@ -15,12 +15,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from latchwork._base.event import Signal
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, Signal, steps_of
+from latchwork.store.steps import Pause, steps_of
 from latchwork.tasks.running.worker_hooks import is_suspect
 
 _log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from latchwork._base.event import Signal
 from latchwork._base.user_code import call_user
 from latchwork._base.validation import is_number
 from latchwork.clock import Clock
@@ -26,7 +27,7 @@ from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
-from latchwork.store.steps import Pause, Signal, called, steps_of
+from latchwork.store.steps import Pause, called, steps_of
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.completion import Completion, Taken

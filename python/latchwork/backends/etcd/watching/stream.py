@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from latchwork._base.event import Signal
 from latchwork.backends.base import Sink
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.layout import KeyRange
@@ -121,7 +122,7 @@ class Stream:
         if self.call is not None:
             self.call.cancel()
 
-    def outgoing(self, closing: threading.Event) -> Iterator[Any]:
+    def outgoing(self, closing: Signal) -> Iterator[Any]:
         """Yield requests as they arrive, with progress requests in between. Runs in gRPC's sending thread."""
         next_at = self._clock.now() + _PROGRESS_EVERY_S
         while True:

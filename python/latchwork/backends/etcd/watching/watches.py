@@ -31,6 +31,7 @@ from typing import Any
 
 import grpc
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdCodec
 from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
@@ -72,7 +73,7 @@ class WatchHub:
         self._watches: set[EtcdWatch] = set()
         self._tickets = itertools.count(1)
         self._stream: Stream | None = None
-        self._closing = threading.Event()
+        self._closing = Signal()
         self._thread: threading.Thread | None = None
         self._rights = Rights(link, (keys.root, keys.root[:-1] + b"0"), self._watches_to_check)
         self._name = name

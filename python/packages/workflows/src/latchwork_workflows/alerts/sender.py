@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.clock import Clock, SystemClock
+from latchwork.clock import Clock, Signal, SystemClock
 from latchwork.errors import LatchworkError
 from latchwork.spi import call_user, mutex, reason
 from latchwork_workflows.alerts import by_apprise, mail, webhook
@@ -85,8 +85,8 @@ class Sender:
         self._threads: dict[str, threading.Thread] = {}
         self._mine: set[int] = set()
         self._rests: dict[str, float] = {}
-        self._news = threading.Event()
-        self._stopping = threading.Event()
+        self._news = Signal()
+        self._stopping = Signal()
         self._installation = ""
 
     def stop(self) -> None:

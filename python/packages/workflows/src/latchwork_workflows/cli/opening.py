@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from latchwork.clock import Signal
 from latchwork.errors import LatchworkError
 from latchwork.spi import LOG_FORMAT, UsageError, counted, debugging, on_end_signals, quiet_logs
 from latchwork.store import Store, connect
@@ -150,12 +150,12 @@ def log_to_stderr() -> None:
 
 
 @contextmanager
-def until_signal(hurry: Callable[[], object]) -> Iterator[threading.Event]:
+def until_signal(hurry: Callable[[], object]) -> Iterator[Signal]:
     """Set an event at the first signal of SIGTERM and SIGINT, and call ``hurry`` at the second one.
 
     The third signal acts as before.
     """
-    stop = threading.Event()
+    stop = Signal()
     with on_end_signals(stop.set, hurry):
         yield stop
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Self
 
+from latchwork.clock import Signal
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Threads
 from latchwork.schedules import WallClock
@@ -102,7 +103,7 @@ class Master:
             database, store, Keys(name), self.node_id, order, poll_s=poll_s, told=self._told, now=WallClock().now
         )
         self._mutex = mutex()
-        self._closing = threading.Event()
+        self._closing = Signal()
         self._answered_at = 0.0
         self._asker: threading.Thread | None = None
         self._manager: JobManager | None = None

@@ -6,7 +6,6 @@ Memory holds what the last transaction wrote. After any doubt it is read again, 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from latchwork.clock import Clock
+from latchwork.clock import Clock, Signal
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.spi import reason
 from latchwork.store import Mirror, Store
@@ -95,7 +94,7 @@ class ShardRun:
         self._owning = Owning(self._guard, tools.store, tools.keys, self._dispatcher.check_owner)
         self._prefix = tools.keys.shard(shard)
         self._clock: Clock = tools.store.clock
-        self._news = threading.Event()
+        self._news = Signal()
         self._stopping = False
         self._cache = StateCache()
         self._claims: dict[str, int] = {}

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from latchwork.clock import Signal
 from latchwork.errors import BadRecord, InvalidKey, Unavailable
 from latchwork.primitives import Group, QueueClaim, QueueItem, WorkQueue
 from latchwork.spi import mutex
@@ -361,9 +362,9 @@ class WorkflowSession:
         self.feeder = WorkerLoop(
             backlog, self.slots, self._commits, self.hooks, store=store, node_id=name, margin_s=told_s
         )
-        self._ended = threading.Event()
-        self._troubled = threading.Event()
-        self._suspect = threading.Event()
+        self._ended = Signal()
+        self._troubled = Signal()
+        self._suspect = Signal()
         self._threads: list[threading.Thread] = []
         self._forgets: list[Callable[[], object]] = []
 

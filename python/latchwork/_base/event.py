@@ -1,0 +1,74 @@
+"""An event that threads and event loops can wait for, and that survives interrupts of its callers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from latchwork._base.interrupts import mutex
+
+
+class Signal:
+    """An event that threads and event loops can wait for. Thread-safe.
+
+    ``threading.Event`` guards itself with a lock that it takes in Python code. If an interrupt ends a call there, the
+    lock stays held, and every later call waits forever. Here each waiter has its own lock, which ``set`` releases.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._gates: dict[threading.Lock, None] = {}
+        self._calls: dict[object, Callable[[], object]] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {'set' if self._is_set else 'not set'}>"
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, wake threads, and make the registered calls. Idempotent: after an interrupt, call it again."""
+        self._is_set = True
+        for gate in tuple(self._gates):
+            if gate.locked():
+                with suppress(RuntimeError):  # another thread has released it
+                    gate.release()
+        while self._calls:
+            try:
+                _, call = self._calls.popitem()
+            except KeyError:  # another thread also sets it
+                return
+            call()
+
+    def clear(self) -> None:
+        """Reset it, so that later waits block."""
+        self._is_set = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is set. Return False after the timeout in seconds; None waits forever."""
+        if self._is_set:
+            return True
+        gate = mutex()
+        gate.acquire()
+        self._gates[gate] = None
+        try:
+            if self.is_set():
+                return True
+            limit_s = -1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+            return gate.acquire(timeout=limit_s) or self._is_set
+        finally:
+            self._gates.pop(gate, None)
+
+    def call_when_set(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Make a quick call when it is set, in the setting thread; now if it is set.
+
+        Return a function that removes the call.
+        """
+        number = object()
+        self._calls[number] = call
+        if self._is_set and self._calls.pop(number, None) is not None:
+            call()
+        return partial(self._calls.pop, number, None)
