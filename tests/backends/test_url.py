@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from latchwork.backends import schemes
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.url import SchemeSpec, StoreURL, known_schemes, one_of, open_backend, parse_url, readable_file
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import BackendNotInstalled, InvalidURL
@@ -24,7 +25,11 @@ def remote(monkeypatch):
     """A scheme of another package, with hosts, so that no client library is needed here."""
     module = ModuleType("remote_backend")
     module.SPEC = SchemeSpec(
-        schemes=("remote", "rem"), default_port=99, options={"mode": one_of("a", "b")}, extra="etcd"
+        schemes=("remote", "rem"),
+        capabilities=Capabilities("remote"),
+        default_port=99,
+        options={"mode": one_of("a", "b")},
+        extra="etcd",
     )
     points = [FakeEntryPoint("remote", lambda: module), FakeEntryPoint("rem", lambda: module)]
 

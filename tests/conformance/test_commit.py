@@ -121,17 +121,17 @@ def test_a_hundred_session_bound_operations_fit(store):
 
 
 def test_transactions_beyond_the_limits_are_refused_before_any_io(store):
-    capability = store.capabilities
-    assert capability.max_txn_checks >= 100
-    assert capability.max_txn_ops >= 100
-    assert capability.max_txn_bytes >= 1_000_000
+    allowed = store.capabilities
+    assert allowed.max_txn_checks >= 100
+    assert allowed.max_txn_ops >= 100
+    assert allowed.max_txn_bytes >= 1_000_000
     with pytest.raises(TransactionTooLarge, match="operations"):
-        store.commit([], [Put(f"k{n}", b"") for n in range(capability.max_txn_ops + 1)])
+        store.commit([], [Put(f"k{n}", b"") for n in range(allowed.max_txn_ops + 1)])
     with pytest.raises(TransactionTooLarge, match="checks"):
-        store.commit([Absent(f"k{n}") for n in range(capability.max_txn_checks + 1)], [])
+        store.commit([Absent(f"k{n}") for n in range(allowed.max_txn_checks + 1)], [])
     with pytest.raises(ValueTooLarge):
         store.commit([], [Put("a", b"x" * 1_000_001)])
-    pieces = capability.max_txn_bytes // 900_000 + 1
+    pieces = allowed.max_txn_bytes // 900_000 + 1
     if pieces <= 100:
         with pytest.raises(TransactionTooLarge, match="bytes"):
             store.commit([], [Put(f"k{n}", b"x" * 900_000) for n in range(pieces)])

@@ -21,16 +21,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import mapped
 from latchwork.errors import LatchworkError
 from latchwork.types import Change, Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
 
 Names = list[str]
 
-#: Portable limits of the contract; every backend carries at least these.
-MAX_CHECKS = 100
-MAX_OPS = 100
-MAX_TXN_BYTES = 1_000_000
+#: The maximum size of a value, on every backend.
 MAX_VALUE_BYTES = 1_000_000
 #: ``Backend.create_ordered`` names so many older keys; of more it says that it does not know them.
 MAX_OLDER = 64
@@ -48,29 +46,6 @@ CALLS = (
     "delete_tree",
     "open_session",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Capability:
-    """The capabilities and limits of a backend. A conformance test may be skipped only if one of them is False.
-
-    Attributes:
-        name: The scheme, for messages.
-        multi_process: Several processes (and machines, unless embedded) share the data.
-        durable: Acknowledged writes survive a restart of the server, or of all processes.
-        verifies_password: A wrong password is refused when connecting.
-        max_txn_checks: The maximum number of checks in one transaction.
-        max_txn_ops: The maximum number of operations in one transaction.
-        max_txn_bytes: The maximum size of the keys and values of one transaction, including those of checks, in bytes.
-    """
-
-    name: str
-    multi_process: bool = True
-    durable: bool = True
-    verifies_password: bool = True
-    max_txn_checks: int = MAX_CHECKS
-    max_txn_ops: int = MAX_OPS
-    max_txn_bytes: int = MAX_TXN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +196,8 @@ class Backend(Protocol):
     """A connection to one root on one kind of server. Thread-safe."""
 
     @property
-    def capabilities(self) -> Capability:
-        """The capabilities and limits."""
+    def capabilities(self) -> Capabilities:
+        """The capabilities and limits: those of the ``SchemeSpec``, unless options of the URL change them."""
         ...
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from latchwork.backends.capabilities import Capabilities
 from latchwork.errors import BackendNotInstalled, InvalidURL
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class SchemeSpec:
 
     Attributes:
         schemes: The canonical scheme, then its aliases.
+        capabilities: The capabilities and limits of its backend, without options that change them.
         default_port: The port of a host without one; None: a port is required.
         options: The options of this scheme, with their validators.
         location: What follows ``//``: hosts and a root, hosts and a database, a file path, or a name in this process.
@@ -47,6 +49,7 @@ class SchemeSpec:
     """
 
     schemes: tuple[str, ...]
+    capabilities: Capabilities
     default_port: int | None = None
     options: Mapping[str, Validator] = field(default_factory=dict, hash=False)
     location: Literal["hosts", "database", "file", "name"] = "hosts"
@@ -135,3 +138,16 @@ def not_installed(scheme: str, extra: str | None, error: ImportError) -> Backend
     """Return the error for a scheme whose module or client library cannot be imported."""
     remedy = f'run: pip install "latchwork[{extra}]"' if extra else "reinstall the package that provides it"
     return BackendNotInstalled(f"{scheme}:// needs a library that cannot be imported ({error}); {remedy}")
+
+
+def installed_specs() -> dict[str, SchemeSpec | str]:
+    """Return the spec of every backend by its canonical scheme, or why the package that adds it cannot be imported."""
+    found: dict[str, SchemeSpec | str] = {}
+    for scheme in known_schemes():
+        try:
+            spec = find_spec(scheme)
+        except BackendNotInstalled as error:
+            found[scheme] = str(error)
+        else:
+            found[spec.schemes[0]] = spec
+    return found

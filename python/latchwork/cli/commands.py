@@ -47,6 +47,10 @@ class CommandSpec(NamedTuple):
 
 #: Latchwork's own, in the order in which `--help` lists them.
 OWN: dict[str, CommandSpec] = {
+    "backends": CommandSpec(
+        "latchwork.cli.screens.backends:backends",
+        "Show the installed backends, with the capabilities and limits that they declare",
+    ),
     "demo": CommandSpec(
         "latchwork.cli.demo:demo",
         "Run a cluster of worker processes, kill -9 one of them halfway, and prove that nothing was lost",

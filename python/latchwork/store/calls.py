@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 
-from latchwork.backends.base import MAX_ORDER_SUFFIX, MAX_VALUE_BYTES, Backend, Capability
+from latchwork.backends.base import MAX_ORDER_SUFFIX, MAX_VALUE_BYTES, Backend
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import mapped
 from latchwork.backends.grammar import SUFFIX_DIGITS
 from latchwork.errors import Conflict, InvalidKey, KeyExists, TransactionTooLarge, ValueTooLarge
@@ -255,7 +256,7 @@ def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
     return size
 
 
-def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capability: Capability) -> HasId | None:
+def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], allowed: Capabilities) -> HasId | None:
     """Reject a transaction that is contradictory or exceeds the backend's limits.
 
     Returns:
@@ -287,12 +288,12 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
     if session is not None and len(ops) > 1:
         _check_leaves(ops)
     for count, limit, what in (
-        (len(checks), capability.max_txn_checks, "checks"),
-        (len(ops), capability.max_txn_ops, "operations"),
-        (size, capability.max_txn_bytes, "bytes"),
+        (len(checks), allowed.max_txn_checks, "checks"),
+        (len(ops), allowed.max_txn_ops, "operations"),
+        (size, allowed.max_txn_bytes, "bytes"),
     ):
         if count > limit:
-            msg = f"the transaction has {count:,} {what}, the limit of {capability.name} is {limit:,}; split it"
+            msg = f"the transaction has {count:,} {what}, the limit of {allowed.name} is {limit:,}; split it"
             raise TransactionTooLarge(msg)
     return session
 

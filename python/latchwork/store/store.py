@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import entrance
-from latchwork.backends.base import Capability
+from latchwork.backends.capabilities import Capabilities
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost, OwnershipLost, Unavailable
 from latchwork.store.answers import Limit
@@ -85,7 +85,7 @@ class Store:
         return self._core.clock
 
     @property
-    def capabilities(self) -> Capability:
+    def capabilities(self) -> Capabilities:
         """The backend's features and limits."""
         return self._core.backend.capabilities
 

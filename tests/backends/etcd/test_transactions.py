@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from latchwork.backends.base import MAX_CHECKS, MAX_OPS, MAX_VALUE_BYTES, Current, Snapshot
+from latchwork.backends.base import MAX_VALUE_BYTES, Current, Snapshot
+from latchwork.backends.capabilities import MAX_CHECKS, MAX_OPS
 from latchwork.backends.etcd.layout import Keys, without
 from latchwork.errors import Conflict, InvalidKey, TransactionTooLarge
 from latchwork.types import Absent, At, Create, Delete, Exists, Put

@@ -7,13 +7,31 @@ stores of one process and ends with the last of them. Both run the same code.
 from __future__ import annotations
 
 from latchwork.backends.base import Backend
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.url import SchemeSpec, StoreURL, file_mode, one_of
 from latchwork.clock import Clock
 
 SPEC = SchemeSpec(
-    schemes=("sqlite",), options={"sync": one_of("normal", "full"), "file_mode": file_mode}, location="file"
+    schemes=("sqlite",),
+    capabilities=Capabilities(
+        "sqlite", multi_host=False, survives="crash", verifies_password=False, min_ttl_s=0.25, poll_interval_s=0.035
+    ),
+    options={"sync": one_of("normal", "full"), "file_mode": file_mode},
+    location="file",
 )
-SPECS = (SPEC, SchemeSpec(schemes=("memory",), location="name"))
+MEMORY = SchemeSpec(
+    schemes=("memory",),
+    capabilities=Capabilities(
+        "memory",
+        multi_process=False,
+        multi_host=False,
+        survives="nothing",
+        verifies_password=False,
+        min_ttl_s=0.25,
+    ),
+    location="name",
+)
+SPECS = (SPEC, MEMORY)
 
 
 def open_backend(url: StoreURL, clock: Clock) -> Backend:

@@ -13,18 +13,21 @@ import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import CALLS, Backend, BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
+from latchwork.backends.base import CALLS, Backend, BackendSession, Delta, Sink, Snapshot, WatchEvent
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.embedded import reads, sessions, writes
 from latchwork.backends.embedded.connection import Database, FileDatabase, Work, memory_database
 from latchwork.backends.embedded.sessions import EmbeddedSession
 from latchwork.backends.embedded.watches import DatabaseView, EmbeddedWatch, Poller
 from latchwork.backends.futures import attempt, completed, failed
 from latchwork.backends.grammar import Strangers
+from latchwork.backends.schemes import find_spec
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
@@ -61,7 +64,9 @@ class EmbeddedBackend(Backend):
         self._db = self._memory.database if self._memory else FileDatabase(url)
         self._file = self._db if isinstance(self._db, FileDatabase) else None
         self.polled = self._file is not None
-        self._threaded = ThreadedBackend(self, self.capabilities.name)
+        declared = find_spec(url.scheme).capabilities
+        self._capabilities = replace(declared, survives="power loss") if url.options.get("sync") == "full" else declared
+        self._threaded = ThreadedBackend(self, declared.name)
         self._poller = Poller(self, clock, Path(url.path or "").name)
         try:
             self._remove_dead(url.connect_timeout_s)
@@ -73,12 +78,9 @@ class EmbeddedBackend(Backend):
         self._poller.start()
 
     @property
-    def capabilities(self) -> Capability:
-        """Files are durable and shared by processes, memory is neither. There are no passwords."""
-        is_file = self._file is not None
-        return Capability(
-            "sqlite" if is_file else "memory", multi_process=is_file, durable=is_file, verifies_password=False
-        )
+    def capabilities(self) -> Capabilities:
+        """Those of a file or of memory. With ``sync=full`` a file survives a power loss, too."""
+        return self._capabilities
 
     @property
     def for_event_loop(self) -> Backend:

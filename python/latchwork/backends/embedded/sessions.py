@@ -15,12 +15,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
-from latchwork.backends.embedded import writes
+from latchwork.backends.embedded import SPEC, writes
 from latchwork.errors import ConnectFailed
 from latchwork.types import Committed, Op, SimpleCheck
 
 #: Shorter sessions would end when a busy machine delays their owner a little.
-LEAST_TTL_S = 0.25
+LEAST_TTL_S = SPEC.capabilities.min_ttl_s
 _RENEWALS_PER_TTL = 3
 _SLACK_S = 1.0  # floats are rounded; a second is nothing against a boot
 

@@ -18,12 +18,13 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Current, Sink, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
+from latchwork.backends.embedded import SPEC
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.035
+_POLL_S = SPEC.capabilities.poll_interval_s
 _POLL_UNWATCHED_S = 0.1
 _POLL_OTHERS_S = 0.012
 _POLL_BUSY_S = 0.003

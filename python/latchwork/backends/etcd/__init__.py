@@ -13,11 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 from latchwork.backends.base import Backend
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.url import SchemeSpec, StoreURL, readable_file
 from latchwork.clock import Clock
 
 SPEC = SchemeSpec(
     schemes=("etcd",),
+    capabilities=Capabilities("etcd", min_ttl_s=2.0),
     default_port=2379,
     options={"tls_ca": readable_file, "tls_cert": readable_file, "tls_key": readable_file},
     extra="etcd",

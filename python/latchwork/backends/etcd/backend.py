@@ -15,7 +15,8 @@ from typing import Any
 
 from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdRequest
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, Sink
+from latchwork.backends.etcd import SPEC
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link, as_message
 from latchwork.backends.etcd.layout import Keys
@@ -37,13 +38,12 @@ _log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
 
 _CLOSE_S = 2.0
-_CAPABILITIES = Capability(name="etcd")
 
 
 class EtcdBackend(Backend):
     """A connection to one root on an etcd cluster."""
 
-    capabilities = _CAPABILITIES
+    capabilities = SPEC.capabilities
     _now = False
 
     def __init__(self, url: StoreURL, clock: Clock, client: Any = None) -> None:

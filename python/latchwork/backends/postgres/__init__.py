@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from latchwork.backends.base import Backend
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.url import SchemeSpec, StoreURL, one_of, readable_file
 from latchwork.clock import Clock
 
@@ -22,6 +23,7 @@ def _schema(text: str) -> str:
 
 SPEC = SchemeSpec(
     schemes=("postgresql", "postgres"),
+    capabilities=Capabilities("postgresql", min_ttl_s=1.0),
     default_port=5432,
     options={
         "schema": _schema,

@@ -12,19 +12,22 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, Sink
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import Steps, drive, failed
 from latchwork.backends.outcomes import read_of
+from latchwork.backends.postgres import SPEC
 from latchwork.backends.postgres.commits import Commit, TreeDeletion, ordered, sequential
 from latchwork.backends.postgres.connection import Row, Statement
 from latchwork.backends.postgres.link import Call, Lane, Link
 from latchwork.backends.postgres.notices import Notices
 from latchwork.backends.postgres.reads import Read, Reading, ReadLane, entry, text
 from latchwork.backends.postgres.sessions import Sessions
-from latchwork.backends.postgres.watches import Hub
+from latchwork.backends.postgres.watches import POLL_S, Hub
 from latchwork.backends.postgres.writes import Notify, Settle, WriteLane
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL
@@ -36,19 +39,18 @@ _log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
 
 _CLOSE_S = 2.0
-_CAPABILITIES = Capability(name="postgresql")
 
 
 class PostgresBackend(Backend):
     """One open store on one root of a database."""
 
-    capabilities = _CAPABILITIES
     _now = False
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
         """Connect; see ``open_backend`` for what it raises."""
         number = next(_numbers)
         self._clock = clock
+        self._commits_later = url.options.get("synchronous_commit") == "off"
         self._link = Link(url, clock)
         greeted = self._link.connect_first()
         self._reading = Reading(self._link.schema, self._link.root)
@@ -61,6 +63,15 @@ class PostgresBackend(Backend):
         self._lock = mutex()
         self._closed = False
         self._hub.start()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Behind a pooler, changes are polled. Without synchronous commits, a crash loses the last writes."""
+        return replace(
+            SPEC.capabilities,
+            survives="restart" if self._commits_later else SPEC.capabilities.survives,
+            poll_interval_s=POLL_S if self._link.pooled else 0.0,
+        )
 
     @property
     def waiting(self) -> PostgresBackend:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import BackendSession
 from latchwork.backends.futures import Outcome, chain, completed, failed, reject, resolve, then
+from latchwork.backends.postgres import SPEC
 from latchwork.backends.postgres.commits import Ask, gone
 from latchwork.backends.postgres.connection import Row, Statement, number, text_array
 from latchwork.backends.postgres.link import Link
@@ -21,7 +22,7 @@ from latchwork.backends.postgres.writes import WriteLane
 from latchwork.backends.timer import Timer
 
 #: Shorter sessions would end when a busy machine delays their owner a little.
-LEAST_TTL_S = 1.0
+LEAST_TTL_S = SPEC.capabilities.min_ttl_s
 _TOGETHER_PART = 1 / 20
 _RENEWALS_PER_TTL = 3
 

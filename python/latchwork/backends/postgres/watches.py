@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _CURRENT_EVERY_S = 1.0
 _FALLBACK_S = 2.0
-_POLL_S = 0.03
+POLL_S = 0.03
 #: Between two looks, so that many commits are told at once.
 _PAUSE_S = 0.002
 _RECONNECT_S = 0.1
@@ -281,7 +281,7 @@ class Hub:
     def _pause_s(self) -> float:
         """Seconds to the next look if nothing is heard."""
         if self._link.pooled:
-            return _POLL_S
+            return POLL_S
         with self._lock:
             beats = any(watch.beats for each in self._watches.values() for watch in each)
         return _CURRENT_EVERY_S if beats else _FALLBACK_S

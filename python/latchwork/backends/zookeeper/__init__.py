@@ -6,11 +6,13 @@ Needs servers of version 3.6 or newer (multi-read and persistent recursive watch
 from __future__ import annotations
 
 from latchwork.backends.base import Backend
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.url import SchemeSpec, StoreURL, one_of, readable_file
 from latchwork.clock import Clock
 
 SPEC = SchemeSpec(
     schemes=("zk", "zookeeper"),
+    capabilities=Capabilities("zk", verifies_password=False, min_ttl_s=4.0, max_ttl_s=40.0),
     default_port=2181,
     options={
         "acl": one_of("creator", "open"),

@@ -9,17 +9,19 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, Sink
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import Outcome, Steps, chain, drive, failed, reject, then
 from latchwork.backends.outcomes import describe
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.backends.versions import parse_server_info, warn_once, zookeeper_may_lose_data
-from latchwork.backends.zookeeper import wire
+from latchwork.backends.zookeeper import SPEC, wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, cut_error, session_lost
 from latchwork.backends.zookeeper.layout import Layout
@@ -84,9 +86,9 @@ class ZooKeeperBackend(Backend):
         self._warning.start()
 
     @property
-    def capabilities(self) -> Capability:
+    def capabilities(self) -> Capabilities:
         """Digest authentication accepts any password, and the ACL refuses later. SASL verifies it."""
-        return Capability("zk", verifies_password=self._sasl)
+        return replace(SPEC.capabilities, verifies_password=self._sasl)
 
     # Reading.
 

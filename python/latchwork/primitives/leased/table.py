@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store
-from latchwork.backends.base import MAX_CHECKS, MAX_OPS
+from latchwork.backends.capabilities import MAX_CHECKS, MAX_OPS
 from latchwork.backends.futures import then
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives.leased.protocol import (

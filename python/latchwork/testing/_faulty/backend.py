@@ -15,12 +15,12 @@ from latchwork.backends.base import (
     Backend,
     BackendSession,
     BackendWatch,
-    Capability,
     ProvesCurrent,
     Sink,
     Touches,
     WatchEvent,
 )
+from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import Steps, completed, drive, failed, then
 from latchwork.backends.timer import Timer
 from latchwork.clock import Clock
@@ -81,7 +81,7 @@ class FaultyBackend(Backend):
             self._replica.follow(inner)
 
     @property
-    def capabilities(self) -> Capability:
+    def capabilities(self) -> Capabilities:
         """The capabilities of the wrapped backend."""
         return self._inner.capabilities
 
