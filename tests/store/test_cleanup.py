@@ -18,7 +18,7 @@ def cleanup():
     made = Cleanup(SYSTEM_CLOCK, "latchwork-cleanup-test")
     yield made
     made.close()
-    made.join()
+    made.join(PATIENCE_S)
 
 
 def test_all_jobs_run_in_one_thread(cleanup):
@@ -77,8 +77,23 @@ def test_close_drops_jobs_and_their_thread_ends(cleanup):
     cleanup.add(never, after_s=1000.0)
     thread = next(each for each in threading.enumerate() if each.name == "latchwork-cleanup-test")
     cleanup.close()
-    cleanup.join()
+    cleanup.join(PATIENCE_S)
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     cleanup.add(never)
     assert thread.name not in {each.name for each in threading.enumerate()}
+
+
+def test_join_leaves_a_call_behind_that_a_client_library_holds_forever(cleanup, caplog):
+    begun, held = threading.Event(), threading.Event()
+
+    async def hangs():
+        begun.set()
+        held.wait(PATIENCE_S)
+
+    cleanup.add(hangs)
+    assert begun.wait(PATIENCE_S)
+    cleanup.close()
+    cleanup.join(0.1)
+    assert "left behind" in caplog.text
+    held.set()

@@ -28,6 +28,10 @@ from latchwork.store.watch import Feed
 _log = logging.getLogger(__name__)
 
 
+#: Seconds that a close waits for the last cleanup call, whose connection has been closed.
+_CLEANUP_TIMEOUT_S = 2.0
+
+
 class Shared(Protocol):
     """An object made once per store and closed with it."""
 
@@ -216,7 +220,7 @@ class Core:
         try:
             self.backend.close()
         finally:
-            self.cleanup.join()
+            self.cleanup.join(_CLEANUP_TIMEOUT_S)
             self.dispatcher.close_outlets()  # after the last calls, which also have callbacks
         self._has_closed = True
 

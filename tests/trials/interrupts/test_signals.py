@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import latchwork
 from levels import LONG
@@ -79,12 +79,16 @@ class Process:
                 return self.next(AGAIN_S)
             except queue.Empty:
                 pass
+        return self.next_or_fail("hangs after an interrupt")
+
+    def next_or_fail(self, trouble: str) -> dict[str, Any]:
+        """Return the next line. If there is none in time, fail with the stacks of the process."""
         try:
             return self.next()
         except queue.Empty:
-            self.fail("hangs after an interrupt")
+            self.fail(trouble)
 
-    def fail(self, what: str) -> Any:
+    def fail(self, what: str) -> NoReturn:
         """Fail with the stacks of all threads."""
         self.child.send_signal(signal.SIGUSR1)
         time.sleep(1.0)
@@ -108,7 +112,7 @@ def play(url: str, seed: int) -> int:
         for _ in range(ROUNDS):
             assert process.next() == {"ready": True}
             assert "kind" in process.interrupt()
-        closed = process.next()
+        closed = process.next_or_fail("does not close its store")
         assert closed["close_s"] < 20.0
         assert process.next() == {"ready": True}
         time.sleep(random.uniform(0.0, 0.02))

@@ -52,6 +52,13 @@ class Background(Until):
             return True
         return self._ended.wait()
 
+    def join(self, timeout_s: float) -> bool:
+        """Wait in this thread until it has ended. Return False after the timeout in seconds."""
+        if isinstance(self._driver, threading.Thread):
+            self._driver.join(timeout_s)
+            return not self._driver.is_alive()
+        return self._ended.wait(timeout_s)
+
     def _run(self, protocol: Callable[[], Steps[object]]) -> None:
         try:
             run(protocol())

@@ -61,11 +61,14 @@ class Cleanup:
             self._jobs.clear()
             self._changed.ring()
 
-    def join(self) -> None:
-        """Wait for the end of the thread."""
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, at most for this many seconds.
+
+        After an interrupt, a client library may hold a thread forever.
+        """
         thread = self._thread
-        if thread is not None and not thread.is_mine:
-            thread.block()
+        if thread is not None and not thread.is_mine and not thread.join(timeout_s):
+            _log.warning("%s: a cleanup call did not end within %g s; it is left behind", self._name, timeout_s)
 
     def _push(self, job: CleanupJob, after_s: float) -> None:
         heapq.heappush(self._jobs, (self._clock.now() + after_s, next(self._numbers), job))
