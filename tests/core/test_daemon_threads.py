@@ -96,7 +96,7 @@ ENTRIES = {
     "EtcdCodec.__new__": "codec()",
     "EtcdCodec.get": "E.get('a', False)",
     "EtcdCodec.get_many": "E.get_many(each('ab'), True)",
-    "EtcdCodec.transaction": "E.transaction([At()], [Put()], b'g', slow(1), b'w', b'r')",
+    "EtcdCodec.transaction": "E.transaction([At()], [Put()], set(), b'g', slow(1), b'w', b'r')",
     "EtcdCodec.committed": "E.committed(TXN, [Put()])",
     "EtcdCodec.entry": "E.entry(PAGE)",
     "EtcdCodec.found": "E.found(TXN)",

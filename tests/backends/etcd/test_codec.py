@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from latchwork.backends.base import VersionKey
@@ -15,6 +16,14 @@ from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
 from latchwork_testkit.etcd_rpc import pb
+
+
+@dataclass(frozen=True)
+class SessionName:
+    """A session by its ID."""
+
+    id: str
+
 
 KEYS = Keys("the-root")
 COMPILER = Compiler(KEYS)
@@ -34,7 +43,8 @@ CHECK = (
     | st.builds(Exists, NAME)
     | st.builds(SessionAlive, st.sampled_from(["7f3a", "1"]))
 )
-OP = st.builds(Put, NAME, VALUE) | st.builds(Create, NAME, VALUE) | st.builds(Delete, NAME)
+SESSION = st.none() | st.just(SessionName("7f3a"))
+OP = st.builds(Put, NAME, VALUE, SESSION) | st.builds(Create, NAME, VALUE, SESSION) | st.builds(Delete, NAME)
 OPS = st.lists(OP, min_size=1, max_size=6, unique_by=lambda op: op.key)
 KV = st.builds(
     pb.KeyValue,
@@ -63,8 +73,8 @@ def slot_at(revision):
     return slot
 
 
-def encoded(checks, ops, slot):
-    return CODEC.transaction(checks, ops, slot.key, slot.revision, slot.write, slot.read)
+def encoded(checks, ops, slot, ended=frozenset()):
+    return CODEC.transaction(checks, ops, set(ended), slot.key, slot.revision, slot.write, slot.read)
 
 
 def answer_to(ops, header, kv, *, deleted):
@@ -78,8 +88,13 @@ def answer_to(ops, header, kv, *, deleted):
     )
 
 
+def is_below_bound(op, ops):
+    return any(op.key.startswith(f"{leaf.key}/") for leaf in ops if not isinstance(leaf, Delete) and leaf.session)
+
+
 @given(st.lists(CHECK, max_size=5), OPS, st.just(0) | REVISIONS)
 def test_transaction_is_the_one_of_the_plan_byte_for_byte(checks, ops, revision):
+    assume(not any(is_below_bound(op, ops) for op in ops))
     slot = slot_at(revision)
     assert encoded(checks, ops, slot) == COMPILER.commit(checks, ops, ()).request(KEYS, slot)
 
@@ -156,9 +171,25 @@ def test_entries_with_a_value_that_may_be_in_a_cycle_stay_with_the_garbage_colle
     assert gc.is_tracked(entry)
 
 
-@pytest.mark.parametrize("more", [Put("k", b"", SessionAlive("1")), Create("k", b"", SessionAlive("1"))])
-def test_operations_of_a_session_need_a_plan(more):
-    assert encoded((), (more,), slot_at(1)) is None
+@pytest.mark.parametrize("session", ["", "0", "07", "7F", "+7", "8000000000000000", "ffffffffffffffffff", "no hex"])
+def test_session_that_is_none_of_etcd_needs_a_plan(session):
+    assert encoded((), (Put("k", b"", SessionName(session)),), slot_at(1)) is None
+
+
+def test_session_that_has_ended_needs_a_plan():
+    bound = (Create("k", b"", SessionName("7f")),)
+    assert encoded((), bound, slot_at(1), {"7f"}) is None
+    assert encoded((), bound, slot_at(1), {"7e"}) is not None
+
+
+def test_two_sessions_need_a_plan():
+    assert encoded((), (Put("k", b"", SessionName("7")), Put("l", b"", SessionName("8"))), slot_at(1)) is None
+
+
+def test_deletion_below_a_bound_key_needs_a_plan():
+    bound = Put("k", b"", SessionName("7"))
+    assert encoded((), (bound, Delete("k/l")), slot_at(1)) is None
+    assert encoded((), (bound, Delete("kl")), slot_at(1)) is not None
 
 
 def test_versions_of_another_backend_need_a_plan():

@@ -9,7 +9,7 @@ pub use parts::EtcdRequest;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyList, PySet, PyString, PyTuple, PyType};
 
 use super::calls::{attribute, guarded, iterate, next, number};
 use super::errors::{Failure, Raised};
@@ -48,21 +48,46 @@ pub struct EtcdCodec {
     kinds: Kinds,
 }
 
-/// An operation with its text and bytes borrowed from Python.
+/// An operation with its text and bytes borrowed from Python; writes also say whether they bind the key to the session.
 enum Op<'py> {
-    Put(Bound<'py, PyString>, Bound<'py, PyBytes>),
-    Create(Bound<'py, PyString>, Bound<'py, PyBytes>),
+    Put(Bound<'py, PyString>, Bound<'py, PyBytes>, bool),
+    Create(Bound<'py, PyString>, Bound<'py, PyBytes>, bool),
     Delete(Bound<'py, PyString>),
 }
 
 impl Op<'_> {
-    fn borrowed(&self) -> PyResult<Operation<'_>> {
+    /// The operation, with the lease of the session for writes that are bound to it.
+    fn borrowed(&self, session: u64) -> PyResult<Operation<'_>> {
+        let lease = |is_bound| if is_bound { session } else { 0 };
         Ok(match self {
-            Self::Put(key, value) => Operation::Put(key.to_str()?, value.as_bytes()),
-            Self::Create(key, value) => Operation::Create(key.to_str()?, value.as_bytes()),
+            Self::Put(key, value, is_bound) => Operation::Put(key.to_str()?, value.as_bytes(), lease(*is_bound)),
+            Self::Create(key, value, is_bound) => Operation::Create(key.to_str()?, value.as_bytes(), lease(*is_bound)),
             Self::Delete(key) => Operation::Delete(key.to_str()?),
         })
     }
+}
+
+/// The session of a transaction, which binds keys to one at most.
+struct Session<'py> {
+    id: Bound<'py, PyString>,
+    lease: u64,
+}
+
+impl<'py> Session<'py> {
+    /// The session of an operation; None for an id that no session of etcd has.
+    fn of(session: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
+        let id = attribute(session, intern!(session.py(), "id"))?.cast_into::<PyString>()?;
+        let text = id.to_str()?;
+        let lease = u64::from_str_radix(text, 16).ok();
+        let lease = lease.filter(|&lease| 0 < lease && lease < 1 << 63 && text == format!("{lease:x}"));
+        Ok(lease.map(|lease| Self { id, lease }))
+    }
+}
+
+/// The operations of a transaction.
+struct Ops<'py> {
+    all: Vec<Op<'py>>,
+    session: Option<Session<'py>>,
 }
 
 /// A check: what it compares of which key.
@@ -123,6 +148,7 @@ impl EtcdCodec {
         &self,
         checks: &Bound<'py, PyAny>,
         ops: &Bound<'py, PyAny>,
+        ended: &Bound<'py, PySet>,
         key: &[u8],
         #[pyo3(from_py_with = number)] revision: u64,
         write: &[u8],
@@ -130,9 +156,18 @@ impl EtcdCodec {
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         guarded(|| {
             let py = ops.py();
-            let (Some(checks), Some(ops)) = (self.checks(checks)?, self.ops(ops)?) else { return Ok(None) };
-            let ops = ops.iter().map(Op::borrowed).collect::<PyResult<Vec<_>>>()?;
-            let Some(conditions) = self.conditions(&checks, &ops)? else { return Ok(None) };
+            let (Some(checks), Some(Ops { all, session })) = (self.checks(checks)?, self.ops(ops)?) else {
+                return Ok(None);
+            };
+            if let Some(session) = &session {
+                if ended.contains(&session.id)? {
+                    return Ok(None);
+                }
+            }
+            let lease = session.as_ref().map_or(0, |session| session.lease);
+            let ops = all.iter().map(|op| op.borrowed(lease)).collect::<PyResult<Vec<_>>>()?;
+            let session = session.as_ref().map(|session| session.id.to_str()).transpose()?;
+            let Some(conditions) = self.conditions(&checks, &ops, session)? else { return Ok(None) };
             let guard = Guard { key, revision, write, read };
             Ok(Some(PyBytes::new(py, &request::transaction(&self.root, &guard, &conditions, &ops))))
         })
@@ -150,28 +185,31 @@ impl EtcdCodec {
             if !found.succeeded {
                 return Ok(None);
             }
-            let ops = self.ops(ops)?.ok_or_else(|| PyValueError::new_err("these operations were sent the long way"))?;
+            let sent_otherwise = || PyValueError::new_err("these operations were not encoded by transaction()");
+            let Ops { all, session } = self.ops(ops)?.ok_or_else(sent_otherwise)?;
+            let nobody = py.None().into_bound(py);
+            let owner = session.as_ref().map_or(&nobody, |session| session.id.as_any());
             let mut answers = found.answers.iter().skip(1);
             let revision = found.revision.into_pyobject(py)?.into_any();
             let version = self.made.version.make(py, [&revision])?;
-            let (mut entries, mut deleted) = (Vec::with_capacity(ops.len()), Vec::new());
-            for op in &ops {
+            let (mut entries, mut deleted) = (Vec::with_capacity(all.len()), Vec::new());
+            for op in &all {
                 let done = answers.next().ok_or(TOO_FEW).raised()?;
-                let (key, value, created) = match op {
+                let (key, value, is_bound, created) = match op {
                     Op::Delete(key) => {
                         if matches!(done, Done::Deleted(1..)) {
                             deleted.push(key);
                         }
                         continue;
                     }
-                    Op::Create(key, value) => (key, value, revision.clone()),
-                    Op::Put(key, value) => {
-                        (key, value, created(answers.next()).raised()?.into_pyobject(py)?.into_any())
+                    Op::Create(key, value, is_bound) => (key, value, is_bound, revision.clone()),
+                    Op::Put(key, value, is_bound) => {
+                        (key, value, is_bound, created(answers.next()).raised()?.into_pyobject(py)?.into_any())
                     }
                 };
-                let none = py.None().into_bound(py);
+                let owner = if *is_bound { owner } else { &nobody };
                 entries.push(
-                    self.made.entry.make(py, [key.as_any(), value.as_any(), &version, &revision, &created, &none])?,
+                    self.made.entry.make(py, [key.as_any(), value.as_any(), &version, &revision, &created, owner])?,
                 );
             }
             let token =
@@ -213,6 +251,8 @@ impl EtcdCodec {
     }
 }
 
+/// Where the markers of sessions are, below the root.
+const SESSIONS: &str = "@s/";
 const TOO_FEW: Malformed = Malformed("it answers fewer operations than were asked");
 
 fn created(done: Option<&Done<'_>>) -> Result<i64, Malformed> {
@@ -222,8 +262,9 @@ fn created(done: Option<&Done<'_>>) -> Result<i64, Malformed> {
 }
 
 impl EtcdCodec {
-    fn ops<'py>(&self, ops: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Op<'py>>>> {
-        let (py, mut found) = (ops.py(), Vec::with_capacity(1));
+    /// The operations; None where `transaction` does not encode them.
+    fn ops<'py>(&self, ops: &Bound<'py, PyAny>) -> PyResult<Option<Ops<'py>>> {
+        let (py, mut found, mut session) = (ops.py(), Vec::with_capacity(1), None::<Session<'py>>);
         let ops = iterate(ops)?;
         while let Some(op) = next(&ops) {
             let (op, kinds) = (op?, &self.kinds);
@@ -233,20 +274,26 @@ impl EtcdCodec {
                 found.push(Op::Delete(key));
                 continue;
             }
-            if !attribute(&op, intern!(py, "session"))?.is_none() {
-                return Ok(None);
-            }
             let value = attribute(&op, intern!(py, "value"))?.cast_into::<PyBytes>()?;
+            let binding = attribute(&op, intern!(py, "session"))?;
+            let is_bound = !binding.is_none();
+            if is_bound {
+                let Some(named) = Session::of(&binding)? else { return Ok(None) };
+                if session.as_ref().is_some_and(|session| session.lease != named.lease) {
+                    return Ok(None);
+                }
+                session = Some(named);
+            }
             found.push(if kind.is(&kinds.put) {
-                Op::Put(key, value)
+                Op::Put(key, value, is_bound)
             } else if kind.is(&kinds.create) {
-                Op::Create(key, value)
+                Op::Create(key, value, is_bound)
             } else {
                 return Ok(None);
             });
         }
         let puts = found.iter().filter(|op| matches!(op, Op::Put(..))).count(); // each is followed by a read
-        Ok((found.len() + puts <= self.most_ops).then_some(found))
+        Ok((found.len() + puts <= self.most_ops).then_some(Ops { all: found, session }))
     }
 
     fn checks<'py>(&self, checks: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Check<'py>>>> {
@@ -278,15 +325,21 @@ impl EtcdCodec {
         } else if kind.is(&kinds.exists) {
             Some(exists("", key()?))
         } else if kind.is(&kinds.alive) {
-            Some(exists("@s/", text(intern!(py, "session_id"))?))
+            Some(exists(SESSIONS, text(intern!(py, "session_id"))?))
         } else {
             None
         })
     }
 
-    /// What must hold: the checks, then what each operation needs, then that no ancestor is bound to a session. The
-    /// order is that of the reads in the answer to a transaction that was refused. None when there are too many.
-    fn conditions<'a>(&self, checks: &'a [Check<'_>], ops: &[Operation<'a>]) -> PyResult<Option<Vec<Condition<'a>>>> {
+    /// What must hold: the checks, then what each operation needs, then that the session exists, that no ancestor is
+    /// bound to a session, and that nothing is below a key that is bound. The order is that of the reads in the answer to
+    /// a transaction that was refused. None when there are too many, or when a key below a bound one is deleted.
+    fn conditions<'a>(
+        &self,
+        checks: &'a [Check<'_>],
+        ops: &[Operation<'a>],
+        session: Option<&'a str>,
+    ) -> PyResult<Option<Vec<Condition<'a>>>> {
         let mut found = Vec::with_capacity(checks.len() + 2 * ops.len());
         let mut known = Vec::new();
         for Check { target, folder, key, operand, greater } in checks {
@@ -294,17 +347,26 @@ impl EtcdCodec {
             if folder.is_empty() && (greater || target == Target::Written) {
                 known.push(key);
             }
-            found.push(Condition { target, folder, key, operand, greater });
+            found.push(Condition { target, folder, key, operand, greater, below: false });
         }
-        let zero = |target, key| Condition { target, folder: "", key, operand: 0, greater: false };
-        let mut above: Vec<&str> = Vec::new();
+        let zero = |target, key| Condition { target, folder: "", key, operand: 0, greater: false, below: false };
+        let (mut above, mut bound): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
         for op in ops {
-            let (key, condition) = match *op {
-                Operation::Put(key, _) => (key, zero(Target::Lease, key)),
-                Operation::Create(key, _) => (key, zero(Target::Created, key)),
+            let (key, lease) = match *op {
+                Operation::Put(key, _, 0) => {
+                    found.push(zero(Target::Lease, key));
+                    (key, 0)
+                }
+                Operation::Put(key, _, lease) => (key, lease),
+                Operation::Create(key, _, lease) => {
+                    found.push(zero(Target::Created, key));
+                    (key, lease)
+                }
                 Operation::Delete(_) => continue,
             };
-            found.push(condition);
+            if lease != 0 {
+                bound.push(key);
+            }
             if known.contains(&key) {
                 continue;
             }
@@ -317,8 +379,16 @@ impl EtcdCodec {
                 return Ok(None);
             }
         }
-        above.retain(|folder| !ops.iter().any(|op| matches!(op, Operation::Delete(key) if key == folder)));
+        found.extend(session.map(|key| Condition { folder: SESSIONS, greater: true, ..zero(Target::Created, key) }));
+        let deleted = ops.iter().filter_map(|op| if let Operation::Delete(key) = op { Some(*key) } else { None });
+        for gone in deleted {
+            above.retain(|folder| *folder != gone);
+            if bound.iter().any(|key| gone.strip_prefix(key).is_some_and(|rest| rest.starts_with('/'))) {
+                return Ok(None);
+            }
+        }
         found.extend(above.into_iter().map(|key| zero(Target::Lease, key)));
+        found.extend(bound.into_iter().map(|key| Condition { below: true, ..zero(Target::Created, key) }));
         Ok((found.len() <= self.most_conditions).then_some(found))
     }
 

@@ -37,7 +37,7 @@ impl EtcdRequest {
                 other => return Err(PyValueError::new_err(format!("nothing is compared by {other:?}"))),
             };
             Ok(made(py, key.len() + end.len() + 32, |out| {
-                request::compare(out, target, &[key], end, operand, greater);
+                request::compare(out, target, &[key], &parts(end), operand, greater);
             }))
         })
     }
@@ -59,7 +59,7 @@ impl EtcdRequest {
     #[staticmethod]
     #[pyo3(signature = (key, end = NO_END))]
     fn delete<'py>(py: Python<'py>, key: &[u8], end: &[u8]) -> Bound<'py, PyBytes> {
-        guarded(|| made(py, key.len() + end.len() + 24, |out| request::delete(out, &[key], end)))
+        guarded(|| made(py, key.len() + end.len() + 24, |out| request::delete(out, &[key], &parts(end))))
     }
 
     /// A read of one key.
@@ -72,7 +72,7 @@ impl EtcdRequest {
     #[staticmethod]
     #[pyo3(signature = (key, end = NO_END))]
     fn peek<'py>(py: Python<'py>, key: &[u8], end: &[u8]) -> Bound<'py, PyBytes> {
-        guarded(|| made(py, key.len() + end.len() + 24, |out| request::peek(out, &[key], end)))
+        guarded(|| made(py, key.len() + end.len() + 24, |out| request::peek(out, &[key], &parts(end))))
     }
 
     /// A transaction as an operation of another one.
@@ -108,4 +108,12 @@ fn made<'py>(py: Python<'py>, size: usize, append: impl FnOnce(&mut Vec<u8>)) ->
     let mut out = Vec::with_capacity(size);
     append(&mut out);
     PyBytes::new(py, &out)
+}
+
+fn parts(end: &[u8]) -> Vec<&[u8]> {
+    if end.is_empty() {
+        Vec::new()
+    } else {
+        vec![end]
+    }
 }

@@ -66,9 +66,7 @@ class Commit:
 
     __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_txn")
 
-    def __init__(
-        self, compiler: Compiler, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str]
-    ) -> None:
+    def __init__(self, compiler: Compiler, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: set[str]) -> None:
         self._compiler = compiler
         self._checks = checks
         self._ops = ops
@@ -94,8 +92,10 @@ class Commit:
     def request(self, keys: Keys, slot: Slot) -> bytes:
         """See ``Txn.request``."""
         codec = self._compiler.codec
-        brief = codec.transaction(self._checks, self._ops, slot.key, slot.revision, slot.write, slot.read)
-        return self.txn().request(keys, slot) if brief is None else brief
+        encoded = codec.transaction(
+            self._checks, self._ops, self._ended, slot.key, slot.revision, slot.write, slot.read
+        )
+        return self.txn().request(keys, slot) if encoded is None else encoded
 
     def outcome(self, answer: bytes) -> tuple[int, Any] | None:
         """See ``Txn.outcome``."""

@@ -28,15 +28,17 @@ pub struct Condition<'a> {
     pub operand: u64,
     /// Greater than the operand, not equal to it.
     pub greater: bool,
+    /// Every key below this one is compared, instead of the key.
+    pub below: bool,
 }
 
 /// One operation of a transaction.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
-    /// Overwrite a key that may be there, and read when it was created.
-    Put(&'a str, &'a [u8]),
-    /// Write a key that is not there.
-    Create(&'a str, &'a [u8]),
+    /// Overwrite a key that may exist, on a lease (0 for none), and read when it was created.
+    Put(&'a str, &'a [u8], u64),
+    /// Create a key that does not exist, on a lease (0 for none).
+    Create(&'a str, &'a [u8], u64),
     /// Delete a key.
     Delete(&'a str),
 }
@@ -77,14 +79,15 @@ pub fn get_many(root: &[u8], keys: &[&str], serializable: bool) -> Vec<u8> {
 /// A `TxnRequest`; keys are below `root`. O(bytes).
 pub fn transaction(root: &[u8], guard: &Guard<'_>, conditions: &[Condition<'_>], ops: &[Operation<'_>]) -> Vec<u8> {
     let values: usize = ops.iter().map(|op| size_of(op) + 2 * root.len()).sum();
-    let each = |condition: &Condition<'_>| 2 * (root.len() + condition.folder.len() + condition.key.len() + 24);
+    let each = |condition: &Condition<'_>| 4 * (root.len() + condition.folder.len() + condition.key.len() + 16);
     let compares: usize = conditions.iter().map(each).sum();
     let mut out = Vec::with_capacity(64 + 3 * guard.key.len() + values + compares);
     out.push(0x0a);
     compare(&mut out, Target::Written, &[guard.key], &[], guard.revision, false);
     for one in conditions {
         out.push(0x0a);
-        compare(&mut out, one.target, &place(root, one), &[], one.operand, one.greater);
+        let (key, end) = range_of(root, one);
+        compare(&mut out, one.target, &key, &end, one.operand, one.greater);
     }
     out.push(0x12);
     out.extend_from_slice(guard.write);
@@ -95,7 +98,8 @@ pub fn transaction(root: &[u8], guard: &Guard<'_>, conditions: &[Condition<'_>],
     out.extend_from_slice(guard.read);
     for one in conditions {
         out.push(0x1a);
-        peek(&mut out, &place(root, one), &[]);
+        let (key, end) = range_of(root, one);
+        peek(&mut out, &key, &end);
     }
     out
 }
@@ -114,7 +118,7 @@ pub fn joined_transaction(parts: [Vec<impl AsRef<[u8]>>; 3]) -> Vec<u8> {
 }
 
 /// Appends a `Compare`, of every key in a range when there is an end. O(bytes), as are the next ones.
-pub fn compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[u8], operand: u64, greater: bool) {
+pub fn compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[&[u8]], operand: u64, greater: bool) {
     let (kind, introduced) = match target {
         Target::Created => (1, 0x28),
         Target::Written => (2, 0x30),
@@ -129,8 +133,8 @@ pub fn compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[u8], ope
         out.push(introduced);
         number(out, operand);
         if !end.is_empty() {
-            out.extend_from_slice(&[0x82, 0x04]);
-            bytes(out, end);
+            out.push(0x82);
+            joined(out, 0x04, end);
         }
     });
 }
@@ -152,7 +156,7 @@ pub fn put(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8], lease: u64, ignore_le
 }
 
 /// Appends a `RequestOp` that deletes a key, or a range when there is an end.
-pub fn delete(out: &mut Vec<u8>, key: &[&[u8]], end: &[u8]) {
+pub fn delete(out: &mut Vec<u8>, key: &[&[u8]], end: &[&[u8]]) {
     request(out, 0x1a, |out| range(out, key, end));
 }
 
@@ -162,7 +166,7 @@ pub fn read(out: &mut Vec<u8>, key: &[&[u8]]) {
 }
 
 /// Appends a `RequestOp` that reads a key without its value, or the first of a range.
-pub fn peek(out: &mut Vec<u8>, key: &[&[u8]], end: &[u8]) {
+pub fn peek(out: &mut Vec<u8>, key: &[&[u8]], end: &[&[u8]]) {
     request(out, 0x0a, |out| {
         range(out, key, end);
         out.extend_from_slice(&[0x18, 1, 0x40, 1]);
@@ -176,36 +180,41 @@ pub fn nested(out: &mut Vec<u8>, transaction: &[u8]) {
 
 fn size_of(op: &Operation<'_>) -> usize {
     match op {
-        Operation::Put(key, value) => 2 * key.len() + value.len() + 48,
-        Operation::Create(key, value) => key.len() + value.len() + 24,
+        Operation::Put(key, value, _) => 2 * key.len() + value.len() + 60,
+        Operation::Create(key, value, _) => key.len() + value.len() + 36,
         Operation::Delete(key) => key.len() + 16,
     }
 }
 
-fn place<'a>(root: &'a [u8], condition: &Condition<'a>) -> [&'a [u8]; 3] {
-    [root, condition.folder.as_bytes(), condition.key.as_bytes()]
+/// The key that is compared, or the range of all keys below it: `0` follows `/`.
+fn range_of<'a>(root: &'a [u8], condition: &Condition<'a>) -> ([&'a [u8]; 4], Vec<&'a [u8]>) {
+    let (folder, key) = (condition.folder.as_bytes(), condition.key.as_bytes());
+    if condition.below {
+        ([root, folder, key, b"/"], vec![root, folder, key, b"0"])
+    } else {
+        ([root, folder, key, b""], Vec::new())
+    }
 }
 
 fn operation(out: &mut Vec<u8>, root: &[u8], op: &Operation<'_>) {
     out.push(0x12);
     match *op {
-        Operation::Put(key, value) => {
+        Operation::Put(key, value, lease) => {
             let key = [root, key.as_bytes()];
-            put(out, &key, value, 0, false);
+            put(out, &key, value, lease, false);
             out.push(0x12);
             peek(out, &key, &[]);
         }
-        Operation::Create(key, value) => put(out, &[root, key.as_bytes()], value, 0, false),
+        Operation::Create(key, value, lease) => put(out, &[root, key.as_bytes()], value, lease, false),
         Operation::Delete(key) => delete(out, &[root, key.as_bytes()], &[]),
     }
 }
 
 /// What is read or deleted: one key, or all up to an end.
-fn range(out: &mut Vec<u8>, key: &[&[u8]], end: &[u8]) {
+fn range(out: &mut Vec<u8>, key: &[&[u8]], end: &[&[u8]]) {
     joined(out, 0x0a, key);
     if !end.is_empty() {
-        out.push(0x12);
-        bytes(out, end);
+        joined(out, 0x12, end);
     }
 }
 
