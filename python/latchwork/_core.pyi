@@ -9,7 +9,7 @@ Placements are part of the contract: the same arguments give the same result on 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, final, overload
+from typing import Any, final, overload
 
 __all__ = [
     "Assignment",
@@ -17,7 +17,6 @@ __all__ = [
     "Delta",
     "EtcdCodec",
     "EtcdPage",
-    "EtcdRequest",
     "ItemSet",
     "Moves",
     "RendezvousHasher",
@@ -455,7 +454,8 @@ class EtcdCodec:
 
         Args:
             root: what stands before every key.
-            limits: conditions and operations of the transactions that are encoded here, at most.
+            limits: the most conditions and operations of transactions that are encoded here. When the operations and
+                the reads that follow puts are more than the second number, puts are nested with their reads.
             entry: the record of a key, a dataclass with slots, as are the next two.
             version: the record of a version.
             committed: the record of what a transaction did.
@@ -478,8 +478,7 @@ class EtcdCodec:
         ended: set[str],
         key: bytes,
         revision: int,
-        write: bytes,
-        read: bytes,
+        lease: int,
     ) -> bytes | None:
         """Encode a TxnRequest of checks and operations under a guard. O(bytes).
 
@@ -487,13 +486,12 @@ class EtcdCodec:
             checks: flattened.
             ops: each key at most once.
             ended: the IDs of sessions that must not be used any more.
-            key: of the guard.
+            key: of the guard, the whole one.
             revision: of the guard, as last known.
-            write: the operation that overwrites the guard, encoded with its length in front.
-            read: the operation that reads it, likewise.
+            lease: of the guard.
         Returns:
-            The same bytes as ``Compiler.commit`` makes. None where the compiler is needed: for sessions that have ended
-            or are none of etcd, two sessions, a deletion below a key that is bound to a session, versions of another
+            The same message as ``Compiler.commit`` makes. None where the compiler is needed: for a session that ended
+            or is none of etcd, two sessions, a deletion below a key that is bound to a session, versions of another
             backend, and more than the limits.
         """
 
@@ -549,46 +547,6 @@ class EtcdPage:
 
     def entries(self, skip: int | None = None) -> list[Any]:
         """The entries in order; with ``skip`` of those keys only that have no slash from there on. O(bytes)."""
-
-@final
-class EtcdRequest:
-    """The parts of etcd's requests, encoded one by one. A namespace of functions, all O(bytes).
-
-    Compares and operations have their length in front, so that ``txn`` joins them. A key is the whole one, its root
-    included; with an end, every key from the first to that one, exclusive.
-    """
-
-    @staticmethod
-    def compare(
-        target: Literal["create", "mod", "lease"], key: bytes, operand: int, end: bytes = ..., *, greater: bool = False
-    ) -> bytes:
-        """Encode a Compare: the key's revision, or its lease, is equal to the operand, or greater."""
-
-    @staticmethod
-    def put(key: bytes, value: bytes, lease: int = 0, *, ignore_lease: bool = False) -> bytes:
-        """Encode a RequestOp that puts; with ``ignore_lease`` the key, which must be there, keeps its lease."""
-
-    @staticmethod
-    def delete(key: bytes, end: bytes = ...) -> bytes:
-        """Encode a RequestOp that deletes."""
-
-    @staticmethod
-    def read(key: bytes) -> bytes:
-        """Encode a RequestOp that reads one key."""
-
-    @staticmethod
-    def peek(key: bytes, end: bytes = ...) -> bytes:
-        """Encode a RequestOp that reads a key without its value: the first of a range."""
-
-    @staticmethod
-    def nested(transaction: bytes) -> bytes:
-        """Encode a RequestOp that is a transaction."""
-
-    @staticmethod
-    def txn(
-        compares: Iterable[bytes], success: Iterable[bytes] | None = None, failure: Iterable[bytes] | None = None
-    ) -> bytes:
-        """Encode a TxnRequest; it alone has no length in front."""
 
 @final
 class ZooKeeperCodec:

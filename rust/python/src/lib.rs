@@ -73,7 +73,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<delta::Delta>()?;
     module.add_class::<etcd::EtcdCodec>()?;
     module.add_class::<etcd::EtcdPage>()?;
-    module.add_class::<etcd::EtcdRequest>()?;
     module.add_class::<zookeeper::ZooKeeperCodec>()?;
     module.add_function(wrap_pyfunction!(hash128, module)?)?;
     module.add_function(wrap_pyfunction!(fast_score, module)?)?;

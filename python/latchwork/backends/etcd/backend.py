@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from latchwork._base.interrupts import mutex
-from latchwork._core import EtcdRequest
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Sink
 from latchwork.backends.etcd import SPEC
 from latchwork.backends.etcd import rpc_pb2 as pb
@@ -23,6 +22,7 @@ from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.reads import Reader
 from latchwork.backends.etcd.sessions import Sessions
 from latchwork.backends.etcd.watching.watches import WatchHub
+from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.plan import Commit, Compiler
 from latchwork.backends.etcd.writing.sequences import Sequences
 from latchwork.backends.etcd.writing.txn import Txn, tree_deletion
@@ -207,7 +207,7 @@ class EtcdBackend(Backend):
         if not txn.is_flat:
             yield from self._writer.explain(txn, deadline)
             return Committed(0)
-        compares = EtcdRequest.txn(txn.compares())
+        compares = requests.transaction(txn.compares(), ())
         decode = partial(as_message, "Txn")
         while not (yield self._link.read("Txn", compares, txn.what, decode, now=self._now)).succeeded:
             yield from self._writer.explain(txn, deadline)

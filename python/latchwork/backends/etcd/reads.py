@@ -23,11 +23,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from latchwork._base.interrupts import mutex
-from latchwork._core import EtcdCodec, EtcdPage, EtcdRequest
+from latchwork._core import EtcdCodec, EtcdPage
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link, as_message, unreadable
 from latchwork.backends.etcd.layout import KeyRange, Keys
+from latchwork.backends.etcd.writing.requests import Operation
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve, then, together
 from latchwork.backends.outcomes import read_of
 from latchwork.errors import Closed, LatchworkError, Unavailable
@@ -325,14 +326,15 @@ def read_separately(
     return together(sent)
 
 
-def read_at_one_revision(link: Link, reads: Sequence[bytes], what: str, deadline: float) -> Steps[list[Any]]:
-    """Return the answers to encoded reads, all of one time after the call began.
+def read_at_one_revision(
+    link: Link, reads: Sequence[Operation], what: str, deadline: float
+) -> Steps[list[pb.ResponseOp]]:
+    """Return the answers to reads, all of one time after the call began.
 
     Raises:
         Unavailable: The server compacts its history faster than it can be read.
     """
-    operations = pb.TxnRequest.FromString(EtcdRequest.txn((), reads)).success
-    first, *others = [operation.request_range for operation in operations]
+    first, *others = [pb.RangeRequest(**operation["request_range"]) for operation in reads]
     while True:
         answer = yield from link.call("Range", first, what, deadline)
         for each in others:

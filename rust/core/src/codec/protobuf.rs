@@ -34,15 +34,18 @@ impl<'a> Fields<'a> {
         Self { rest: message }
     }
 
-    /// The next field; None at the end.
+    /// Read the number and the content of the next field; None at the end.
+    ///
+    /// # Errors
+    /// [`Malformed`] when the rest is no field.
     #[inline]
-    pub fn read_next(&mut self) -> Result<Option<(u64, Value<'a>)>, Malformed> {
+    pub fn read_next(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
         if self.rest.is_empty() {
             return Ok(None);
         }
         let tag = self.number()?;
-        let field = tag >> 3;
-        if field == 0 || tag > u64::from(u32::MAX) {
+        let field = u32::try_from(tag).unwrap_or(0) >> 3;
+        if field == 0 {
             return Err(Malformed("a field has no valid number"));
         }
         let value = match tag & 7 {
@@ -79,9 +82,47 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Appends a number.
+/// Append a field that is a number.
 #[inline]
-pub fn number(out: &mut Vec<u8>, mut value: u64) {
+pub fn number_field(out: &mut Vec<u8>, field: u32, value: u64) {
+    append_tag(out, field, 0);
+    append_number(out, value);
+}
+
+/// Append a field of bytes, which come in parts.
+#[inline]
+pub fn bytes_field(out: &mut Vec<u8>, field: u32, parts: &[&[u8]]) {
+    append_tag(out, field, 2);
+    append_number(out, parts.iter().map(|part| part.len() as u64).sum());
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+}
+
+/// Append a field that is a message, whose fields `body` appends.
+#[inline]
+pub fn message_field(out: &mut Vec<u8>, field: u32, body: impl FnOnce(&mut Vec<u8>)) {
+    append_tag(out, field, 2);
+    let start = out.len();
+    out.push(0); // enough for the length of a small message
+    body(out);
+    let length = out.len() - start - 1;
+    if length < 128 {
+        out[start] = length as u8;
+    } else {
+        let mut encoded = Vec::with_capacity(10);
+        append_number(&mut encoded, length as u64);
+        out.splice(start..=start, encoded);
+    }
+}
+
+#[inline]
+fn append_tag(out: &mut Vec<u8>, field: u32, wire_type: u64) {
+    append_number(out, u64::from(field) << 3 | wire_type);
+}
+
+#[inline]
+fn append_number(out: &mut Vec<u8>, mut value: u64) {
     while value > 127 {
         out.push((value & 127) as u8 | 128);
         value >>= 7;
@@ -89,34 +130,11 @@ pub fn number(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Appends bytes with their length in front.
-#[inline]
-pub fn bytes(out: &mut Vec<u8>, value: &[u8]) {
-    number(out, value.len() as u64);
-    out.extend_from_slice(value);
-}
-
-/// Appends what `body` appends, its length in front.
-#[inline]
-pub fn sized(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>)) {
-    let start = out.len();
-    out.push(0);
-    body(out);
-    let size = out.len() - start - 1;
-    if size < 128 {
-        out[start] = size as u8;
-    } else {
-        let mut head = Vec::with_capacity(10);
-        number(&mut head, size as u64);
-        out.splice(start..=start, head);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn all(message: &[u8]) -> Result<Vec<(u64, Value<'_>)>, Malformed> {
+    fn all(message: &[u8]) -> Result<Vec<(u32, Value<'_>)>, Malformed> {
         let (mut fields, mut found) = (Fields::of(message), Vec::new());
         while let Some(field) = fields.read_next()? {
             found.push(field);
@@ -127,10 +145,9 @@ mod tests {
     #[test]
     fn fields_come_back_as_they_were_written() {
         for size in [0, 1, 127, 128, 16_383, 16_384] {
-            let mut message = vec![0x0a];
-            sized(&mut message, |out| out.resize(out.len() + size, 7));
-            message.push(0x18);
-            number(&mut message, u64::MAX - size as u64);
+            let mut message = Vec::new();
+            message_field(&mut message, 1, |out| out.resize(out.len() + size, 7));
+            number_field(&mut message, 3, u64::MAX - size as u64);
             let expected = vec![7; size];
             assert_eq!(
                 all(&message),
@@ -141,8 +158,8 @@ mod tests {
 
     #[test]
     fn every_beginning_of_a_message_is_read_or_refused() {
-        let mut message = vec![0x09, 1, 2, 3, 4, 5, 6, 7, 8, 0x15, 1, 2, 3, 4, 0x18, 0xff, 0x7f, 0x22];
-        bytes(&mut message, b"value");
+        let mut message = vec![0x09, 1, 2, 3, 4, 5, 6, 7, 8, 0x15, 1, 2, 3, 4, 0x18, 0xff, 0x7f];
+        bytes_field(&mut message, 4, &[b"val", b"ue"]);
         let whole = (0..=message.len()).filter(|&end| all(&message[..end]).is_ok()).collect::<Vec<_>>();
         assert_eq!(whole, [0, 9, 14, 17, message.len()]);
     }

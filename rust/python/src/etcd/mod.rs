@@ -1,10 +1,8 @@
-//! `EtcdCodec`; its pages and the parts of its requests have modules of their own.
+//! `EtcdCodec`; its pages have a module of their own.
 
 mod page;
-mod parts;
 
 pub use page::EtcdPage;
-pub use parts::EtcdRequest;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
@@ -151,8 +149,7 @@ impl EtcdCodec {
         ended: &Bound<'py, PySet>,
         key: &[u8],
         #[pyo3(from_py_with = number)] revision: u64,
-        write: &[u8],
-        read: &[u8],
+        #[pyo3(from_py_with = number)] lease: u64,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         guarded(|| {
             let py = ops.py();
@@ -164,12 +161,14 @@ impl EtcdCodec {
                     return Ok(None);
                 }
             }
-            let lease = session.as_ref().map_or(0, |session| session.lease);
-            let ops = all.iter().map(|op| op.borrowed(lease)).collect::<PyResult<Vec<_>>>()?;
+            let bound_to = session.as_ref().map_or(0, |session| session.lease);
+            let ops = all.iter().map(|op| op.borrowed(bound_to)).collect::<PyResult<Vec<_>>>()?;
             let session = session.as_ref().map(|session| session.id.to_str()).transpose()?;
             let Some(conditions) = self.conditions(&checks, &ops, session)? else { return Ok(None) };
-            let guard = Guard { key, revision, write, read };
-            Ok(Some(PyBytes::new(py, &request::transaction(&self.root, &guard, &conditions, &ops))))
+            let puts = ops.iter().filter(|op| matches!(op, Operation::Put(..))).count(); // each is followed by a read
+            let nests_puts = ops.len() + puts > self.most_ops;
+            let guard = Guard { key, revision, lease };
+            Ok(Some(PyBytes::new(py, &request::transaction(&self.root, &guard, &conditions, &ops, nests_puts))))
         })
     }
 
@@ -204,7 +203,13 @@ impl EtcdCodec {
                     }
                     Op::Create(key, value, is_bound) => (key, value, is_bound, revision.clone()),
                     Op::Put(key, value, is_bound) => {
-                        (key, value, is_bound, created(answers.next()).raised()?.into_pyobject(py)?.into_any())
+                        let created = match done {
+                            Done::Nested(both) => answer::Transaction::read(both)
+                                .and_then(|both| created(both.answers.get(1)))
+                                .raised()?,
+                            _ => created(answers.next()).raised()?,
+                        };
+                        (key, value, is_bound, created.into_pyobject(py)?.into_any())
                     }
                 };
                 let owner = if *is_bound { owner } else { &nobody };
@@ -255,6 +260,7 @@ impl EtcdCodec {
 const SESSIONS: &str = "@s/";
 const TOO_FEW: Malformed = Malformed("it answers fewer operations than were asked");
 
+/// The revision of a key's creation, from the answer to the read behind a put.
 fn created(done: Option<&Done<'_>>) -> Result<i64, Malformed> {
     let Some(Done::Read(range)) = done else { return Err(TOO_FEW) };
     let range = answer::Range::read(range)?;
@@ -292,8 +298,7 @@ impl EtcdCodec {
                 return Ok(None);
             });
         }
-        let puts = found.iter().filter(|op| matches!(op, Op::Put(..))).count(); // each is followed by a read
-        Ok((found.len() + puts <= self.most_ops).then_some(Ops { all: found, session }))
+        Ok((found.len() <= self.most_ops).then_some(Ops { all: found, session }))
     }
 
     fn checks<'py>(&self, checks: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Check<'py>>>> {

@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 
-from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link, as_message, unreadable
 from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.etcd.reads import read_separately
+from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.settling import Settling
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Kind, Txn
 from latchwork.backends.futures import Steps
@@ -43,10 +43,11 @@ class Deletion:
         self._txn = txn
         self._seen = seen
         self.may_land = False
-        compares = txn.compares() + [EtcdRequest.compare("mod", key, revision) for key, revision in seen.items()]
+        compares = [requests.compare("mod_revision", key, revision) for key, revision in seen.items()]
         # Deletes also what is not there: a server must not take it for a transaction of reads.
-        deletes = [EtcdRequest.delete(key) for key in seen]
-        self._request = EtcdRequest.txn(compares, deletes, txn.reads() + [EtcdRequest.peek(key) for key in seen])
+        deletes = [requests.delete(key) for key in seen]
+        reads = txn.reads() + [requests.peek(key) for key in seen]
+        self._request = requests.transaction(txn.compares() + compares, deletes, reads)
 
     def run(self, deadline: float) -> Steps[Any]:
         """Send it until it is answered. Return the answer if it was applied, None if the keys must be read again.

@@ -12,18 +12,16 @@ Compares of a transaction (all must hold):
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from google.protobuf.proto import serialize_length_prefixed
-
-from latchwork._core import EtcdCodec, EtcdRequest
+from latchwork._core import EtcdCodec
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.layout import Keys, lease_of, owner_of, without
+from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import (
     FLAT_LIMIT,
@@ -60,8 +58,8 @@ PAIRED_LIMIT = 100
 class Commit:
     """A requested commit. The codec encodes and decodes most of them without a ``Txn``.
 
-    The ``Txn`` is built for the others, and to find out why a commit was refused. The codec's request is the same, byte
-    for byte. For one thread at a time.
+    The ``Txn`` is built for the others, and to find out why a commit was refused. The codec's request is the same
+    message. For one thread at a time.
     """
 
     __slots__ = ("_checks", "_compiler", "_ended", "_ops", "_txn")
@@ -92,9 +90,7 @@ class Commit:
     def request(self, keys: Keys, slot: Slot) -> bytes:
         """See ``Txn.request``."""
         codec = self._compiler.codec
-        encoded = codec.transaction(
-            self._checks, self._ops, self._ended, slot.key, slot.revision, slot.write, slot.read
-        )
+        encoded = codec.transaction(self._checks, self._ops, self._ended, slot.key, slot.revision, slot.lease)
         return self.txn().request(keys, slot) if encoded is None else encoded
 
     def outcome(self, answer: bytes) -> tuple[int, Any] | None:
@@ -264,23 +260,23 @@ class Compiler:
         return [absence(Kind.LEAF, span, key) for span in without(self._keys.below(key)[0], holes)]
 
     def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
-        """Encode an operation. A put is followed by a read that shows when the key was created."""
+        """Return the messages of an operation. A put is followed by a read that shows when the key was created."""
         raw = self._keys.of(op.key)
         if isinstance(op, Delete):
-            return _Spec(op, raw, (EtcdRequest.delete(raw),), 0)
+            return _Spec(op, raw, (requests.delete(raw),), 0)
         lease = lease_of(op.session.id) if op.session is not None else learned.get(raw, 0)
-        write = EtcdRequest.put(raw, op.value, lease)
+        write = requests.put(raw, op.value, lease)
         if isinstance(op, Create):
             return _Spec(op, raw, (write,), lease)
-        both = (write, EtcdRequest.peek(raw))
-        return _Spec(op, raw, both if paired else (EtcdRequest.nested(EtcdRequest.txn((), both)),), lease)
+        both = (write, requests.peek(raw))
+        return _Spec(op, raw, both if paired else (requests.nested(both),), lease)
 
 
 @dataclass(slots=True)
 class _Spec:
     op: Op
     raw: bytes
-    requests: tuple[bytes, ...]
+    requests: tuple[requests.Operation, ...]
     lease: int
 
     def recall(self, revision: int) -> Any:
@@ -304,19 +300,11 @@ def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int
     return found
 
 
-def _oldest(stem: bytes) -> bytes:
-    """Encode the read of the oldest keys with a stem: one more than are returned, for our own."""
-    span = pb.RangeRequest(
-        key=stem,
-        range_end=stem[:-1] + bytes([stem[-1] + 1]),
-        limit=MAX_OLDER + 1,
-        sort_order=pb.RangeRequest.ASCEND,
-        sort_target=pb.RangeRequest.CREATE,
-        keys_only=True,
-    )
-    encoded = io.BytesIO()
-    serialize_length_prefixed(pb.RequestOp(request_range=span), encoded)
-    return encoded.getvalue()
+def _oldest(stem: bytes) -> requests.Operation:
+    """Return the read of the oldest keys with a stem: one more than are returned, for our own."""
+    by_creation = {"sort_order": pb.RangeRequest.ASCEND, "sort_target": pb.RangeRequest.CREATE}
+    span = {"key": stem, "range_end": stem[:-1] + bytes([stem[-1] + 1])}
+    return {"request_range": {**span, **by_creation, "limit": MAX_OLDER + 1, "keys_only": True}}
 
 
 def _recalled(answer: Any) -> tuple[int, int]:

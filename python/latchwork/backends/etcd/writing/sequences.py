@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from latchwork._base.interrupts import mutex
-from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.plan import Compiler
 from latchwork.backends.etcd.writing.txn import CounterMoved, Txn, counter_at
 from latchwork.backends.etcd.writing.writes import Writer
@@ -118,7 +118,7 @@ class Sequences:
         txn = self._compiler.commit((), (create,), self._ended)
         counter = self._keys.counter(parent)
         txn.conditions.append(counter_at(counter, revision))
-        txn.ops.append(EtcdRequest.put(counter, b"%d" % number))
+        txn.ops.append(requests.put(counter, b"%d" % number))
         decode = txn.decode
         txn.decode = lambda answers, at: decode(answers[:-1], at)
         txn.what = f"create {wish.key!r} with a number"

@@ -14,11 +14,11 @@ import os
 from concurrent.futures import Future
 
 from latchwork._base.interrupts import mutex
-from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
+from latchwork.backends.etcd.writing import requests
 from latchwork.backends.futures import Steps, drive
 from latchwork.errors import LatchworkError
 
@@ -53,7 +53,7 @@ class Slot:
     """The guard of one write at a time: its key, and its revision as last known (0: it does not exist).
 
     Attributes:
-        write, read: The encoded operations that overwrite and read it.
+        write, read: The operations that overwrite and read it.
     """
 
     __slots__ = ("key", "lease", "read", "revision", "write")
@@ -62,16 +62,17 @@ class Slot:
         self.key = key
         self.lease = lease
         self.revision = 0
-        self.write = EtcdRequest.put(key, WRITTEN, lease)
-        self.read = EtcdRequest.read(key)
+        self.write = requests.put(key, WRITTEN, lease)
+        self.read = requests.read(key)
 
-    def compare(self) -> bytes:
-        """Return the encoded compare that guards a transaction."""
-        return EtcdRequest.compare("mod", self.key, self.revision)
+    def compare(self) -> requests.Compare:
+        """Return the compare that guards a transaction."""
+        return requests.compare("mod_revision", self.key, self.revision)
 
     def settling(self) -> bytes:
         """Return the transaction that prevents a write on this slot, or shows that it was applied."""
-        return EtcdRequest.txn([self.compare()], [EtcdRequest.put(self.key, _SETTLED, self.lease)], [self.read])
+        settle = requests.put(self.key, _SETTLED, self.lease)
+        return requests.transaction([self.compare()], [settle], [self.read])
 
 
 class GuardSlots:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import as_message
 from latchwork.backends.etcd.layout import KeyRange, Keys, lease_of
+from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, SessionLost
 from latchwork.types import Absent, At, Create, SessionAlive
@@ -25,8 +25,6 @@ from latchwork.types import Absent, At, Create, SessionAlive
 FLAT_LIMIT = 120
 #: Compares of one nested transaction when there are more.
 NESTED_LIMIT = 100
-_Target = Literal["create", "mod", "lease"]
-_FIELDS = {"create": "create_revision", "mod": "mod_revision", "lease": "lease"}
 
 
 @dataclass(slots=True)
@@ -35,7 +33,7 @@ class Txn:
 
     Attributes:
         conditions: All must hold.
-        ops: Encoded operations, one or two per public operation.
+        ops: Operations, one or two per public operation.
         decode: Returns the outcome, which is never None, for their responses and the revision.
         recall: Range requests (with revisions filled in) that show what the transaction at a revision did.
         decode_recall: Returns the outcome for the answers to ``recall`` and the revision.
@@ -45,7 +43,7 @@ class Txn:
     """
 
     conditions: list[Condition]
-    ops: list[bytes]
+    ops: list[requests.Operation]
     decode: Callable[[Sequence[Any], int], Any]
     recall: Callable[[int], list[Any]]
     decode_recall: Callable[[Sequence[Any], int], Any]
@@ -65,12 +63,11 @@ class Txn:
 
     def request(self, keys: Keys, slot: Slot) -> bytes:
         """Return the encoded request under the guard of a slot."""
-        compares, reads = self.compares(), self.reads()
+        ops = [slot.write, *self.ops]
         if self.is_flat:
-            return EtcdRequest.txn([slot.compare(), *compares], [slot.write, *self.ops], [slot.read, *reads])
-        body = EtcdRequest.txn([], [slot.write, *self.ops])
-        parts = [EtcdRequest.nested(body), *_assertions(keys, compares)]
-        return EtcdRequest.txn([slot.compare()], parts, [slot.read])
+            return requests.transaction([slot.compare(), *self.compares()], ops, [slot.read, *self.reads()])
+        parts = [requests.nested(ops), *_assertions(keys, self.compares())]
+        return requests.transaction([slot.compare()], parts, [slot.read])
 
     def outcome(self, answer: bytes) -> tuple[int, Any] | None:
         """Return the revision and the result of an applied transaction; None for a refused one.
@@ -99,33 +96,33 @@ class Txn:
                     condition.subject = (found[0].mod_revision, int(found[0].value)) if found else (0, 0)
         return explain(failed, self.what)
 
-    def compares(self) -> list[bytes]:
-        """Return the encoded compares of the conditions."""
+    def compares(self) -> list[requests.Compare]:
+        """Return the compares of the conditions."""
         return [condition.compare() for condition in self.conditions]
 
-    def reads(self) -> list[bytes]:
-        """Return the encoded reads that ``failure`` evaluates."""
+    def reads(self) -> list[requests.Operation]:
+        """Return the reads that ``failure`` evaluates."""
         return [condition.read() for condition in self.conditions]
 
 
-def _assertions(keys: Keys, compares: list[bytes]) -> list[bytes]:
+def _assertions(keys: Keys, compares: list[requests.Compare]) -> list[requests.Operation]:
     """Return nested transactions that refuse the whole one when a compare fails."""
     return [
-        EtcdRequest.nested(
-            EtcdRequest.txn(
-                compares[start : start + NESTED_LIMIT],
-                failure=[EtcdRequest.put(keys.absent(start), b"", ignore_lease=True)],
-            )
-        )
-        for start in range(0, len(compares), NESTED_LIMIT)
+        {"request_txn": {"compare": compares[at : at + NESTED_LIMIT], "failure": [_refusal(keys.absent(at))]}}
+        for at in range(0, len(compares), NESTED_LIMIT)
     ]
+
+
+def _refusal(absent: bytes) -> requests.Operation:
+    """Return the operation that the server refuses, and with it the whole transaction, as long as the key is absent."""
+    return {"request_put": {"key": absent, "ignore_lease": True}}
 
 
 def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
     """Return the transaction that deletes all keys in some ranges. Its outcome is their number."""
     return Txn(
         [],
-        [EtcdRequest.delete(start, end) for start, end in spans],
+        [requests.delete(start, end) for start, end in spans],
         lambda answers, _: sum(answer.response_delete_range.deleted for answer in answers),
         lambda revision: [
             pb.RangeRequest(key=start, range_end=end, count_only=True, revision=revision - 1) for start, end in spans
@@ -141,7 +138,7 @@ def marker_creation(keys: Keys, session_id: str, value: bytes) -> Txn:
     raw, lease = keys.marker(session_id), lease_of(session_id)
     return Txn(
         [absence(Kind.SESSION, (raw, b""), session_id)],
-        [EtcdRequest.put(raw, value, lease)],
+        [requests.put(raw, value, lease)],
         lambda _, revision: revision,
         lambda _: [],
         lambda _, revision: revision,
@@ -182,40 +179,40 @@ class Condition:
     """
 
     kind: Kind
-    target: _Target
+    target: requests.Target
     key: bytes
     operand: int
     subject: Any
     end: bytes = b""
     greater: bool = False
 
-    def compare(self) -> bytes:
-        """Return the encoded compare."""
-        return EtcdRequest.compare(self.target, self.key, self.operand, self.end, greater=self.greater)
+    def compare(self) -> requests.Compare:
+        """Return the compare."""
+        return requests.compare(self.target, self.key, self.operand, self.end, greater=self.greater)
 
-    def read(self) -> bytes:
-        """Return the encoded read that ``holds`` evaluates."""
-        return EtcdRequest.read(self.key) if self.kind is Kind.COUNTER else EtcdRequest.peek(self.key, self.end)
+    def read(self) -> requests.Operation:
+        """Return the read that ``holds`` evaluates."""
+        return requests.read(self.key) if self.kind is Kind.COUNTER else requests.peek(self.key, self.end)
 
     def holds(self, kvs: Any) -> bool:
         """Return whether it held, given the keys that its read found."""
-        found: int = getattr(kvs[0], _FIELDS[self.target]) if kvs else 0
+        found: int = getattr(kvs[0], self.target) if kvs else 0
         return found > self.operand if self.greater else found == self.operand
 
 
 def unchanged(raw: bytes, revision: int, check: At) -> Condition:
     """Require that the key was not written since the revision."""
-    return Condition(Kind.CHECK, "mod", raw, revision, check)
+    return Condition(Kind.CHECK, "mod_revision", raw, revision, check)
 
 
 def absence(kind: Kind, span: KeyRange, subject: Any) -> Condition:
     """Require that nothing exists in the range. The end of a single key is empty."""
-    return Condition(kind, "create", span[0], 0, subject, end=span[1])
+    return Condition(kind, "create_revision", span[0], 0, subject, end=span[1])
 
 
 def existence(kind: Kind, raw: bytes, subject: Any) -> Condition:
     """Require that the key exists."""
-    return Condition(kind, "create", raw, 0, subject, greater=True)
+    return Condition(kind, "create_revision", raw, 0, subject, greater=True)
 
 
 def ownership(kind: Kind, raw: bytes, lease: int, subject: Any) -> Condition:
@@ -225,7 +222,7 @@ def ownership(kind: Kind, raw: bytes, lease: int, subject: Any) -> Condition:
 
 def counter_at(raw: bytes, revision: int) -> Condition:
     """Require that no number was taken since the revision, 0 for never. The subject of a failure is the counter."""
-    return Condition(Kind.COUNTER, "mod", raw, revision, None)
+    return Condition(Kind.COUNTER, "mod_revision", raw, revision, None)
 
 
 def explain(failed: Mapping[Kind, list[Condition]], what: str) -> LatchworkError | None:

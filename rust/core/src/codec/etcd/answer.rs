@@ -1,5 +1,6 @@
 //! What etcd answers to reads and to write transactions, borrowed where it lies.
 
+use super::fields::{key_value, operation, response};
 use crate::codec::protobuf::{Fields, Malformed, Value};
 
 /// A key as it was read.
@@ -23,11 +24,11 @@ impl<'a> KeyValue<'a> {
         let (mut fields, mut found) = (Fields::of(message), Self::default());
         while let Some(field) = fields.read_next()? {
             match field {
-                (1, Value::Bytes(key)) => found.key = key,
-                (2, Value::Number(revision)) => found.created = revision as i64,
-                (3, Value::Number(revision)) => found.written = revision as i64,
-                (5, Value::Bytes(value)) => found.value = value,
-                (6, Value::Number(lease)) => found.lease = lease as i64,
+                (key_value::KEY, Value::Bytes(key)) => found.key = key,
+                (key_value::CREATED, Value::Number(revision)) => found.created = revision as i64,
+                (key_value::WRITTEN, Value::Number(revision)) => found.written = revision as i64,
+                (key_value::VALUE, Value::Bytes(value)) => found.value = value,
+                (key_value::LEASE, Value::Number(lease)) => found.lease = lease as i64,
                 _ => {}
             }
         }
@@ -52,9 +53,9 @@ impl<'a> Range<'a> {
         let (mut fields, mut found) = (Fields::of(message), Self::default());
         while let Some(field) = fields.read_next()? {
             match field {
-                (1, Value::Bytes(header)) => revision(header, &mut found.revision)?,
-                (2, Value::Bytes(key)) => found.keys.push(key),
-                (3, Value::Number(more)) => found.more = more != 0,
+                (response::HEADER, Value::Bytes(header)) => revision(header, &mut found.revision)?,
+                (response::RANGE_KVS, Value::Bytes(key)) => found.keys.push(key),
+                (response::RANGE_MORE, Value::Number(more)) => found.more = more != 0,
                 _ => {}
             }
         }
@@ -69,6 +70,8 @@ pub enum Done<'a> {
     Read(&'a [u8]),
     /// A deletion: of how many keys.
     Deleted(i64),
+    /// A nested transaction: the message of its answer.
+    Nested(&'a [u8]),
     /// Anything else.
     Other,
 }
@@ -90,9 +93,9 @@ impl<'a> Transaction<'a> {
         let (mut fields, mut found) = (Fields::of(message), Self::default());
         while let Some(field) = fields.read_next()? {
             match field {
-                (1, Value::Bytes(header)) => revision(header, &mut found.revision)?,
-                (2, Value::Number(succeeded)) => found.succeeded = succeeded != 0,
-                (3, Value::Bytes(answer)) => found.answers.push(Done::read(answer)?),
+                (response::HEADER, Value::Bytes(header)) => revision(header, &mut found.revision)?,
+                (response::TXN_SUCCEEDED, Value::Number(succeeded)) => found.succeeded = succeeded != 0,
+                (response::TXN_RESPONSES, Value::Bytes(answer)) => found.answers.push(Done::read(answer)?),
                 _ => {}
             }
         }
@@ -106,8 +109,9 @@ impl<'a> Done<'a> {
         while let Some((number, value)) = fields.read_next()? {
             if let Value::Bytes(answer) = value {
                 found = match number {
-                    1 => Self::Read(answer),
-                    3 => Self::Deleted(deleted(answer)?),
+                    operation::RANGE => Self::Read(answer),
+                    operation::DELETE => Self::Deleted(deleted(answer)?),
+                    operation::TXN => Self::Nested(answer),
                     _ => Self::Other,
                 };
             }
@@ -119,7 +123,7 @@ impl<'a> Done<'a> {
 fn revision(header: &[u8], found: &mut i64) -> Result<(), Malformed> {
     let mut fields = Fields::of(header);
     while let Some(field) = fields.read_next()? {
-        if let (3, Value::Number(revision)) = field {
+        if let (response::HEADER_REVISION, Value::Number(revision)) = field {
             *found = revision as i64;
         }
     }
@@ -129,7 +133,7 @@ fn revision(header: &[u8], found: &mut i64) -> Result<(), Malformed> {
 fn deleted(answer: &[u8]) -> Result<i64, Malformed> {
     let (mut fields, mut found) = (Fields::of(answer), 0);
     while let Some(field) = fields.read_next()? {
-        if let (2, Value::Number(count)) = field {
+        if let (response::DELETED, Value::Number(count)) = field {
             found = count as i64;
         }
     }

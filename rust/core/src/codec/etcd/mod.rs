@@ -4,6 +4,7 @@
 //! message. Fields that are not known are passed over, as protobuf wants it; what is not protobuf is [`Malformed`].
 
 pub mod answer;
+mod fields;
 pub mod request;
 
 pub use super::protobuf::Malformed;

@@ -1,10 +1,9 @@
-//! Reads of keys, write transactions under a guard, and the parts that every other transaction is put together from.
-//!
-//! Compares and operations have their length in front, so that a transaction joins them.
+//! Reads of keys, and write transactions under a guard.
 
-use crate::codec::protobuf::{bytes, number, sized};
+use super::fields::{compare, delete, operation, put, range, txn};
+use crate::codec::protobuf::{bytes_field, message_field, number_field};
 
-/// What of a key is compared with a number.
+/// The number of a key that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// The revision of its creation; 0 when it is absent.
@@ -15,20 +14,20 @@ pub enum Target {
     Lease,
 }
 
-/// One compare, and the read of the same key that tells afterwards whether it held.
+/// A compare. When the transaction is refused, a read of the same key shows whether it held.
 #[derive(Clone, Copy, Debug)]
 pub struct Condition<'a> {
-    /// What is compared.
+    /// The compared number of the key.
     pub target: Target,
-    /// What stands between the root and the key.
+    /// The text between the root and the key.
     pub folder: &'a str,
     /// The key.
     pub key: &'a str,
-    /// With what it is compared.
+    /// The number to compare with.
     pub operand: u64,
-    /// Greater than the operand, not equal to it.
+    /// The number must be greater than the operand instead of equal.
     pub greater: bool,
-    /// Every key below this one is compared, instead of the key.
+    /// All keys below this one are compared instead of the key itself.
     pub below: bool,
 }
 
@@ -43,150 +42,86 @@ pub enum Operation<'a> {
     Delete(&'a str),
 }
 
-/// The guard of a transaction: its key, its revision, and its write and its read as encoded operations.
+/// The guard of a transaction: a key that the transaction compares and overwrites.
 #[derive(Clone, Copy, Debug)]
 pub struct Guard<'a> {
-    /// Where it is.
+    /// The whole key.
     pub key: &'a [u8],
-    /// As last known.
+    /// The revision of its last write, as last known; 0 when it does not exist.
     pub revision: u64,
-    /// The operation that overwrites it.
-    pub write: &'a [u8],
-    /// The operation that reads it.
-    pub read: &'a [u8],
+    /// The lease that it is on.
+    pub lease: u64,
 }
 
-/// A `RangeRequest` for one key. O(bytes).
+/// The value of a guard that a transaction has overwritten.
+const WRITTEN: &[u8] = b"w";
+
+/// Encode a `RangeRequest` for one key. O(bytes).
 pub fn get(root: &[u8], key: &str, serializable: bool) -> Vec<u8> {
     let mut out = Vec::with_capacity(root.len() + key.len() + 12);
-    joined(&mut out, 0x0a, &[root, key.as_bytes()]);
-    if serializable {
-        out.extend_from_slice(&[0x38, 1]);
-    }
+    append_get(&mut out, root, key, serializable);
     out
 }
 
-/// A `TxnRequest` that reads several keys and nothing else. O(bytes).
+/// Encode a `TxnRequest` that reads several keys and nothing else. O(bytes).
 pub fn get_many(root: &[u8], keys: &[&str], serializable: bool) -> Vec<u8> {
     let mut out = Vec::with_capacity(keys.iter().map(|key| root.len() + key.len() + 20).sum());
     for key in keys {
-        out.push(0x12);
-        request(&mut out, 0x0a, |out| out.extend_from_slice(&get(root, key, serializable)));
+        message_field(&mut out, txn::SUCCESS, |out| {
+            message_field(out, operation::RANGE, |out| append_get(out, root, key, serializable));
+        });
     }
     out
 }
 
-/// A `TxnRequest`; keys are below `root`. O(bytes).
-pub fn transaction(root: &[u8], guard: &Guard<'_>, conditions: &[Condition<'_>], ops: &[Operation<'_>]) -> Vec<u8> {
+/// Encode a `TxnRequest` under a guard; the keys are below `root`. O(bytes).
+///
+/// With `nests_puts`, each put and its read are a nested transaction, so that they count as one operation.
+pub fn transaction(
+    root: &[u8],
+    guard: &Guard<'_>,
+    conditions: &[Condition<'_>],
+    ops: &[Operation<'_>],
+    nests_puts: bool,
+) -> Vec<u8> {
     let values: usize = ops.iter().map(|op| size_of(op) + 2 * root.len()).sum();
     let each = |condition: &Condition<'_>| 4 * (root.len() + condition.folder.len() + condition.key.len() + 16);
     let compares: usize = conditions.iter().map(each).sum();
     let mut out = Vec::with_capacity(64 + 3 * guard.key.len() + values + compares);
-    out.push(0x0a);
-    compare(&mut out, Target::Written, &[guard.key], &[], guard.revision, false);
+    append_compare(&mut out, Target::Written, &[guard.key], &[], guard.revision, false);
     for one in conditions {
-        out.push(0x0a);
         let (key, end) = range_of(root, one);
-        compare(&mut out, one.target, &key, &end, one.operand, one.greater);
+        append_compare(&mut out, one.target, &key, &end, one.operand, one.greater);
     }
-    out.push(0x12);
-    out.extend_from_slice(guard.write);
+    append_put(&mut out, &[guard.key], WRITTEN, guard.lease);
     for op in ops {
-        operation(&mut out, root, op);
+        match op {
+            Operation::Put(..) if nests_puts => message_field(&mut out, txn::SUCCESS, |out| {
+                message_field(out, operation::TXN, |out| append_operation(out, root, op));
+            }),
+            _ => append_operation(&mut out, root, op),
+        }
     }
-    out.push(0x1a);
-    out.extend_from_slice(guard.read);
+    message_field(&mut out, txn::FAILURE, |out| {
+        message_field(out, operation::RANGE, |out| bytes_field(out, range::KEY, &[guard.key]));
+    });
     for one in conditions {
-        out.push(0x1a);
         let (key, end) = range_of(root, one);
-        peek(&mut out, &key, &end);
+        append_peek(&mut out, txn::FAILURE, &key, &end);
     }
     out
 }
 
-/// A `TxnRequest` of encoded compares, operations if they hold, and operations if not. O(bytes).
-pub fn joined_transaction(parts: [Vec<impl AsRef<[u8]>>; 3]) -> Vec<u8> {
-    let size = parts.iter().flatten().map(|one| one.as_ref().len() + 1).sum();
-    let mut out = Vec::with_capacity(size);
-    for (tag, some) in [0x0a, 0x12, 0x1a].into_iter().zip(parts) {
-        for one in some {
-            out.push(tag);
-            out.extend_from_slice(one.as_ref());
-        }
-    }
-    out
-}
-
-/// Appends a `Compare`, of every key in a range when there is an end. O(bytes), as are the next ones.
-pub fn compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[&[u8]], operand: u64, greater: bool) {
-    let (kind, introduced) = match target {
-        Target::Created => (1, 0x28),
-        Target::Written => (2, 0x30),
-        Target::Lease => (4, 0x40),
-    };
-    sized(out, |out| {
-        if greater {
-            out.extend_from_slice(&[0x08, 1]);
-        }
-        out.extend_from_slice(&[0x10, kind]);
-        joined(out, 0x1a, key);
-        out.push(introduced);
-        number(out, operand);
-        if !end.is_empty() {
-            out.push(0x82);
-            joined(out, 0x04, end);
-        }
-    });
-}
-
-/// Appends a `RequestOp` that puts, on a lease unless that is 0, or on the one that the key has.
-pub fn put(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8], lease: u64, ignore_lease: bool) {
-    request(out, 0x12, |out| {
-        joined(out, 0x0a, key);
-        out.push(0x12);
-        bytes(out, value);
-        if lease != 0 {
-            out.push(0x18);
-            number(out, lease);
-        }
-        if ignore_lease {
-            out.extend_from_slice(&[0x30, 1]);
-        }
-    });
-}
-
-/// Appends a `RequestOp` that deletes a key, or a range when there is an end.
-pub fn delete(out: &mut Vec<u8>, key: &[&[u8]], end: &[&[u8]]) {
-    request(out, 0x1a, |out| range(out, key, end));
-}
-
-/// Appends a `RequestOp` that reads a key.
-pub fn read(out: &mut Vec<u8>, key: &[&[u8]]) {
-    request(out, 0x0a, |out| range(out, key, &[]));
-}
-
-/// Appends a `RequestOp` that reads a key without its value, or the first of a range.
-pub fn peek(out: &mut Vec<u8>, key: &[&[u8]], end: &[&[u8]]) {
-    request(out, 0x0a, |out| {
-        range(out, key, end);
-        out.extend_from_slice(&[0x18, 1, 0x40, 1]);
-    });
-}
-
-/// Appends a `RequestOp` that is an encoded transaction.
-pub fn nested(out: &mut Vec<u8>, transaction: &[u8]) {
-    request(out, 0x22, |out| out.extend_from_slice(transaction));
-}
-
+/// About the number of bytes that an operation takes.
 fn size_of(op: &Operation<'_>) -> usize {
     match op {
-        Operation::Put(key, value, _) => 2 * key.len() + value.len() + 60,
+        Operation::Put(key, value, _) => 2 * key.len() + value.len() + 72,
         Operation::Create(key, value, _) => key.len() + value.len() + 36,
         Operation::Delete(key) => key.len() + 16,
     }
 }
 
-/// The key that is compared, or the range of all keys below it: `0` follows `/`.
+/// The parts of the compared key, and no end; or of the range of all keys below it: `0` follows `/`.
 fn range_of<'a>(root: &'a [u8], condition: &Condition<'a>) -> ([&'a [u8]; 4], Vec<&'a [u8]>) {
     let (folder, key) = (condition.folder.as_bytes(), condition.key.as_bytes());
     if condition.below {
@@ -196,41 +131,72 @@ fn range_of<'a>(root: &'a [u8], condition: &Condition<'a>) -> ([&'a [u8]; 4], Ve
     }
 }
 
-fn operation(out: &mut Vec<u8>, root: &[u8], op: &Operation<'_>) {
-    out.push(0x12);
-    match *op {
-        Operation::Put(key, value, lease) => {
-            let key = [root, key.as_bytes()];
-            put(out, &key, value, lease, false);
-            out.push(0x12);
-            peek(out, &key, &[]);
+/// Append the fields of a `RangeRequest` for one key.
+fn append_get(out: &mut Vec<u8>, root: &[u8], key: &str, serializable: bool) {
+    bytes_field(out, range::KEY, &[root, key.as_bytes()]);
+    if serializable {
+        number_field(out, range::SERIALIZABLE, 1);
+    }
+}
+
+/// Append a compare of a key, or of all keys in a range when there is an end.
+fn append_compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[&[u8]], operand: u64, greater: bool) {
+    let (kind, field) = match target {
+        Target::Created => (compare::IS_CREATED, compare::CREATED),
+        Target::Written => (compare::IS_WRITTEN, compare::WRITTEN),
+        Target::Lease => (compare::IS_LEASE, compare::LEASE),
+    };
+    message_field(out, txn::COMPARE, |out| {
+        if greater {
+            number_field(out, compare::RESULT, compare::IS_GREATER);
         }
-        Operation::Create(key, value, lease) => put(out, &[root, key.as_bytes()], value, lease, false),
-        Operation::Delete(key) => delete(out, &[root, key.as_bytes()], &[]),
-    }
-}
-
-/// What is read or deleted: one key, or all up to an end.
-fn range(out: &mut Vec<u8>, key: &[&[u8]], end: &[&[u8]]) {
-    joined(out, 0x0a, key);
-    if !end.is_empty() {
-        joined(out, 0x12, end);
-    }
-}
-
-/// A `RequestOp` of a kind, its length in front.
-fn request(out: &mut Vec<u8>, kind: u8, body: impl FnOnce(&mut Vec<u8>)) {
-    sized(out, |out| {
-        out.push(kind);
-        sized(out, body);
+        number_field(out, compare::TARGET, kind);
+        bytes_field(out, compare::KEY, key);
+        number_field(out, field, operand);
+        if !end.is_empty() {
+            bytes_field(out, compare::END, end);
+        }
     });
 }
 
-/// A field of bytes that come in parts.
-fn joined(out: &mut Vec<u8>, tag: u8, parts: &[&[u8]]) {
-    out.push(tag);
-    number(out, parts.iter().map(|part| part.len() as u64).sum());
-    for part in parts {
-        out.extend_from_slice(part);
+/// Append an operation of a transaction whose compares hold.
+fn append_operation(out: &mut Vec<u8>, root: &[u8], op: &Operation<'_>) {
+    match *op {
+        Operation::Put(key, value, lease) => {
+            let key = [root, key.as_bytes()];
+            append_put(out, &key, value, lease);
+            append_peek(out, txn::SUCCESS, &key, &[]);
+        }
+        Operation::Create(key, value, lease) => append_put(out, &[root, key.as_bytes()], value, lease),
+        Operation::Delete(key) => message_field(out, txn::SUCCESS, |out| {
+            message_field(out, operation::DELETE, |out| bytes_field(out, delete::KEY, &[root, key.as_bytes()]));
+        }),
     }
+}
+
+/// Append a put, on a lease unless that is 0.
+fn append_put(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8], lease: u64) {
+    message_field(out, txn::SUCCESS, |out| {
+        message_field(out, operation::PUT, |out| {
+            bytes_field(out, put::KEY, key);
+            bytes_field(out, put::VALUE, &[value]);
+            if lease != 0 {
+                number_field(out, put::LEASE, lease);
+            }
+        });
+    });
+}
+
+/// Append a read of a key without its value, or of the first key of a range when there is an end.
+fn append_peek(out: &mut Vec<u8>, branch: u32, key: &[&[u8]], end: &[&[u8]]) {
+    message_field(out, branch, |out| {
+        message_field(out, operation::RANGE, |out| {
+            bytes_field(out, range::KEY, key);
+            if !end.is_empty() {
+                bytes_field(out, range::END, end);
+            }
+            number_field(out, range::LIMIT, 1);
+            number_field(out, range::KEYS_ONLY, 1);
+        });
+    });
 }

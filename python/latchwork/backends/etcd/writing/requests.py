@@ -1,0 +1,61 @@
+"""The parts of transactions, as mappings: the constructor of a message copies parts that are messages themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from latchwork.backends.etcd import rpc_pb2 as pb
+
+#: The fields of a ``pb.Compare`` or of a ``pb.RequestOp``.
+Compare = dict[str, Any]
+Operation = dict[str, Any]
+
+#: The compared number of a key, 0 for an absent key; it is also the name of the field in messages.
+Target = Literal["create_revision", "mod_revision", "lease"]
+
+_TARGETS = {
+    "create_revision": pb.Compare.CREATE,
+    "mod_revision": pb.Compare.MOD,
+    "lease": pb.Compare.LEASE,
+}
+
+
+def transaction(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> bytes:
+    """Return the encoded request of a transaction."""
+    return pb.TxnRequest(compare=compares, success=success, failure=failure).SerializeToString()
+
+
+def compare(target: Target, key: bytes, operand: int, end: bytes = b"", *, greater: bool = False) -> Compare:
+    """Return the compare of a key with a number; with an end, of every key of the range that begins there."""
+    made: Compare = {"target": _TARGETS[target], "key": key, target: operand}
+    if end:
+        made["range_end"] = end
+    if greater:
+        made["result"] = pb.Compare.GREATER
+    return made
+
+
+def put(key: bytes, value: bytes, lease: int = 0) -> Operation:
+    """Return the operation that writes a key, on a lease unless that is 0."""
+    return {"request_put": {"key": key, "value": value, "lease": lease}}
+
+
+def delete(key: bytes, end: bytes = b"") -> Operation:
+    """Return the operation that deletes a key, or the range that begins there."""
+    return {"request_delete_range": {"key": key, "range_end": end}}
+
+
+def read(key: bytes) -> Operation:
+    """Return the operation that reads a key."""
+    return {"request_range": {"key": key}}
+
+
+def peek(key: bytes, end: bytes = b"") -> Operation:
+    """Return the operation that reads a key without its value, or the first one of the range that begins there."""
+    return {"request_range": {"key": key, "range_end": end, "limit": 1, "keys_only": True}}
+
+
+def nested(success: Sequence[Operation]) -> Operation:
+    """Return a transaction without compares as an operation of another one."""
+    return {"request_txn": {"success": success}}
