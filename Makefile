@@ -27,7 +27,7 @@ export PYTHON WORKERS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test quick check bench lint format protos wheel clean prerequisites
+.PHONY: help build demo test quick check bench lint format docs protos wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -52,10 +52,12 @@ help:
 	@echo '                 WHAT=api-fuzz          ask the API of workflows what its description allows, and what it forbids (20 minutes)'
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
 	@echo '                 WHAT=clients           latchwork next to other clients of etcd, each in an environment of its own'
+	@echo '                 WHAT=site              the documentation site in a browser: search, navigation, links'
 	@echo '                 WHAT=dependencies      known vulnerabilities of the installed packages'
 	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, work_queue, workers, executor, plans, workflows or startup'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
+	@echo '  make docs      build the documentation site into site/, without warnings; ARGS=--serve shows it on port 8000'
 	@echo '  make protos    generate the messages of etcd'"'"'s API again; takes Go and a network, and is needed for new ones only'
 	@echo '  make wheel     build the wheels of all three distributions into dist/ (an abi3 wheel for Python 3.11+); WHAT=all builds those of a release,'
 	@echo '                 for manylinux2014 and musllinux on x86_64 and aarch64: ARGS="--home URL" names its repository'
@@ -117,6 +119,13 @@ lint: build
 	cargo fmt --check
 	cargo clippy --quiet $(LOCKED) --all-targets -- -D warnings
 
+docs: build $(STAMP)/docs
+	$(BIN)/python scripts/make_site $(ARGS)
+
+$(STAMP)/docs: scripts/site/requirements.txt $(STAMP)/requirements
+	$(BIN)/python -m pip install --quiet -r $<
+	@touch $@
+
 format: build
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -136,5 +145,5 @@ wheel: build
 	    (cd $$each && "$(CURDIR)/$(BIN)/python" -m hatchling build --target wheel --directory "$(CURDIR)/dist") || exit; done)
 
 clean:
-	rm -rf $(VENV) target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks $(CORE)
+	rm -rf $(VENV) target dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks $(CORE)
 	find python tests scripts benches -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGETS = {"build", "demo", "test", "quick", "check", "bench", "lint", "format", "protos", "wheel", "clean"}
+TARGETS = {"build", "demo", "test", "quick", "check", "bench", "lint", "format", "docs", "protos", "wheel", "clean"}
 CHECKS = [
     "tests",
     "faults",
@@ -27,6 +27,7 @@ CHECKS = [
     "api-fuzz",
     "core",
     "clients",
+    "site",
     "dependencies",
 ]
 BENCHES = [

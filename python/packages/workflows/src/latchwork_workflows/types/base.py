@@ -74,12 +74,12 @@ class TaskType(Protocol):
 
     A type may have these optional attributes:
 
-        ignores_variables: True to leave out a value that cannot be an environment variable. Otherwise it fails the
-            attempt.
-        is_instant: True to succeed once a worker has claimed the task, without a process.
-        quoting: A mapping of parameters to functions that quote a value for their text.
-        connects: True if its parameter ``connection`` is a URL, or the name of a stored connection. Before ``command``
-            is called, a name is replaced by the URL, and the password is put into the parameter ``password``.
+    - ``ignores_variables``: True to leave out a value that cannot be an environment variable. Otherwise it fails the
+      attempt.
+    - ``is_instant``: True to succeed once a worker has claimed the task, without a process.
+    - ``quoting``: A mapping of parameters to functions that quote a value for their text.
+    - ``connects``: True if its parameter ``connection`` is a URL, or the name of a stored connection. Before ``command``
+      is called, a name is replaced by the URL, and the password is put into the parameter ``password``.
     """
 
     name: ClassVar[str]
