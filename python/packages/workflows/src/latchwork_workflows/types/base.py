@@ -78,8 +78,8 @@ class TaskType(Protocol):
       attempt.
     - ``is_instant``: True to succeed once a worker has claimed the task, without a process.
     - ``quoting``: A mapping of parameters to functions that quote a value for their text.
-    - ``connects``: True if its parameter ``connection`` is a URL, or the name of a stored connection. Before ``command``
-      is called, a name is replaced by the URL, and the password is put into the parameter ``password``.
+    - ``connects``: True if its parameter ``connection`` is a URL, or the name of a stored connection. Before
+      ``command`` is called, a name is replaced by the URL, and the password is put into the parameter ``password``.
     """
 
     name: ClassVar[str]
