@@ -27,7 +27,7 @@ export PYTHON WORKERS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test quick check bench lint format docs protos wheel clean prerequisites
+.PHONY: help build demo test quick check bench lint format docs protos wheel release clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -61,6 +61,7 @@ help:
 	@echo '  make protos    generate the messages of etcd'"'"'s API again; takes Go and a network, and is needed for new ones only'
 	@echo '  make wheel     build the wheels of all three distributions into dist/ (an abi3 wheel for Python 3.11+); WHAT=all builds those of a release,'
 	@echo '                 for manylinux2014 and musllinux on x86_64 and aarch64: ARGS="--home URL" names its repository'
+	@echo '  make release   check that this commit can be released, build all artifacts into dist/ and check them; ARGS=--help'
 	@echo '  make clean     remove .venv and everything built'
 	@echo
 	@echo 'ARGS adds arguments:     make demo ARGS="--url etcd://127.0.0.1:2379/demo"'
@@ -141,8 +142,13 @@ wheel: build
 	$(if $(filter all,$(WHAT)),$(BIN)/python -m pip install --quiet $(ZIG))
 	$(if $(filter all,$(WHAT)),PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/build_wheels $(ARGS),$\
 	    $(IN_VENV) $(BIN)/maturin build --release --strip $(LOCKED) --out dist)
+	@$(if $(filter all,$(WHAT)),,echo 'This wheel is for machines like this one: its tag names the C library here. WHAT=all builds those of a release.')
 	$(if $(filter all,$(WHAT)),,for each in $(dir $(PACKAGES)); do $\
 	    (cd $$each && "$(CURDIR)/$(BIN)/python" -m hatchling build --target wheel --directory "$(CURDIR)/dist") || exit; done)
+
+release: build
+	$(BIN)/python -m pip install --quiet $(ZIG) "twine>=6,<8" "check-wheel-contents>=0.6,<1" "abi3audit>=0.0.20,<1"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/release $(ARGS)
 
 clean:
 	rm -rf $(VENV) target dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks $(CORE)

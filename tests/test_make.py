@@ -11,7 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGETS = {"build", "demo", "test", "quick", "check", "bench", "lint", "format", "docs", "protos", "wheel", "clean"}
+TARGETS = {
+    "build",
+    "demo",
+    "test",
+    "quick",
+    "check",
+    "bench",
+    "lint",
+    "format",
+    "docs",
+    "protos",
+    "wheel",
+    "release",
+    "clean",
+}
 CHECKS = [
     "tests",
     "faults",

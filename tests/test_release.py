@@ -101,3 +101,35 @@ def test_an_add_on_installs_and_imports_alone(name, tmp_path):
     done = installed.run("python", "-c", script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(installed.site))
+
+
+@pytest.fixture(scope="module")
+def release():
+    return load_script("release")
+
+
+def test_every_file_that_names_the_version_names_the_same_one(release):
+    assert len(set.union(*release.versions().values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("changelog", "newest"),
+    [
+        ("## [1.2.3] - 2026-01-02\n- a\n", "1.2.3"),
+        ("## [Unreleased]\n\n## [1.2.3] - 2026-01-02\n", "1.2.3"),
+        ("## [Unreleased]\n- a\n\n## [1.2.3] - 2026-01-02\n", None),
+        ("## [1.2.3]\n", None),
+        ("", None),
+    ],
+)
+def test_a_release_needs_a_dated_section_as_the_newest_of_the_changelog(release, changelog, newest):
+    assert release.newest_section(changelog) == newest
+
+
+def test_a_release_that_is_not_possible_is_explained(release, capsys, monkeypatch):
+    monkeypatch.setattr(release, "versions", lambda: {"Cargo.toml": {"1.2.3"}, "pyproject.toml": {"1.2.2"}})
+    monkeypatch.setattr(sys, "argv", ["release", "--check"])
+    assert release.main() == 1
+    said = capsys.readouterr().err
+    assert "pyproject.toml names 1.2.2" in said
+    assert "'## [1.2.3] - YYYY-MM-DD'" in said
