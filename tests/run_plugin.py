@@ -174,7 +174,11 @@ def _missing(choice: Choice) -> set[str]:
 
 
 def _files(arguments: list[str]) -> set[str]:
-    """Test files below what the command line names, relative to the folder of tests."""
-    paths = [Path(argument.partition("::")[0]).resolve() for argument in arguments]
+    """Test files below what the command line names, relative to the folder of tests.
+
+    The conformance kit is a link there, which ``rglob`` does not follow.
+    """
+    paths = [Path(argument.partition("::")[0]).absolute() for argument in arguments]
+    paths += [TESTS / "conformance" for path in paths if TESTS.is_relative_to(path)]
     found = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
     return {file.relative_to(TESTS).as_posix() for file in found if file.is_relative_to(TESTS)}

@@ -29,8 +29,13 @@ def found(name):
     if name.startswith("tests/"):
         return list(TESTS.parent.glob(name))
     if name.endswith(".py"):
-        return list(TESTS.rglob(name))
-    return [path for path in TESTS.rglob("test_*.py") if f"def {name}(" in path.read_text(encoding="utf-8")]
+        return _below(name)
+    return [path for path in _below("test_*.py") if f"def {name}(" in path.read_text(encoding="utf-8")]
+
+
+def _below(pattern):
+    """Files below the tests, with those of the conformance kit: a link, which rglob does not follow."""
+    return [*TESTS.rglob(pattern), *(TESTS / "conformance").glob(pattern)]
 
 
 @pytest.mark.parametrize(("promise", "where"), [pytest.param(*row, id=row[0][:60]) for row in rows()])

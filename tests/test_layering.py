@@ -264,9 +264,9 @@ def test_the_base_of_pages_knows_nothing_of_workflows():
     assert {part(each.target) for each in found if each.own} == {"web"}
 
 
-def test_there_are_at_most_60_names_for_add_ons_and_each_is_documented():
+def test_there_are_at_most_90_names_for_add_ons_and_each_is_documented():
     page = (PACKAGE.parents[1] / "docs" / "reference" / "spi.md").read_text(encoding="utf-8")
-    assert len(spi.__all__) <= 60
+    assert len(spi.__all__) <= 90
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(spi.__all__)
 
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from conformance.test_forks import in_child
 from executor.conftest import PATIENCE_S
 from executor.work import square, wait
 from latchwork.executor import All
+from latchwork_testkit.conformance.children import in_child
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

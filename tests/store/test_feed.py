@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.backends.base import Current, Delta, Snapshot
-from latchwork.store.watch import Inbox, Tracker
+from latchwork.store.watch import Feed, Inbox, Tracker
 from latchwork.types import Change, Entry
 
 
@@ -109,3 +111,19 @@ def test_the_fold_of_any_history_with_any_gap_is_the_final_state(history, gap):
             tracker.fold(Delta((change,)))
     tracker.fold(Snapshot(tuple(state.values()), 99.0))
     assert tracker.known == state
+
+
+def test_a_quiet_watch_is_told_nothing_however_long_and_a_quiet_mirror_that_it_is_current(store, monkeypatch):
+    told = []
+    take = Feed.__call__
+    monkeypatch.setattr(Feed, "__call__", lambda feed, event: told.append(type(feed).__name__) or take(feed, event))
+    watches = [store.watch(f"w/{number}") for number in range(30)]
+    with store.mirror("w") as mirror:
+        for watch in watches:
+            watch.next(10)
+        mirror.stale_s()
+        told.clear()
+        quiet = threading.Event()
+        assert not quiet.wait(2.5)
+    assert told.count("Watch") == 0
+    assert told.count("Mirror") >= 1

@@ -10,9 +10,9 @@ import uuid
 import pytest
 
 import latchwork
-from conformance.test_forks import in_child
 from latchwork.errors import Closed, NodeIdInUse, PermissionDenied, Unavailable, WaitTimeout
 from latchwork.testing.faults import FaultyStore
+from latchwork_testkit.conformance.children import in_child
 from patience import eventually
 from signalling import signals_later
 from tasks.nodes import KINDS

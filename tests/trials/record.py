@@ -10,11 +10,6 @@ import threading
 from collections import defaultdict
 from typing import Any
 
-OK = "ok"  # applied, or read
-CONFLICT = "conflict"  # not applied, for the checks that the answer names
-REFUSED = "refused"  # not applied, and never will be
-UNKNOWN = "unknown"  # applied, or not, or yet to be
-
 
 class Facts:
     """Facts by kind, in order. Safe to share between threads.

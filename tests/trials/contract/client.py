@@ -22,9 +22,9 @@ from typing import Any
 import latchwork
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown
 from latchwork.types import Put
+from latchwork_testkit.histories.calls import OK, REFUSED, UNKNOWN
 from patience import Deadline
 from trials.judges.contract.facts import Call, Mark, Seen, Settled
-from trials.record import OK, REFUSED, UNKNOWN
 from trials.remote import Wire
 
 PACE_S = 0.01

@@ -20,10 +20,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from backends_table import BY_NAME, is_there
+from latchwork_testkit.histories.calls import REFUSED, UNKNOWN
+from latchwork_testkit.histories.checker import minimise, timeline
 from trials.history.run import Run, Summary, repeated
 from trials.history.setups import ON_REQUEST, setup_of
-from trials.judges.linearizable.checker import minimise, timeline
-from trials.record import REFUSED, UNKNOWN
 from trials.remote import Remote, Wire
 
 _ROOT = Path(__file__).parents[3]

@@ -13,12 +13,12 @@ from typing import Any
 
 import latchwork
 from latchwork.errors import LatchworkError
-from trials.history.client import Clients
-from trials.history.recorder import KEYS, Recorder
+from latchwork_testkit.histories.calls import CONFLICT, OK, REFUSED, UNKNOWN, Call, History, Seen
+from latchwork_testkit.histories.checker import judge
+from latchwork_testkit.histories.clients import Clients
+from latchwork_testkit.histories.recorder import KEYS, Recorder
 from trials.history.setups import CLIENTS, Setup, setup_of
-from trials.judges.linearizable.calls import Call, History, Seen
-from trials.judges.linearizable.checker import judge
-from trials.record import CONFLICT, OK, REFUSED, UNKNOWN, Facts
+from trials.record import Facts
 from trials.remote import Remote
 from trials.stage import LINKS, Stage
 from trials.witness import Witness

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from backends_table import BY_NAME
+from latchwork_testkit.histories.checker import minimise, timeline
 from trials.history.run import Run, Summary, repeated
 from trials.history.setups import SERVER, setup_of
-from trials.judges.linearizable.checker import minimise, timeline
 
 CALLS = 1_500
 LIMIT_S = 100.0

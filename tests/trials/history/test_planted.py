@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from latchwork_testkit.histories.checker import judge, minimise, timeline
 from trials.history.planted import LostUpdates, Planted, RestartingVersions, StaleReads
 from trials.history.run import Run
-from trials.judges.linearizable.checker import judge, minimise, timeline
 
 LIMIT_S = 60.0
 

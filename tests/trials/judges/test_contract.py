@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from latchwork_testkit.histories.calls import OK, REFUSED, UNKNOWN
 from trials.judges.contract.facts import Call, Mark, Record, Seen, Settled, Stored
 from trials.judges.contract.rules import judge
-from trials.record import OK, REFUSED, UNKNOWN
 
 TTL_S, CALL_S = 2.0, 2.0
 

@@ -8,11 +8,21 @@ import random
 
 import pytest
 
-from trials.judges.linearizable.calls import Call, Check, History, Op, Seen, history_from_json
-from trials.judges.linearizable.checker import judge, minimise, timeline
-from trials.judges.linearizable.search import search
-from trials.judges.linearizable.tokens import check_tokens
-from trials.record import CONFLICT, OK, REFUSED, UNKNOWN
+from latchwork_testkit.histories.calls import (
+    CONFLICT,
+    OK,
+    REFUSED,
+    UNKNOWN,
+    Call,
+    Check,
+    History,
+    Op,
+    Seen,
+    history_from_json,
+)
+from latchwork_testkit.histories.checker import judge, minimise, timeline
+from latchwork_testkit.histories.search import search
+from latchwork_testkit.histories.tokens import check_tokens
 
 KEYS = ("a", "b")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+from latchwork_testkit.histories.calls import OK, REFUSED, UNKNOWN
 from trials.judges.contract.facts import Call, Record, Seen, Settled
-from trials.record import OK, REFUSED, UNKNOWN
 
 #: ``tmp`` writes what is deleted again.
 WRITES = {"create", "put", "commit", "bind", "tmp", "delete"}

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+pytest.register_assert_rewrite("latchwork_testkit.conformance")
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -46,14 +48,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     ):
         group.addoption(f"--latchwork-{name}", metavar="VALUE", help=f"{about} (default: {default or 'none'})")
         parser.addini(f"latchwork_{name.replace('-', '_')}", help=about, default=default)
+    kit = parser.getgroup("latchwork-conformance", "the conformance kit: pytest --pyargs latchwork_testkit.conformance")
+    kit.addoption("--backend-url", metavar="URL", default="", help="the backend under test, by a connection URL")
+    kit.addoption(
+        "--backend-server",
+        metavar="MODULE:NAME",
+        default="",
+        help="the backend under test, by a launcher such as latchwork_testkit.servers:EtcdServer",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker."""
+    """Declare the marker, and prepare a run of the conformance kit."""
     config.addinivalue_line(
         "markers",
         "latchwork(backend, **options): the backend of latchwork_store and options of its URL, such as session_ttl_s",
     )
+    if any("latchwork_testkit" in argument and "conformance" in argument for argument in config.invocation_params.args):
+        from latchwork_testkit.conformance import plugin
+
+        plugin.register(config)
 
 
 def _setting(config: pytest.Config, name: str) -> str:

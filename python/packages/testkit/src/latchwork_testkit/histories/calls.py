@@ -12,7 +12,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
-from trials.record import CONFLICT, OK, REFUSED, UNKNOWN
+OK = "ok"  # applied, or read
+CONFLICT = "conflict"  # not applied, for the checks that the answer names
+REFUSED = "refused"  # not applied, and never will be
+UNKNOWN = "unknown"  # applied, or not, or yet to be
 
 
 class Seen(NamedTuple):
@@ -77,6 +80,7 @@ class Call:
 
     @property
     def is_read(self) -> bool:
+        """Whether the call is a read."""
         return self.kind == "get"
 
     @property
@@ -125,10 +129,12 @@ class History:
     calls: list[Call] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
+        """Return the history as a document."""
         return asdict(self)
 
 
 def history_from_json(data: dict) -> History:
+    """Return the history of a document."""
     start = {key: None if seen is None else Seen(*seen) for key, seen in data["start"].items()}
     calls = [Call(**{name: _from_json(name, value) for name, value in each.items()}) for each in data["calls"]]
     return History(tuple(data["keys"]), start, data["after"], calls)

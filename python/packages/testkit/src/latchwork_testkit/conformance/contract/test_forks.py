@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
-import signal
 
 import pytest
 
 import latchwork
 from latchwork.testing import FaultyStore
+from latchwork_testkit.conformance.children import HANG_S, in_child
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-#: Seconds for all calls of a child before it counts as hanging: none of them does any I/O.
-HANG_S = 20
-
-
-def in_child(calls):
-    """Fork, and make the calls in the child: what each gave or raised, by name."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.alarm(HANG_S)  # a hang ends the child
-            said = {}
-            for name, call in calls.items():
-                try:
-                    said[name] = repr(call())
-                except BaseException as error:
-                    said[name] = type(error).__name__
-            os.write(writer, json.dumps(said).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        heard = pipe.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the child hung"
-    return json.loads(heard)
 
 
 def test_closing_a_session_in_a_child_leaves_the_parents_alive(store, other):
@@ -51,9 +23,9 @@ def test_closing_a_session_in_a_child_leaves_the_parents_alive(store, other):
 
 
 def test_a_child_that_reopens_its_parents_store_has_one_like_it(backend_url):
-    if backend_url.startswith("memory:"):
-        pytest.skip("a child of a fork has a memory of its own")
     with latchwork.connect(backend_url, session_ttl_s=7) as store:
+        if not store.capabilities.multi_process:
+            pytest.skip("multi_process=False: a child of a fork has a memory of its own")
         inner = store.namespace("inner")
         session_id = store.session.id
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trials.judges.linearizable.calls import History, Seen
-from trials.judges.linearizable.search import Verdict, search
-from trials.judges.linearizable.spec import Item, State
-from trials.judges.linearizable.tokens import check_tokens
+from latchwork_testkit.histories.calls import History, Seen
+from latchwork_testkit.histories.search import Verdict, search
+from latchwork_testkit.histories.spec import Item, State
+from latchwork_testkit.histories.tokens import check_tokens
 
 
 @dataclass
@@ -24,6 +24,7 @@ class Judgement:
 
     @property
     def is_good(self) -> bool:
+        """Whether the history is linearizable."""
         return not self.problems
 
 

@@ -11,14 +11,12 @@ from typing import Any, TypeVar
 import latchwork
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put
-from patience import Deadline
-from trials.judges.linearizable.calls import Call, Check, Op, Seen
-from trials.record import CONFLICT, OK, REFUSED, UNKNOWN
+from latchwork_testkit.histories.calls import CONFLICT, OK, REFUSED, UNKNOWN, Call, Check, Op, Seen
 
 Tokens = dict[Any, int]
 T = TypeVar("T")
 KEYS = ("a", "a/x", "b", "c")
-_SETTLE_S = 30.0
+_SETTLE_S = 60.0
 PAUSE_S = 0.02  # after a refusal, so that an outage does not fill the history
 _USUAL = (Conflict, KeyExists, Unavailable)
 NOTHING: dict[Any, int] = {}
@@ -57,20 +55,26 @@ class Recorder:
         self._threads = ThreadPoolExecutor(4, f"given-up-{client}") if patience_s is not None else None
 
     def get(self, key: str) -> Entry | None:
+        """Record a get."""
+
         def answer(call: Call, entry: Entry | None) -> None:
             call.found = _seen(entry) if entry is not None else None
 
         return self._made(self._call("get", key=key), lambda: self.store.get(key), answer)
 
     def put(self, key: str, value: bytes) -> Entry:
+        """Record a put."""
         call = self._call("put", ops=(Op("put", key, value.decode()),))
         return self._made(call, lambda: self.store.put(key, value), _wrote)
 
     def create(self, key: str, value: bytes) -> Entry:
+        """Record a creation."""
         call = self._call("create", ops=(Op("create", key, value.decode()),))
         return self._made(call, lambda: self.store.create(key, value), _wrote)
 
     def delete(self, key: str, *, at: Entry | None = None) -> bool:
+        """Record a deletion, of any version or of an entry that was read."""
+
         def answer(call: Call, was_there: bool) -> None:
             call.deleted = (key,) if was_there else ()
 
@@ -99,10 +103,10 @@ class Recorder:
 
     def settle(self) -> None:
         """Read until there is an answer, and wait for what was given up: nothing of this client can land after that."""
-        deadline = Deadline(_SETTLE_S)
+        deadline = time.monotonic() + _SETTLE_S
         wait(self._given_up, _SETTLE_S)
         self._given_up.clear()
-        while not deadline.has_passed:
+        while time.monotonic() < deadline:
             with contextlib.suppress(LatchworkError):
                 self.get(KEYS[0])
                 return

@@ -1,4 +1,4 @@
-"""Stores of the conformance suite: every test runs unchanged on every backend."""
+"""A second client. Every test of the contract runs unchanged on every backend."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trials.judges.linearizable.calls import Call, Check, History, Op, Seen
-from trials.record import CONFLICT, OK, UNKNOWN
+from latchwork_testkit.histories.calls import CONFLICT, OK, UNKNOWN, Call, Check, History, Op, Seen
 
 Item = tuple[str, int, int]
 State = tuple[tuple["Item | None", ...], int]
@@ -28,6 +27,7 @@ class Spec:
         self._seen = seen
 
     def start(self, history: History) -> State:
+        """Return the state at the beginning of a history."""
         items = [history.start.get(key) for key in history.keys]
         return tuple(None if each is None else (each.value, each.token, each.created) for each in items), history.after
 

@@ -21,9 +21,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trials.judges.linearizable.calls import Call, History, Seen
-from trials.judges.linearizable.spec import Spec, State, is_optional
-from trials.record import REFUSED, UNKNOWN
+from latchwork_testkit.histories.calls import REFUSED, UNKNOWN, Call, History, Seen
+from latchwork_testkit.histories.spec import Spec, State, is_optional
 
 _NEVER = 1 << 62
 
@@ -57,6 +56,7 @@ class Pending:
 
     @property
     def changes_nothing(self) -> bool:
+        """Whether the call is known to have changed nothing."""
         return self.call.changes_nothing
 
 
@@ -87,6 +87,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
+        """Whether an order was found."""
         return self.culprit is None
 
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from trials.judges.linearizable.calls import Call, History, Seen
-from trials.record import OK, REFUSED, UNKNOWN
+from latchwork_testkit.histories.calls import OK, REFUSED, UNKNOWN, Call, History, Seen
 
 
 def check_tokens(history: History) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -20,9 +21,9 @@ import pytest
 import latchwork
 from latchwork.errors import Conflict, KeyExists, SessionLost
 from latchwork.types import At, Create, Delete, Exists, Put
-from levels import LONG
 
 WAIT_S = 30.0
+LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 CHAOS_S = 20.0 if LONG else 1.5
 #: Commits of its kind that a run under chaos must have seen; it goes on while one comes within so many seconds. On 3 %
 #: of a processor it took through an event loop 44 s for 20: it is the machine that is slow then, and nothing is stuck.

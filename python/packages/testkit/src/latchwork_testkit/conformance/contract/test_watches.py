@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from latchwork import Closed, Delete, Put, WaitTimeout
-from latchwork.store.watch import Feed
+from latchwork.spi import Current, Snapshot
 
 
 def collect(watch, until, timeout_s=5.0):
@@ -335,17 +335,16 @@ def test_store_close_ends_its_watches(backend_url):
     assert list(watch) == []
 
 
-def test_a_quiet_watch_is_told_nothing_however_long_and_a_quiet_mirror_that_it_is_current(store, monkeypatch):
-    told = []
-    take = Feed.__call__
-    monkeypatch.setattr(Feed, "__call__", lambda feed, event: told.append(type(feed).__name__) or take(feed, event))
-    watches = [store.watch(f"w/{number}") for number in range(30)]
-    with store.mirror("w") as mirror:
-        for watch in watches:
-            watch.next(10)
-        mirror.stale_s()
-        told.clear()
+def test_a_quiet_watch_that_wants_beats_is_known_to_be_current_and_one_that_wants_none_hears_nothing(store):
+    heard = {True: [], False: []}
+    watches = [store._core.backend.watch("w", heard[beats].append, beats=beats) for beats in heard]
+    try:
+        if hasattr(watches[0], "prove_current"):
+            watches[0].prove_current()
         quiet = threading.Event()
-        assert not quiet.wait(2.5)
-    assert told.count("Watch") == 0
-    assert told.count("Mirror") >= 1
+        assert not quiet.wait(3.5)
+        assert sum(isinstance(event, Current) for event in heard[True]) >= 1
+        assert [type(event) for event in heard[False]] == [Snapshot]
+    finally:
+        for watch in watches:
+            watch.close()

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from latchwork import Absent, Closed, Conflict, InvalidKey
-from latchwork.backends.base import MAX_OLDER, MAX_ORDER_SUFFIX, Backend
+from latchwork.spi import MAX_OLDER, MAX_ORDER_SUFFIX, Backend
 
 
 def names(*entries):
