@@ -55,6 +55,10 @@ OWN: dict[str, CommandSpec] = {
         "latchwork.cli.demo:demo",
         "Run a cluster of worker processes, kill -9 one of them halfway, and prove that nothing was lost",
     ),
+    "doctor": CommandSpec(
+        "latchwork.cli.screens.doctor:doctor",
+        "Check this installation, and with --url a store: versions, extras, limits, reachability and permissions",
+    ),
     "drain": CommandSpec(
         "latchwork.cli.jobs:drain",
         "Move a node's items to the others, and wait until none of them runs there any more",

@@ -1,0 +1,251 @@
+"""`latchwork doctor`: check an installation and a store, and say what to fix."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import re
+import resource
+import statistics
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import latchwork
+from latchwork._base.text import reason
+from latchwork.backends.schemes import find_spec, installed_specs
+from latchwork.backends.url import parse_url
+from latchwork.cli.cluster import open_store
+from latchwork.cli.options import Json, Url, command
+from latchwork.cli.outcome import FAILURE, OK
+from latchwork.cli.text import Grid, say, say_json, show
+from latchwork.errors import LatchworkError
+from latchwork.store import Store
+
+#: Versions of Python that the tests run on.
+_PYTHONS = ((3, 11), (3, 14))
+#: A node with a few hundred items, or an executor with process tasks, needs about this many descriptors.
+_LEAST_FILES = 1024
+#: A round trip above this is slow for locks and queues.
+_SLOW_S = 0.1
+_SAMPLES = 10
+_WATCH_TIMEOUT_S = 5.0
+_EXTRA = re.compile(r"""extra == ['"](?P<extra>[\w-]+)['"]""")
+
+Verdict = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: The name of the check.
+        verdict: ``problem`` if something does not work, ``warning`` if it works and may not for long.
+        detail: What was found.
+        remedy: What to do; "" if nothing.
+    """
+
+    check: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+
+@command(
+    "latchwork doctor", "latchwork doctor --url etcd://10.0.0.1:2379/app", "latchwork doctor --json | jq '.findings'"
+)
+def doctor(*, url: Url = None, as_json: Json = False) -> None:
+    """Check this installation, and with --url a store: versions, extras, limits, reachability and permissions.
+
+    With --url it writes one key below ``doctor/`` and removes it again. The exit code is 1 if there is a problem.
+    """
+    findings = [python(), *distributions(), core(), *extras(), files()]
+    if url:
+        findings += store(url)
+    if as_json:
+        say_json({"findings": [asdict(each) for each in findings]})
+    else:
+        show(Grid(_row(each) for each in findings))
+        if not url:
+            say("add --url URL to check a store as well")
+    if any(each.verdict == "problem" for each in findings):
+        sys.exit(FAILURE)
+    sys.exit(OK)
+
+
+def python() -> Finding:
+    """Check the version of Python."""
+    version = sys.version.partition(" ")[0]
+    least, newest = _PYTHONS
+    if sys.version_info[:2] > newest:
+        return Finding("python", "warning", version, f"tested up to {newest[0]}.{newest[1]}; use that in production")
+    return Finding("python", "ok", f"{version}, needs {least[0]}.{least[1]} or newer")
+
+
+def distributions() -> list[Finding]:
+    """Check that all installed distributions of latchwork have the same version."""
+    own = latchwork.__version__
+    found = [Finding("latchwork", "ok", own)]
+    for name in ("latchwork-workflows", "latchwork-testkit"):
+        version = _version(name)
+        if version is not None and version != own:
+            found.append(Finding(name, "problem", version, f"pip install {name}=={own}"))
+        elif version is not None:
+            found.append(Finding(name, "ok", version))
+    return found
+
+
+def core() -> Finding:
+    """Check that the native core can be loaded."""
+    try:
+        importlib.import_module("latchwork._core")
+    except ImportError as error:
+        return Finding("native core", "problem", reason(error), "pip install --force-reinstall latchwork")
+    return Finding("native core", "ok", "loaded")
+
+
+def extras() -> list[Finding]:
+    """Check which backends have their client library."""
+    found = []
+    for scheme, spec in installed_specs().items():
+        if isinstance(spec, str):
+            found.append(Finding(f"backend {scheme}", "problem", spec, "update or uninstall the package that adds it"))
+        elif spec.extra is not None:
+            found.append(_extra(scheme, spec.extra))
+    return found
+
+
+def files() -> Finding:
+    """Check the limit of open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _LEAST_FILES:
+        return Finding(
+            "open files", "warning", f"at most {soft}", f"ulimit -n {_LEAST_FILES} (the hard limit is {hard})"
+        )
+    return Finding("open files", "ok", "no limit" if soft < 0 else f"at most {soft}")
+
+
+def store(url: str) -> list[Finding]:
+    """Check that a store can be reached, read, written and watched, and what it warns of."""
+    found: list[Finding] = []
+    with _warnings() as warnings:
+        began = time.monotonic()
+        try:
+            opened = open_store(url, of_cluster=False)
+        except LatchworkError as error:
+            return [Finding("connect", "problem", reason(error))]
+        with opened:
+            found.append(Finding("connect", "ok", f"{opened.url} in {_ms(time.monotonic() - began)}"))
+            for name, check in (("read", _read), ("session", _session), ("write and watch", _write)):
+                try:
+                    found.append(check(opened))
+                except LatchworkError as error:
+                    found.append(Finding(name, "problem", reason(error)))
+    shared = find_spec(parse_url(url).scheme).capabilities
+    if not shared.multi_host:
+        found.append(
+            Finding("shared by", "ok", "one process" if not shared.multi_process else "processes of one machine")
+        )
+    return found + [
+        Finding("server", "warning", text, "see the page about operations") for text in dict.fromkeys(warnings)
+    ]
+
+
+def _read(opened: Store) -> Finding:
+    times = []
+    for _ in range(_SAMPLES):
+        began = time.monotonic()
+        opened.get("doctor/none")
+        times.append(time.monotonic() - began)
+    median_s = statistics.median(times)
+    if median_s > _SLOW_S:
+        remedy = "locks and queues take several round trips; raise session_ttl_s and use a nearer server"
+        return Finding("read", "warning", f"round trip {_ms(median_s)}", remedy)
+    return Finding("read", "ok", f"round trip {_ms(median_s)} (median of {_SAMPLES})")
+
+
+def _session(opened: Store) -> Finding:
+    session = opened.session
+    return Finding("session", "ok", f"TTL {session.ttl_s:g} s")
+
+
+def _write(opened: Store) -> Finding:
+    key, seen = f"doctor/{uuid.uuid4().hex}", threading.Event()
+    with opened.watch(key) as watch:
+        watch.next(timeout_s=_WATCH_TIMEOUT_S)
+        watch.subscribe(lambda _batch: seen.set())
+        began = time.monotonic()
+        try:
+            opened.create(key, b"", session=opened.session)
+            took_s = time.monotonic() - began
+            was_seen = seen.wait(_WATCH_TIMEOUT_S)
+            seen_s = time.monotonic() - began
+        finally:
+            opened.delete(key)
+    if not was_seen:
+        remedy = "a proxy may hold back the server's events; connect without it"
+        return Finding("write and watch", "problem", f"no event within {_WATCH_TIMEOUT_S:g} s of a write", remedy)
+    return Finding("write and watch", "ok", f"written in {_ms(took_s)}, seen by a watch after {_ms(seen_s)}")
+
+
+def _extra(scheme: str, extra: str) -> Finding:
+    libraries = _libraries(extra)
+    missing = [name for name, version in libraries.items() if version is None]
+    if missing:
+        return Finding(
+            f"backend {scheme}",
+            "ok",
+            f"not installed: {', '.join(missing)}",
+            f'pip install "latchwork[{extra}]" to use it',
+        )
+    return Finding(f"backend {scheme}", "ok", ", ".join(f"{name} {version}" for name, version in libraries.items()))
+
+
+def _libraries(extra: str) -> dict[str, str | None]:
+    """Return the distributions that an extra requires, with their versions; None if they are not installed."""
+    found = {}
+    for line in importlib.metadata.requires("latchwork") or ():
+        needed = _EXTRA.search(line)
+        if needed is not None and needed["extra"] == extra:
+            name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
+            found[name] = _version(name)
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect the warnings that the library logs."""
+    texts: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.append(record.getMessage())
+
+    log, collector = logging.getLogger("latchwork"), Collector(logging.WARNING)
+    log.addHandler(collector)
+    try:
+        yield texts
+    finally:
+        log.removeHandler(collector)
+
+
+def _row(each: Finding) -> dict[str, str]:
+    return {"check": each.check, "": each.verdict, "found": each.detail, "what to do": each.remedy}
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
