@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use latchwork_core::hash::fmix64;
-use latchwork_core::rendezvous::kernel::{best, top, weighted, Level, Table};
+use latchwork_core::rendezvous::kernel::{best, top, weighted, InstructionSet, Table};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
@@ -35,7 +35,7 @@ fn runner<'a>(kernel: &str, level: &str, hashes: &'a [u64], keys: &'a [u64]) -> 
     if kernel == "fmix64" {
         return Box::new(move || with_fmix64(hashes, keys, &mut owners));
     }
-    let level = *Level::available().iter().find(|l| l.name() == level).expect("this processor has the level");
+    let level = *InstructionSet::available().iter().find(|l| l.name() == level).expect("this processor has the level");
     let plain = Table::new(hashes, &[]);
     let weights: Vec<f64> = (0..hashes.len()).map(|n| 1.0 + (n * n % 997) as f64 / 500.0).collect();
     let unequal = Table::new(hashes, &weights);

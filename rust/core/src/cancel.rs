@@ -12,7 +12,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// The clock is read after this many steps, which take a few milliseconds at most.
 const STEPS_PER_READING: u64 = 1 << 20;
 
-/// The question whether to go on. It stays in the thread that made it.
+/// Asks the caller whether to go on. Stays in the thread that created it.
 pub struct Cancel<'a> {
     goes_on: &'a dyn Fn() -> bool,
     steps: Cell<u64>,
@@ -22,7 +22,7 @@ pub struct Cancel<'a> {
 }
 
 impl<'a> Cancel<'a> {
-    /// Work that ends early when `goes_on` returns false.
+    /// Creates a question for work that ends early when `goes_on` returns false.
     pub fn new(goes_on: &'a dyn Fn() -> bool) -> Self {
         Self {
             goes_on,
@@ -33,7 +33,7 @@ impl<'a> Cancel<'a> {
         }
     }
 
-    /// Work that always runs to its end.
+    /// Creates a question for work that always runs to its end.
     pub fn never() -> Self {
         Self::new(&|| true)
     }
@@ -44,7 +44,7 @@ impl<'a> Cancel<'a> {
         Self { interval: Duration::ZERO, steps_per_reading: 0, ..Self::new(goes_on) }
     }
 
-    /// Report steps of one to ten nanoseconds each.
+    /// Reports steps of work, of one to ten nanoseconds each.
     ///
     /// # Errors
     /// [`Error::Cancelled`] when the caller was asked and ends the work.

@@ -3,7 +3,7 @@
 use std::collections::TryReserveError;
 use std::fmt;
 
-/// The reason for which a call gives no result. Inputs are unchanged by a call that fails.
+/// The reason why a call failed. A call that fails leaves its inputs unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
     /// The input has no meaning. The text names the value and says what to do.
@@ -15,7 +15,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An invalid input.
+    /// Returns the error of an invalid input.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self::Invalid(text.into())
     }
@@ -39,7 +39,7 @@ impl From<TryReserveError> for Error {
     }
 }
 
-/// Return `count` copies of a value.
+/// Returns `count` copies of a value.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`] instead of the abort with which `vec![value; count]` ends the process.

@@ -5,7 +5,7 @@
 const C1: u64 = 0x87c3_7b91_1142_53d5;
 const C2: u64 = 0x4cf5_ad43_2745_937f;
 
-/// Both 64-bit halves of murmur3_x64_128 of `data`. O(len).
+/// Returns both 64-bit halves of murmur3_x64_128 of `data`. O(len).
 pub fn murmur3_x64_128(data: &[u8], seed: u32) -> (u64, u64) {
     let (mut h1, mut h2) = (u64::from(seed), u64::from(seed));
     let mut blocks = data.chunks_exact(16);
@@ -22,7 +22,7 @@ pub fn murmur3_x64_128(data: &[u8], seed: u32) -> (u64, u64) {
     finish(h1, h2, data.len() as u64)
 }
 
-/// The first 64 bits of murmur3_x64_128: what keys and workers are known by in `fast` mode.
+/// Returns the first 64 bits of murmur3_x64_128, by which `fast` mode identifies keys and workers.
 pub fn murmur3_64(data: &[u8], seed: u32) -> u64 {
     murmur3_x64_128(data, seed).0
 }
@@ -47,7 +47,7 @@ fn second_lane(k: u64) -> u64 {
     k.wrapping_mul(C2).rotate_left(33).wrapping_mul(C1)
 }
 
-/// Murmur3's 64-bit finaliser: a bijection whose every output bit depends on every input bit.
+/// Applies Murmur3's 64-bit finalizer: a bijection in which every output bit depends on every input bit.
 pub fn fmix64(mut k: u64) -> u64 {
     k = (k ^ (k >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     k = (k ^ (k >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

@@ -2,10 +2,10 @@
 
 use crate::error::Error;
 
-/// Marks an item whose previous owner is unknown, gone or not able any more, and an item nobody can run.
-pub const NOBODY: u32 = u32::MAX;
+/// No owner: the previous owner is unknown, has left or cannot run the job any more; or no worker can run the job.
+pub const NO_OWNER: u32 = u32::MAX;
 
-/// One job to place. Positions (`u32`) index `able`, not the problem's workers.
+/// A job to place. Positions (`u32`) index `able`, not the workers of the whole problem.
 #[derive(Debug, Clone, Default)]
 pub struct Job<'a> {
     /// The job's id, the first half of each key that is hashed.
@@ -16,15 +16,15 @@ pub struct Job<'a> {
     pub able: Vec<u32>,
     /// One weight per able worker, finite and greater than zero.
     pub weights: Vec<f64>,
-    /// Per item the position in `able` of its previous owner, or `NOBODY`.
+    /// Per item the position in `able` of its previous owner, or `NO_OWNER`.
     pub previous: Vec<u32>,
 }
 
 impl Job<'_> {
-    /// How many items each able worker held before. O(items).
+    /// Returns how many items each able worker held before. O(items).
     pub fn held(&self) -> Vec<u32> {
         let mut held = vec![0; self.able.len()];
-        for &position in self.previous.iter().filter(|&&p| p != NOBODY) {
+        for &position in self.previous.iter().filter(|&&p| p != NO_OWNER) {
             held[position as usize] += 1;
         }
         held
@@ -39,7 +39,10 @@ impl Job<'_> {
     }
 }
 
-/// Checks that weights are finite and positive; names the first that is not.
+/// Checks that weights are finite and positive.
+///
+/// # Errors
+/// [`Error::Invalid`] that names the first worker whose weight is not, or says that there is not one weight per worker.
 pub fn check_weights<S: AsRef<str>>(workers: &[S], weights: &[f64]) -> Result<(), Error> {
     if workers.len() != weights.len() {
         return Err(Error::Invalid(format!(
@@ -64,7 +67,7 @@ mod tests {
 
     #[test]
     fn held_counts_only_owners_that_are_still_able() {
-        let job = Job { able: vec![4, 7], previous: vec![1, NOBODY, 1, 0], ..Job::default() };
+        let job = Job { able: vec![4, 7], previous: vec![1, NO_OWNER, 1, 0], ..Job::default() };
         assert_eq!(job.held(), [1, 2]);
     }
 

@@ -1,6 +1,6 @@
 //! Kernels on every level of this machine against the definition, for inputs that a search makes up and makes small.
 
-use latchwork_core::rendezvous::kernel::{best, top, weighted, Level, Table};
+use latchwork_core::rendezvous::kernel::{best, top, weighted, InstructionSet, Table};
 use latchwork_core::rendezvous::score::{exponential, fast_score};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -35,7 +35,7 @@ proptest! {
         let (workers, weights): (Vec<u64>, Vec<f64>) = workers.into_iter().unzip();
         let (plain, unequal) = (Table::new(&workers, &[]), Table::new(&workers, &weights));
         let places = k.min(workers.len());
-        for level in Level::available() {
+        for level in InstructionSet::available() {
             let (mut owners, mut scores) = (vec![0; keys.len()], vec![0; keys.len()]);
             let mut tops = vec![0; keys.len() * places];
             top(level, &plain, &keys, k, &mut tops);

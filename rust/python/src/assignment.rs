@@ -11,8 +11,8 @@ use pyo3::types::{PyDict, PyList, PyString};
 use super::calls::{guarded, number};
 use super::delta::Delta;
 use super::errors::Raised;
+use super::interrupts::{check_signals, Borrowed, Shared};
 use super::items::{ItemSet, Items};
-use super::long::{check_signals, Lent, Shared};
 use super::numbers::{memory, Numbers};
 use super::text::{string, utf8};
 use latchwork_core::cancel::Cancel;
@@ -46,7 +46,7 @@ impl Assignment {
     #[getter]
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
-            let workers = self.inner.lend(py)?.workers(py);
+            let workers = self.inner.borrow(py)?.workers(py);
             PyList::new(py, workers)
         })
     }
@@ -55,7 +55,7 @@ impl Assignment {
     #[getter]
     fn weights<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
-            let weights = self.inner.lend(py)?.state.rendezvous().weights().to_vec();
+            let weights = self.inner.borrow(py)?.state.rendezvous().weights().to_vec();
             PyList::new(py, weights)
         })
     }
@@ -63,7 +63,7 @@ impl Assignment {
     /// The items, as they are now. Items that are added stand behind the others.
     #[getter]
     fn items(&self, py: Python<'_>) -> PyResult<ItemSet> {
-        guarded(|| Ok(ItemSet { items: Arc::clone(&self.inner.lend(py)?.items) }))
+        guarded(|| Ok(ItemSet { items: Arc::clone(&self.inner.borrow(py)?.items) }))
     }
 
     /// The position in `workers` of each item's owner: a snapshot, in the order of `items`.
@@ -74,7 +74,7 @@ impl Assignment {
     #[getter]
     fn indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         guarded(|| {
-            let places = self.inner.lend(py)?.state.places().raised()?;
+            let places = self.inner.borrow(py)?.state.places().raised()?;
             memory(py, places, None)
         })
     }
@@ -83,7 +83,7 @@ impl Assignment {
     #[allow(unsafe_code)]
     unsafe fn __getbuffer__(&self, py: Python<'_>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         guarded(|| {
-            let places = self.inner.lend(py)?.state.places().raised()?;
+            let places = self.inner.borrow(py)?.state.places().raised()?;
             let numbers = Bound::new(py, Numbers::new(places))?;
             // SAFETY: `view` is a buffer to be filled in; the other exporter does that, and keeps itself alive for it.
             let filled = unsafe { ffi::PyObject_GetBuffer(numbers.as_ptr(), view, flags) };
@@ -141,7 +141,7 @@ impl Assignment {
         guarded(|| {
             let worker = string("worker", worker.clone())?;
             let name = utf8("worker", &worker)?;
-            let mut inner = self.inner.lend(py)?;
+            let mut inner = self.inner.borrow(py)?;
             let moves = inner.change(py, |state, keys, cancel| state.join(name, weight, keys, cancel))?;
             let slot = inner.state.slot(name).expect("the worker has joined") as usize;
             let slots = inner.state.slot_count();
@@ -159,7 +159,7 @@ impl Assignment {
         guarded(|| {
             let worker = string("worker", worker.clone())?;
             let name = utf8("worker", &worker)?;
-            let mut inner = self.inner.lend(py)?;
+            let mut inner = self.inner.borrow(py)?;
             let slot = inner.state.slot(name);
             let moves = inner.change(py, |state, keys, cancel| state.leave(name, keys, cancel))?;
             let delta = inner.delta(py, moves);
@@ -185,7 +185,7 @@ impl Assignment {
         guarded(|| {
             let worker = string("worker", worker.clone())?;
             let name = utf8("worker", &worker)?;
-            let mut inner = self.inner.lend(py)?;
+            let mut inner = self.inner.borrow(py)?;
             let moves = inner.change(py, |state, keys, cancel| state.reweigh(name, weight, keys, cancel))?;
             Ok(inner.delta(py, moves))
         })
@@ -197,10 +197,10 @@ impl Assignment {
     ///     ValueError: an item is given twice or there already, or there would be more than 2**32 - 2.
     fn add_items(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Delta> {
         guarded(|| {
-            let prefix = self.inner.lend(py)?.items.prefix.clone();
+            let prefix = self.inner.borrow(py)?.items.prefix.clone();
             // Reading runs Python code, which may use this very assignment: so not while it is locked.
             let new = Items::read(items, &prefix, MOST_ITEMS)?;
-            let mut inner = self.inner.lend(py)?;
+            let mut inner = self.inner.borrow(py)?;
             inner.items.check_absent(&new, py)?;
             let (mode, state) = (inner.state.rendezvous().mode(), &mut inner.state);
             let moves = new.with_keys(py, mode, |keys, cancel| state.add(keys, self.threads, cancel))?;
@@ -216,9 +216,9 @@ impl Assignment {
     ///     ValueError: an item is given twice, or is not there.
     fn remove_items(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Delta> {
         guarded(|| {
-            let prefix = self.inner.lend(py)?.items.prefix.clone();
+            let prefix = self.inner.borrow(py)?.items.prefix.clone();
             let gone = Items::read(items, &prefix, MOST_ITEMS)?;
-            let mut inner = self.inner.lend(py)?;
+            let mut inner = self.inner.borrow(py)?;
             let positions = inner.items.positions(&gone, py)?;
             let names = inner.own_items(py).remove(&positions, py);
             let moves = inner.state.remove(&positions);
@@ -227,12 +227,12 @@ impl Assignment {
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        guarded(|| Ok(self.inner.lend(py)?.items.names.len()))
+        guarded(|| Ok(self.inner.borrow(py)?.items.names.len()))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         guarded(|| {
-            let inner = self.inner.lend(py)?;
+            let inner = self.inner.borrow(py)?;
             let workers = inner.state.rendezvous().names().len();
             Ok(format!("<Assignment of {} items to {workers} workers>", inner.items.names.len()))
         })
@@ -255,7 +255,7 @@ impl Assignment {
     }
 
     fn copy(&self, py: Python<'_>) -> PyResult<Copy> {
-        let inner: Lent<'_, Inner> = self.inner.lend(py)?;
+        let inner: Borrowed<'_, Inner> = self.inner.borrow(py)?;
         Ok(Copy { items: Arc::clone(&inner.items), places: inner.state.places().raised()?, workers: inner.workers(py) })
     }
 }

@@ -4,16 +4,16 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
-use super::calls::{guarded, number, shown};
+use super::calls::{guarded, number, repr_or_question_mark};
 use super::errors::Raised;
-use super::long::{check_signals, long, Shared};
+use super::interrupts::{check_signals, interruptible, Shared};
 use super::text::{string, strings, utf8};
 use latchwork_core::balance::names::Names;
 use latchwork_core::balance::planner;
 use latchwork_core::balance::strategy::Strategy;
 use latchwork_core::cancel::Cancel;
 use latchwork_core::error::Error;
-use latchwork_core::input::NOBODY;
+use latchwork_core::input::NO_OWNER;
 
 /// Jobs, workers and who has what, kept in Rust from one placement to the next.
 ///
@@ -47,7 +47,7 @@ impl Board {
     #[getter]
     fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
-            let jobs: Vec<String> = self.board.lend(py)?.jobs().map(str::to_owned).collect();
+            let jobs: Vec<String> = self.board.borrow(py)?.jobs().map(str::to_owned).collect();
             PyList::new(py, jobs)
         })
     }
@@ -56,7 +56,7 @@ impl Board {
     #[getter]
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
-            let workers: Vec<String> = self.board.lend(py)?.workers().map(str::to_owned).collect();
+            let workers: Vec<String> = self.board.borrow(py)?.workers().map(str::to_owned).collect();
             PyList::new(py, workers)
         })
     }
@@ -90,7 +90,7 @@ impl Board {
             let texts = texts(&items)?;
             self.change(py, |board, _| {
                 board.add_job(job, Names::new(&format!("job '{job}': work item"), texts)?)?;
-                owners.into_iter().for_each(|(item, worker)| drop(board.hold(job, item, worker)));
+                owners.into_iter().for_each(|(item, worker)| drop(board.set_owner(job, item, worker)));
                 Ok(())
             })
         })
@@ -98,7 +98,7 @@ impl Board {
 
     /// Remove a job and its items. ValueError if it is not there.
     fn remove_job(&self, py: Python<'_>, job: &str) -> PyResult<()> {
-        guarded(|| self.board.lend(py)?.remove_job(job).raised())
+        guarded(|| self.board.borrow(py)?.remove_job(job).raised())
     }
 
     /// Add items to a job; they have no owner until they are placed. ValueError if one is there already.
@@ -141,18 +141,18 @@ impl Board {
             let jobs = jobs.map(|jobs| strings("job id", jobs)).transpose()?;
             let owned = |job: &Bound<'_, PyString>| utf8("job id", job).map(str::to_owned);
             let runs = jobs.map(|jobs| jobs.iter().map(owned).collect::<PyResult<_>>()).transpose()?;
-            self.board.lend(py)?.join(worker, weight, runs).raised()
+            self.board.borrow(py)?.join(worker, weight, runs).raised()
         })
     }
 
     /// Remove a worker; the next placement gives its items to others. ValueError if it is not there.
     fn leave(&self, py: Python<'_>, worker: &str) -> PyResult<()> {
-        guarded(|| self.board.lend(py)?.leave(worker).raised())
+        guarded(|| self.board.borrow(py)?.leave(worker).raised())
     }
 
     /// Change a worker's weight. ValueError if the worker is not there or the weight is bad.
     fn reweigh(&self, py: Python<'_>, worker: &str, #[pyo3(from_py_with = number)] weight: f64) -> PyResult<()> {
-        guarded(|| self.board.lend(py)?.reweigh(worker, weight).raised())
+        guarded(|| self.board.borrow(py)?.reweigh(worker, weight).raised())
     }
 
     /// Place all items anew.
@@ -181,7 +181,7 @@ impl Board {
     ///     ValueError: no such job or item.
     fn owner<'py>(&self, py: Python<'py>, job: &str, item: &str) -> PyResult<Option<Bound<'py, PyString>>> {
         guarded(|| {
-            let owner = self.board.lend(py)?.owner(job, item).raised()?.map(str::to_owned);
+            let owner = self.board.borrow(py)?.owner(job, item).raised()?.map(str::to_owned);
             Ok(owner.map(|owner| PyString::new(py, &owner)))
         })
     }
@@ -189,10 +189,10 @@ impl Board {
     /// Return item to worker, items in name order; those that nobody has are absent. ValueError for no such job.
     fn owners<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
         guarded(|| {
-            let (view, result) = (self.board.lend(py)?.view(job).raised()?, PyDict::new(py));
+            let (view, result) = (self.board.borrow(py)?.view(job).raised()?, PyDict::new(py));
             let workers: Vec<_> = view.workers.iter().map(|name| PyString::new(py, name)).collect();
             for (at, (item, &owner)) in view.names.iter().zip(&view.owners).enumerate() {
-                if owner != NOBODY {
+                if owner != NO_OWNER {
                     result.set_item(item, &workers[owner as usize])?;
                 }
                 check_signals(py, at)?;
@@ -204,10 +204,10 @@ impl Board {
     /// Return worker to items, both in name order; only workers that have some. ValueError for no such job.
     fn by_worker<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
         guarded(|| {
-            let view = self.board.lend(py)?.view(job).raised()?;
+            let view = self.board.borrow(py)?.view(job).raised()?;
             let shares: Vec<_> = view.workers.iter().map(|name| (name, PyList::empty(py))).collect();
             for (at, (item, &owner)) in view.names.iter().zip(&view.owners).enumerate() {
-                if owner != NOBODY {
+                if owner != NO_OWNER {
                     shares[owner as usize].1.append(item)?;
                 }
                 check_signals(py, at)?;
@@ -229,7 +229,7 @@ impl Board {
     ///     ValueError: no such job, or these are not its items in name order.
     fn shares<'py>(&self, py: Python<'py>, job: &str, items: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
         guarded(|| {
-            let view = self.board.lend(py)?.view(job).raised()?;
+            let view = self.board.borrow(py)?.view(job).raised()?;
             if items.len() != view.names.len() {
                 let found = (items.len(), view.names.len());
                 return Err(PyValueError::new_err(format!("{} items are given, job '{job}' has {}", found.0, found.1)));
@@ -237,10 +237,10 @@ impl Board {
             let mut filled: Vec<_> = view.workers.iter().map(|name| (name, Vec::new())).collect();
             for ((item, name), &owner) in items.iter_borrowed().zip(view.names.iter()).zip(&view.owners) {
                 if item.cast::<PyString>()?.to_str()? != name {
-                    let message = format!("{} stands where job '{job}' has {name:?}", shown(&item));
+                    let message = format!("{} stands where job '{job}' has {name:?}", repr_or_question_mark(&item));
                     return Err(PyValueError::new_err(message));
                 }
-                if owner != NOBODY {
+                if owner != NO_OWNER {
                     filled[owner as usize].1.push(item.to_owned());
                 }
             }
@@ -255,15 +255,15 @@ impl Board {
     /// Return the items that nobody has, in name order. ValueError for no such job.
     fn unplaced<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
-            let view = self.board.lend(py)?.view(job).raised()?;
-            let none = view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner == NOBODY);
+            let view = self.board.borrow(py)?.view(job).raised()?;
+            let none = view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner == NO_OWNER);
             PyList::new(py, none.map(|(item, _)| item).collect::<Vec<_>>())
         })
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         guarded(|| {
-            let board = self.board.lend(py)?;
+            let board = self.board.borrow(py)?;
             let (jobs, workers) = (board.jobs().count(), board.workers().count());
             Ok(format!("<Board {jobs} jobs, {workers} workers, strategy {}>", self.strategy))
         })
@@ -271,14 +271,14 @@ impl Board {
 }
 
 impl Board {
-    /// A change that may take long.
+    /// Makes a change that may take long.
     fn change<R: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut planner::Board, &Cancel<'_>) -> Result<R, Error> + Send,
     ) -> PyResult<R> {
-        let mut board = self.board.lend(py)?;
-        long(py, |cancel| work(&mut board, cancel))
+        let mut board = self.board.borrow(py)?;
+        interruptible(py, |cancel| work(&mut board, cancel))
     }
 }
 
@@ -380,7 +380,7 @@ impl MoveRows {
                 self.next += 1;
                 let job = self.name.get_or_insert_with(|| PyString::new(py, &changes.job).unbind()).bind(py);
                 let item = changes.names.get(change.item as usize);
-                let worker = |number: u32| if number == NOBODY { None } else { self.workers.get(number as usize) };
+                let worker = |number: u32| if number == NO_OWNER { None } else { self.workers.get(number as usize) };
                 return (job, item, worker(change.from), worker(change.to)).into_pyobject(py).map(Some);
             }
             Ok(None)

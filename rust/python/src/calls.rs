@@ -39,7 +39,7 @@ impl Drop for Park {
     }
 }
 
-/// Do what the interpreter may end this thread in.
+/// Runs a part in which the interpreter may end this thread.
 #[inline(always)]
 pub fn guarded<R>(work: impl FnOnce() -> R) -> R {
     let park = Park;
@@ -48,7 +48,7 @@ pub fn guarded<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Call a function that returns a new reference, or NULL with or without an exception.
+/// Calls a function that returns a new reference, or NULL with or without an exception.
 fn reference<'py>(
     function: unsafe extern "C-unwind" fn(*mut PyObject) -> *mut PyObject,
     object: &Bound<'py, PyAny>,
@@ -59,8 +59,8 @@ fn reference<'py>(
     made.map_or_else(|| PyErr::take(py).map(Err), |made| Some(Ok(made)))
 }
 
-/// The same, where NULL always comes with an exception.
-fn certain<'py>(
+/// Calls a function that returns a new reference, or NULL with an exception.
+fn new_reference<'py>(
     function: unsafe extern "C-unwind" fn(*mut PyObject) -> *mut PyObject,
     object: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -69,7 +69,7 @@ fn certain<'py>(
 
 /// `iter(object)`.
 pub fn iterate<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    certain(PyObject_GetIter, object)
+    new_reference(PyObject_GetIter, object)
 }
 
 /// `next(iterator)`; None at the end.
@@ -79,8 +79,8 @@ pub fn next<'py>(iterator: &Bound<'py, PyAny>) -> Option<PyResult<Bound<'py, PyA
 }
 
 /// `repr(object)`, or a question mark.
-pub fn shown(object: &Bound<'_, PyAny>) -> String {
-    certain(PyObject_Repr, object).map_or_else(|_| "?".into(), |repr| repr.to_string())
+pub fn repr_or_question_mark(object: &Bound<'_, PyAny>) -> String {
+    new_reference(PyObject_Repr, object).map_or_else(|_| "?".into(), |repr| repr.to_string())
 }
 
 /// `getattr(object, name)`.
@@ -92,7 +92,7 @@ pub fn attribute<'py>(object: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -
     }
 }
 
-/// Run the handlers of signals that have come, if this is the main thread.
+/// Runs the handlers of signals that have arrived, if this is the main thread.
 pub fn check_signals(py: Python<'_>) -> PyResult<()> {
     // SAFETY: this thread has the GIL, as `py` shows.
     match unsafe { guarded(|| PyErr_CheckSignals()) } {
@@ -101,7 +101,7 @@ pub fn check_signals(py: Python<'_>) -> PyResult<()> {
     }
 }
 
-/// Run work without the GIL. It may call `check_signals` through its argument, and ends when that is an error.
+/// Runs work without the GIL. The work may call `check_signals` through its argument, and must end when that fails.
 pub fn detached<R: Send>(py: Python<'_>, work: impl FnOnce(&dyn Fn() -> PyResult<()>) -> R) -> R {
     // SAFETY, here and below: this thread has the GIL exactly when it is to be released, and takes it with its own state.
     let state = Cell::new(unsafe { ffi::PyEval_SaveThread() });
@@ -122,7 +122,7 @@ pub trait Number: Sized {
     fn read(value: &Bound<'_, PyAny>) -> PyResult<Self>;
 }
 
-/// An argument: `#[pyo3(from_py_with = number)]`.
+/// Converts an argument: `#[pyo3(from_py_with = number)]`.
 pub fn number<T: Number>(value: &Bound<'_, PyAny>) -> PyResult<T> {
     T::read(value)
 }
@@ -132,7 +132,7 @@ impl Number for f64 {
         if value.is_exact_instance_of::<PyFloat>() || value.is_instance_of::<PyString>() {
             return value.extract();
         }
-        certain(PyNumber_Float, value)?.extract()
+        new_reference(PyNumber_Float, value)?.extract()
     }
 }
 
@@ -143,7 +143,7 @@ macro_rules! integers {
                 if value.is_exact_instance_of::<PyInt>() {
                     return value.extract();
                 }
-                certain(PyNumber_Index, value)?.extract()
+                new_reference(PyNumber_Index, value)?.extract()
             }
         }
     )*};

@@ -4,9 +4,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 
 use super::calls::{guarded, iterate};
-use latchwork_core::input::NOBODY;
+use latchwork_core::input::NO_OWNER;
 
-/// What a change moved. Immutable; each column is made when it is asked for.
+/// The items that a change moved. Immutable; each column is built on demand.
 ///
 /// Iterating gives a tuple of item, source and target per move, in the order of the items: source is None for an item
 /// that is new, target is None for one that is gone.
@@ -58,7 +58,7 @@ impl Delta {
 
 impl Delta {
     fn name(&self, slot: u32) -> Option<&Py<PyString>> {
-        if slot == NOBODY {
+        if slot == NO_OWNER {
             None
         } else {
             self.names[slot as usize].as_ref()

@@ -5,10 +5,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMapping, PyString};
 
 use super::assignment::Assignment;
-use super::calls::{guarded, number, shown};
+use super::calls::{guarded, number, repr_or_question_mark};
 use super::errors::Raised;
+use super::interrupts::interruptible;
 use super::items::ItemSet;
-use super::long::long;
 use super::numbers::memory;
 use super::text::{each, each_string, list_for, push, string, strings, utf8};
 use latchwork_core::cancel::Cancel;
@@ -170,13 +170,13 @@ impl RendezvousHasher {
     fn owners_by_hash(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<u32>> {
         let mut hashes = list_for(keys)?;
         each_string("key", keys, |key| push(&mut hashes, fast_key(utf8("key", &key)?.as_bytes())))?;
-        long(py, |cancel| self.owners_of(Keys { hashes: &hashes, ..Keys::default() }, threads, cancel))
+        interruptible(py, |cancel| self.owners_of(Keys { hashes: &hashes, ..Keys::default() }, threads, cancel))
     }
 
     fn owners_by_text(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<u32>> {
         let keys = strings("key", keys)?;
         let texts: Vec<&str> = keys.iter().map(|key| utf8("key", key)).collect::<PyResult<_>>()?;
-        long(py, |cancel| self.owners_of(Keys { texts: &texts, ..Keys::default() }, threads, cancel))
+        interruptible(py, |cancel| self.owners_of(Keys { texts: &texts, ..Keys::default() }, threads, cancel))
     }
 
     fn owners_of(&self, keys: Keys<'_>, threads: usize, cancel: &Cancel<'_>) -> Result<Vec<u32>, Error> {
@@ -204,7 +204,7 @@ fn weights_of(names: &[&str], given: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
     let mut weights = Vec::new();
     each(given, |value| {
         let weight = number::<f64>(&value).map_err(|_| {
-            let shown: String = shown(&value).chars().take(60).collect();
+            let shown: String = repr_or_question_mark(&value).chars().take(60).collect();
             let name = names.get(weights.len()).copied().unwrap_or("?");
             let told = "a weight must be a finite number greater than 0";
             PyTypeError::new_err(format!("worker '{name}' has weight {shown}; {told}"))

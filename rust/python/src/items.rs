@@ -7,26 +7,26 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
 use super::calls::{guarded, number};
-use super::long::{long, long_attached};
+use super::interrupts::{interruptible, interruptible_with_gil};
 use super::text::{each_string, list_for, push, utf8};
 use latchwork_core::cancel::Cancel;
 use latchwork_core::error::Error;
-use latchwork_core::input::NOBODY;
+use latchwork_core::input::NO_OWNER;
 use latchwork_core::rendezvous::incremental::close_up;
 use latchwork_core::rendezvous::items::{first_repeated, locate, MOST_ITEMS};
 use latchwork_core::rendezvous::score::fast_key;
 use latchwork_core::rendezvous::{Keys, Mode};
 
-/// Items in the order given: their strings, which belong to Python, and the hashes of their keys.
+/// Items in the order given: Python strings and the hashes of their keys.
 pub struct Items {
     pub names: Vec<Py<PyString>>,
     pub hashes: Vec<u64>,
-    /// What stands before each item in its key.
+    /// The prefix of each item in its key.
     pub prefix: String,
 }
 
 impl Items {
-    /// Reads and hashes items; `most` is the greatest number allowed.
+    /// Reads and hashes items, at most `most`.
     pub fn read(values: &Bound<'_, PyAny>, prefix: &str, most: usize) -> PyResult<Self> {
         let (mut names, mut hashes) = (list_for(values)?, list_for(values)?);
         let mut key = prefix.to_owned();
@@ -48,7 +48,7 @@ impl Items {
 
     fn check_distinct(&self, py: Python<'_>) -> PyResult<()> {
         let same = |a: u32, b: u32| text(&self.names[a as usize], py) == text(&self.names[b as usize], py);
-        match long_attached(py, |cancel| first_repeated(&self.hashes, same, cancel))? {
+        match interruptible_with_gil(py, |cancel| first_repeated(&self.hashes, same, cancel))? {
             None => Ok(()),
             Some(at) => {
                 let name = text(&self.names[at as usize], py);
@@ -57,7 +57,7 @@ impl Items {
         }
     }
 
-    /// Runs something with the keys and without the GIL. The texts are only there if the mode needs them.
+    /// Runs work with the keys and without the GIL. The texts are given only if the mode needs them.
     pub fn with_keys<T: Send>(
         &self,
         py: Python<'_>,
@@ -69,13 +69,13 @@ impl Items {
             Mode::Compat => self.names.iter().map(|name| text(name, py)).collect(),
         };
         let keys = Keys { hashes: &self.hashes, prefix: &self.prefix, texts: &texts };
-        long(py, |cancel| work(keys, cancel))
+        interruptible(py, |cancel| work(keys, cancel))
     }
 
-    /// The positions of items that must all be there, ascending. O(items).
+    /// Returns the positions of items, ascending; ValueError if one is missing. O(items).
     pub fn positions(&self, wanted: &Items, py: Python<'_>) -> PyResult<Vec<u32>> {
         let mut positions = self.locate(wanted, py)?;
-        if let Some(at) = positions.iter().position(|&position| position == NOBODY) {
+        if let Some(at) = positions.iter().position(|&position| position == NO_OWNER) {
             let name = text(&wanted.names[at], py);
             return Err(PyValueError::new_err(format!("item '{name}' is not there; remove only items that are")));
         }
@@ -83,9 +83,9 @@ impl Items {
         Ok(positions)
     }
 
-    /// Checks that none of these items is there yet, and that there is room for them. O(items).
+    /// Checks that none of these items exists yet, and that there is room for them. O(items).
     pub fn check_absent(&self, new: &Items, py: Python<'_>) -> PyResult<()> {
-        if let Some(at) = self.locate(new, py)?.iter().position(|&position| position != NOBODY) {
+        if let Some(at) = self.locate(new, py)?.iter().position(|&position| position != NO_OWNER) {
             let name = text(&new.names[at], py);
             return Err(PyValueError::new_err(format!("item '{name}' is there already; add only new items")));
         }
@@ -97,7 +97,7 @@ impl Items {
         Ok(())
     }
 
-    /// Adds checked items behind those that are there.
+    /// Adds items that were checked behind the others.
     pub fn extend(&mut self, new: Items) {
         self.names.extend(new.names);
         self.hashes.extend(new.hashes);
@@ -119,11 +119,11 @@ impl Items {
     fn locate(&self, wanted: &Items, py: Python<'_>) -> PyResult<Vec<u32>> {
         let same =
             |at: u32, number: u32| text(&self.names[at as usize], py) == text(&wanted.names[number as usize], py);
-        long_attached(py, |cancel| locate(&self.hashes, &wanted.hashes, same, cancel))
+        interruptible_with_gil(py, |cancel| locate(&self.hashes, &wanted.hashes, same, cancel))
     }
 }
 
-/// The hash of an item's key; `key` holds the prefix, of `length`, and is scratch space behind it.
+/// Returns the hash of an item's key. `key` holds the prefix of this length, and is scratch space behind it.
 fn hashed(key: &mut String, length: usize, text: &str) -> u64 {
     if length == 0 {
         return fast_key(text.as_bytes());
@@ -133,12 +133,12 @@ fn hashed(key: &mut String, length: usize, text: &str) -> u64 {
     fast_key(key.as_bytes())
 }
 
-/// The text of a string that was read before, so that it has one.
+/// Returns the text of a string that was read as UTF-8 before.
 fn text<'a>(name: &'a Py<PyString>, py: Python<'_>) -> &'a str {
     name.to_str(py).expect("the string was read as UTF-8 before")
 }
 
-/// Items that are hashed once, to be assigned many times. Immutable, so safe to share between threads.
+/// Items that are hashed once, to be assigned many times. Immutable and thread-safe.
 ///
 /// It borrows the strings: beyond them it takes 16 bytes per item.
 #[pyclass(frozen, module = "latchwork._core")]
@@ -163,7 +163,7 @@ impl ItemSet {
         })
     }
 
-    /// What stands before each item in its key; "" for none.
+    /// The prefix of each item in its key; "" for none.
     #[getter]
     fn prefix(&self) -> &str {
         guarded(|| &self.items.prefix)

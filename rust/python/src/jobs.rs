@@ -8,16 +8,16 @@ use pyo3::types::{PyDict, PyList, PyString};
 
 use super::calls::{guarded, number};
 use super::errors::Raised;
-use super::long::{check_signals, long};
+use super::interrupts::{check_signals, interruptible};
 use super::text::{each, list_of, push, string, strings, utf8};
 use latchwork_core::balance::move_limit;
 use latchwork_core::balance::replicas::{self, Replicas, MOST_PAIRS};
 use latchwork_core::balance::strategy::Strategy;
 use latchwork_core::error::Error;
-use latchwork_core::input::{check_weights, Job, NOBODY};
+use latchwork_core::input::{check_weights, Job, NO_OWNER};
 use latchwork_core::rendezvous::Mode;
 
-/// Positions are u32, and `NOBODY` is taken.
+/// Positions are u32, and `NO_OWNER` is taken.
 const MOST_ITEMS: usize = u32::MAX as usize - 1;
 
 /// A job as Python gives it: id, items, able workers with their weights, previous owners.
@@ -57,7 +57,7 @@ pub fn place<'py>(
         order.sort_by_key(|&at| texts[at].id);
         check_distinct("job", order.iter().map(|&at| texts[at].id)).raised()?;
         let jobs: Vec<Job<'_>> = order.iter().map(|&at| texts[at].job(&read[at], &index)).collect::<PyResult<_>>()?;
-        let placed = long(py, |cancel| strategy.place(&names, &jobs, mode, cancel))?;
+        let placed = interruptible(py, |cancel| strategy.place(&names, &jobs, mode, cancel))?;
         let mut results = vec![None; read.len()];
         for (&at, owners) in order.iter().zip(placed) {
             results[at] = Some(read[at].owners(py, &owners)?);
@@ -79,7 +79,7 @@ pub fn choose_moves<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     guarded(|| {
         let moves = list_of("move", moves, MOST_ITEMS, number)?;
-        let made = long(py, |cancel| move_limit::choose(&moves, limit, cancel))?;
+        let made = interruptible(py, |cancel| move_limit::choose(&moves, limit, cancel))?;
         PyList::new(py, made)
     })
 }
@@ -118,7 +118,8 @@ pub fn place_replicas<'py>(
         }
         let names: Vec<String> = (0..weights.len()).map(|worker| worker.to_string()).collect();
         check_weights(&names, &weights).raised()?;
-        let placed = long(py, |cancel| replicas::place(&Replicas { copies, zone, weights, previous }, cancel))?;
+        let placed =
+            interruptible(py, |cancel| replicas::place(&Replicas { copies, zone, weights, previous }, cancel))?;
         let result = PyList::empty(py);
         for (at, owners) in placed.iter().enumerate() {
             result.append(PyList::new(py, owners)?)?;
@@ -153,7 +154,7 @@ impl<'py> Read<'py> {
     fn owners(&self, py: Python<'py>, owners: &[u32]) -> PyResult<Bound<'py, PyDict>> {
         let result = PyDict::new(py);
         for (at, (item, &owner)) in self.items.iter().zip(owners).enumerate() {
-            if owner != NOBODY {
+            if owner != NO_OWNER {
                 result.set_item(item, &self.workers[owner as usize])?;
             }
             check_signals(py, at)?;
@@ -198,14 +199,14 @@ impl<'a> Texts<'a> {
 
 /// Per item the position of its previous owner, if that one is still able.
 fn previous(read: &Read<'_>, position: &HashMap<&str, u32>) -> PyResult<Vec<u32>> {
-    let mut owners = vec![NOBODY; read.items.len()];
+    let mut owners = vec![NO_OWNER; read.items.len()];
     if read.previous.is_empty() {
         return Ok(owners);
     }
     for (owner, item) in owners.iter_mut().zip(&read.items) {
         if let Some(worker) = read.previous.get_item(item)? {
             let worker = string("previous owner", worker)?;
-            *owner = *position.get(utf8("previous owner", &worker)?).unwrap_or(&NOBODY);
+            *owner = *position.get(utf8("previous owner", &worker)?).unwrap_or(&NO_OWNER);
         }
     }
     Ok(owners)

@@ -9,7 +9,7 @@ use pyo3::types::PyMemoryView;
 
 use super::calls::guarded;
 
-/// Numbers that nothing changes, for readers of the buffer protocol.
+/// Immutable numbers, exported by the buffer protocol.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Numbers {
     values: Arc<Vec<u32>>,

@@ -1,6 +1,6 @@
 //! Frozen dataclasses with slots, made without running their `__init__`, which takes longer than all the rest.
 //!
-//! Besides `kernel::lanes` this is the only module with `unsafe`. What must hold, and why it does:
+//! Other modules with `unsafe` are `calls`, `numbers` and `assignment` (buffers). What must hold here, and why it does:
 //!
 //! 1. *A new object is complete before anyone sees it.* [`Record::make`] has a value for each slot of the class (the
 //!    arrays have one length), and gives the object away only when all of them were set; unset slots are NULL, which
@@ -27,7 +27,7 @@ pub struct Record<const N: usize> {
 }
 
 impl<const N: usize> Record<N> {
-    /// Finds the slots of the class. It must have these and no others that need a value.
+    /// Finds the slots of the class. It must have exactly these.
     pub fn of(class: &Bound<'_, PyType>, names: [&str; N]) -> PyResult<Self> {
         // SAFETY: the class is alive.
         if unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) } & ffi::Py_TPFLAGS_HAVE_GC == 0 {
@@ -41,7 +41,7 @@ impl<const N: usize> Record<N> {
         Ok(Self { class: class.clone().unbind(), slots })
     }
 
-    /// A new object with these values.
+    /// Creates an object with these values.
     #[inline]
     pub fn make<'py>(&self, py: Python<'py>, values: [&Bound<'py, PyAny>; N]) -> PyResult<Bound<'py, PyAny>> {
         // SAFETY: the class is alive; the result is a new reference, or NULL with an error set.

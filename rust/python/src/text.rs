@@ -5,19 +5,19 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 use pyo3::CastIntoError;
 
-use super::calls::{self, shown};
+use super::calls::{self, repr_or_question_mark};
 use super::errors::Raised;
-use super::long::check_signals;
+use super::interrupts::check_signals;
 
-/// The UTF-8 form of a str; lone surrogates have none. `what` names the value in the error.
+/// Returns a str as UTF-8; ValueError for lone surrogates. `what` names the value in the error.
 pub fn utf8<'a>(what: &str, string: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
     string.to_str().map_err(|_| {
-        let shown = shown(string);
+        let shown = repr_or_question_mark(string);
         PyValueError::new_err(format!("{what} {shown} holds a lone surrogate; use text that UTF-8 can encode"))
     })
 }
 
-/// All strings of an iterable.
+/// Returns all strings of an iterable.
 pub fn strings<'py>(what: &str, values: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyString>>> {
     if values.is_instance_of::<PyString>() {
         return Err(PyTypeError::new_err(format!("one str was given where several {what}s are wanted; pass a list")));
@@ -27,7 +27,7 @@ pub fn strings<'py>(what: &str, values: &Bound<'py, PyAny>) -> PyResult<Vec<Boun
     Ok(strings)
 }
 
-/// Visits each string of an iterable. Its own iterator takes fewer calls than asking a list for each of its places.
+/// Visits each string of an iterable, which is faster than to index a list.
 pub fn each_string<'py>(
     what: &str,
     values: &Bound<'py, PyAny>,
@@ -39,8 +39,8 @@ pub fn each_string<'py>(
     each(values, |value| visit(string(what, value)?))
 }
 
-/// All values of an iterable, as `read` converts them; ValueError for more than `most`. Memory is taken as they come,
-/// whatever length the iterable says it has.
+/// Returns all values of an iterable, as `read` converts them; ValueError for more than `most`. Memory grows with the
+/// values that come, whatever length the iterable claims.
 pub fn list_of<'py, T>(
     what: &str,
     values: &Bound<'py, PyAny>,
@@ -57,7 +57,7 @@ pub fn list_of<'py, T>(
     Ok(list)
 }
 
-/// Visits what an iterable gives, and stops for signals.
+/// Visits each value of an iterable, and checks for signals.
 pub fn each<'py>(values: &Bound<'py, PyAny>, mut visit: impl FnMut(Bound<'py, PyAny>) -> PyResult<()>) -> PyResult<()> {
     let iterator = calls::iterate(values)?;
     for at in 0.. {
@@ -68,7 +68,7 @@ pub fn each<'py>(values: &Bound<'py, PyAny>, mut visit: impl FnMut(Bound<'py, Py
     Ok(())
 }
 
-/// An empty list with room for an iterable's values, if the iterable can be trusted to know how many they are.
+/// Returns an empty list with room for the values of a list or tuple; of other iterables the length is unknown.
 pub fn list_for<T>(values: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
     let mut list = Vec::new();
     let known = values.cast_exact::<PyList>().map(|list| list.len());
@@ -77,7 +77,7 @@ pub fn list_for<T>(values: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
     Ok(list)
 }
 
-/// Adds a value to a list that may not fit into memory.
+/// Adds a value to a list; MemoryError if it does not fit into memory.
 #[inline]
 pub fn push<T>(list: &mut Vec<T>, value: T) -> PyResult<()> {
     list.try_reserve(1).raised()?;
@@ -85,7 +85,7 @@ pub fn push<T>(list: &mut Vec<T>, value: T) -> PyResult<()> {
     Ok(())
 }
 
-/// A value as a str.
+/// Returns a value as a str; TypeError if it is none.
 pub fn string<'py>(what: &str, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyString>> {
     // Hardly ever is it a subclass, and to look at the type alone is faster.
     let kind_of = |error: CastIntoError<'py>| error.into_inner().cast_into::<PyString>();

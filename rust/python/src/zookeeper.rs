@@ -5,16 +5,16 @@ use pyo3::types::{PyBytes, PyList, PyString, PyType};
 
 use super::calls::{guarded, number};
 use super::errors::Raised;
-use super::long::check_signals;
+use super::interrupts::check_signals;
 use super::record::Record;
 use latchwork_core::codec::zookeeper::{content, crc32, reads, Answer, Answers, Malformed, Znode};
 
 const NO_NODE: i32 = -101;
 
-/// Entries, where those are that have children, and the first that was refused, with the reason.
+/// The entries, the positions of those with children, and the first that was refused, with the error code.
 type Found<'py> = (Vec<Bound<'py, PyAny>>, Vec<usize>, Option<(usize, i32)>);
 
-/// Encodes and decodes reads of many keys below one root.
+/// The codec of reads of many keys below one root.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct ZooKeeperCodec {
     root: String,

@@ -16,35 +16,36 @@ mod cost_scaling;
 const FAR: i64 = i64::MAX;
 const UNSEEN: u32 = u32::MAX;
 
-/// A network under construction and its flow; arc `2 i` is the i-th added, `2 i + 1` its reverse.
+/// A network and its flow. Arc `2 i` is the i-th that was added, `2 i + 1` is its reverse.
 #[derive(Debug, Clone, Default)]
 pub struct Network {
     nodes: usize,
     to: Vec<u32>,
     room: Vec<u32>,
-    /// Of the next unit.
+    /// The cost of the next unit, by arc.
     cost: Vec<i64>,
-    /// By how much each unit costs more than the one before; by pair of arcs.
+    /// By how much each unit costs more than the one before it, by pair of arcs.
     slope: Vec<i64>,
-    /// By node, where every arc leads from a node of one level to one of the next; empty where there are no levels.
+    /// The level of each node, if every arc leads from one level to the next; otherwise empty.
     level: Vec<u32>,
-    looked: u64,
+    examined: u64,
 }
 
 impl Network {
-    /// A network of `nodes` nodes and no arcs.
+    /// Creates a network of `nodes` nodes without arcs.
     pub fn new(nodes: usize) -> Self {
         Self { nodes, ..Self::default() }
     }
 
-    /// A network whose arcs all lead from a level to the next, from the only excess at level 0 to a last node.
+    /// Creates a network whose arcs all lead from one level to the next: from the only node with excess, at level 0, to
+    /// a last node.
     ///
-    /// Paths over such arcs alone are the shortest there are, so these are tried without a search.
+    /// Paths along the levels are the shortest, so they are used before any search.
     pub fn of_levels(level: Vec<u32>) -> Self {
         Self { nodes: level.len(), level, ..Self::default() }
     }
 
-    /// Adds an arc that can carry `room` more and give back `back`; returns its number for `room`.
+    /// Adds an arc that can carry `room` more units and send `back` units back. Returns its number.
     pub fn arc(&mut self, from: u32, to: u32, room: u32, back: u32, cost: i64) -> usize {
         let arc = self.to.len();
         self.to.extend([to, from]);
@@ -54,7 +55,8 @@ impl Network {
         arc
     }
 
-    /// Adds an arc that can carry `room`, the first unit at `cost`, each further one at `slope` more than the one before.
+    /// Adds an arc that can carry `room` units. The first costs `cost`, and each further one `slope` more than the one
+    /// before it.
     pub fn convex_arc(&mut self, from: u32, to: u32, room: u32, cost: i64, slope: i64) -> usize {
         let arc = self.arc(from, to, room, 0, cost);
         self.cost[arc + 1] += slope;
@@ -62,7 +64,7 @@ impl Network {
         arc
     }
 
-    /// Make room for so many more arcs, so that adding them needs no memory.
+    /// Reserves memory for so many more arcs.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -74,12 +76,12 @@ impl Network {
         Ok(())
     }
 
-    /// How many arcs were looked at so far: the work done, in numbers that no clock disturbs.
-    pub fn looked(&self) -> u64 {
-        self.looked
+    /// Returns how many arcs were examined so far: a measure of the work that does not depend on a clock.
+    pub fn examined(&self) -> u64 {
+        self.examined
     }
 
-    /// What an arc can still carry.
+    /// Returns how many more units an arc can carry.
     pub fn room(&self, arc: usize) -> u32 {
         self.room[arc]
     }
@@ -88,7 +90,7 @@ impl Network {
         self.to[arc ^ 1]
     }
 
-    /// Sends units over an arc that has room for them.
+    /// Sends units over an arc, which must have room for them.
     fn carry(&mut self, arc: usize, units: u32) {
         self.room[arc] -= units;
         self.room[arc ^ 1] += units;
@@ -97,26 +99,27 @@ impl Network {
         self.cost[arc ^ 1] -= dearer;
     }
 
-    /// Moves all excess to where it is missing, at least cost; false if that is impossible.
+    /// Sends all excess to the nodes that lack units, at the least cost. Returns false if that is impossible.
     ///
     /// `excess` must add up to zero; `potential` must make every arc with room cost at least zero:
     /// `cost + potential[from] - potential[to] >= 0`. O(phases * arcs * (log nodes + rounds)).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
-    pub fn settle(&mut self, excess: Vec<i64>, potential: Vec<i64>, cancel: &Cancel<'_>) -> Result<bool, Error> {
+    pub fn solve(&mut self, excess: Vec<i64>, potential: Vec<i64>, cancel: &Cancel<'_>) -> Result<bool, Error> {
         debug_assert_eq!(excess.iter().sum::<i64>(), 0);
-        Run::new(self, excess, potential, cancel)?.settle(u64::MAX)
+        Run::new(self, excess, potential, cancel)?.solve(u64::MAX)
     }
 
-    /// The same, where there may be many distinct distances: after a look at `most` arcs, near the answer by scaling first.
+    /// Does the same as [`Network::solve`] where there may be many distinct distances: after `most` examined arcs, it
+    /// first approaches the solution by cost scaling.
     ///
-    /// Which of several answers of the same cost is found may depend on `most`. In practice
-    /// O(most + arcs * log(greatest cost)).
+    /// Which of several solutions of the same cost is found may depend on `most`. In practice O(most + arcs *
+    /// log(greatest cost)).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
-    pub fn settle_within(
+    pub fn solve_within(
         &mut self,
         excess: Vec<i64>,
         potential: Vec<i64>,
@@ -124,11 +127,11 @@ impl Network {
         cancel: &Cancel<'_>,
     ) -> Result<bool, Error> {
         debug_assert_eq!(excess.iter().sum::<i64>(), 0);
-        Run::new(self, excess, potential, cancel)?.settle(most)
+        Run::new(self, excess, potential, cancel)?.solve(most)
     }
 }
 
-/// One call of `settle`.
+/// The state of one call of `solve`.
 struct Run<'n> {
     net: &'n mut Network,
     start: Vec<u32>,
@@ -142,17 +145,17 @@ struct Run<'n> {
 }
 
 impl<'n> Run<'n> {
-    fn settle(mut self, most: u64) -> Result<bool, Error> {
+    fn solve(mut self, most: u64) -> Result<bool, Error> {
         let mut near = false;
         while self.excess.iter().any(|e| *e > 0) {
-            if !near && self.net.looked >= most {
+            if !near && self.net.examined >= most {
                 self.approach()?;
                 near = true;
             }
             if !self.advance()? {
                 return Ok(false);
             }
-            self.level()?;
+            self.send_along_levels()?;
             while self.layer()? {
                 self.block()?;
             }
@@ -160,15 +163,15 @@ impl<'n> Run<'n> {
         Ok(true)
     }
 
-    /// Reports the arcs that were looked at since the last report.
+    /// Reports the arcs that were examined since the last report to [`Cancel::spend`].
     fn report(&mut self) -> Result<(), Error> {
-        let steps = self.net.looked - self.reported;
-        self.reported = self.net.looked;
+        let steps = self.net.examined - self.reported;
+        self.reported = self.net.examined;
         self.cancel.spend(4 * steps + 8)
     }
 
-    /// Sends what it can over paths that never lead back, which need not be searched for.
-    fn level(&mut self) -> Result<(), Error> {
+    /// Sends as many units as possible along the levels, which takes no search.
+    fn send_along_levels(&mut self) -> Result<(), Error> {
         if self.net.level.is_empty() {
             return Ok(());
         }
@@ -192,7 +195,7 @@ impl<'n> Run<'n> {
         }
         let depth = vec![UNSEEN; net.nodes];
         let next = start[..net.nodes].to_vec();
-        let reported = net.looked;
+        let reported = net.examined;
         Ok(Self { net, start, arcs, excess, potential, depth, next, cancel, reported })
     }
 
@@ -205,11 +208,11 @@ impl<'n> Run<'n> {
         self.net.cost[arc] + self.potential[from] - self.potential[to]
     }
 
-    /// Raises the potentials by the distance to the nearest node that misses something (Dijkstra).
+    /// Raises the potentials by the distance to the nearest node that lacks units (Dijkstra).
     ///
-    /// Of equally near nodes the last goes first: in a network of levels that is the way to the end.
+    /// Of equally near nodes the last one is taken first, which leads to the end in a network of levels.
     fn advance(&mut self) -> Result<bool, Error> {
-        self.net.looked += self.net.nodes as u64 / 16; // passed over, not looked at
+        self.net.examined += self.net.nodes as u64 / 16; // passed over, not examined at
         let mut distance = vec![FAR; self.net.nodes];
         let mut queue = BinaryHeap::new();
         for node in (0..self.net.nodes).filter(|&n| self.excess[n] > 0) {
@@ -226,7 +229,7 @@ impl<'n> Run<'n> {
                 return Ok(true);
             }
             for slot in self.out(node) {
-                self.net.looked += 1;
+                self.net.examined += 1;
                 let arc = self.arcs[slot] as usize;
                 let (to, through) = (self.net.to[arc], far + self.reduced(arc));
                 if self.net.room[arc] > 0 && through < distance[to as usize] {
@@ -246,7 +249,7 @@ impl<'n> Run<'n> {
         self.potential.iter_mut().zip(distance).for_each(|(potential, far)| *potential += (*far).min(most));
     }
 
-    /// Numbers the nodes by steps over free arcs from excess, up to the first layer that misses something.
+    /// Numbers the nodes by their distance from excess in free arcs, up to the first layer in which a node lacks units.
     fn layer(&mut self) -> Result<bool, Error> {
         self.depth.fill(UNSEEN);
         self.next.copy_from_slice(&self.start[..self.net.nodes]);
@@ -259,7 +262,7 @@ impl<'n> Run<'n> {
             }
             let mut beyond = Vec::new();
             for node in layer {
-                self.net.looked += self.out(node).len() as u64;
+                self.net.examined += self.out(node).len() as u64;
                 self.report()?;
                 for slot in self.out(node) {
                     let arc = self.arcs[slot] as usize;
@@ -279,7 +282,7 @@ impl<'n> Run<'n> {
         self.net.room[arc] > 0 && self.reduced(arc) == 0
     }
 
-    /// Sends units down the layers until no excess node gets any further.
+    /// Sends units down the layers until no node with excess can send any more.
     fn block(&mut self) -> Result<(), Error> {
         for node in 0..self.net.nodes as u32 {
             while self.excess[node as usize] > 0 && self.send(node) {
@@ -289,7 +292,7 @@ impl<'n> Run<'n> {
         self.report()
     }
 
-    /// Sends what fits over one path from a node to one that misses it, down the layers.
+    /// Sends as much as one path down the layers can carry from a node to one that lacks units.
     fn send(&mut self, from: u32) -> bool {
         let mut path: Vec<usize> = Vec::new();
         let mut at = from;
@@ -315,12 +318,12 @@ impl<'n> Run<'n> {
         true
     }
 
-    /// The next arc that leads one layer down.
+    /// Returns the next arc that leads one layer down.
     fn step(&mut self, node: u32) -> Option<usize> {
         let end = self.start[node as usize + 1];
         let below = self.depth[node as usize].checked_add(1)?;
         while self.next[node as usize] < end {
-            self.net.looked += 1;
+            self.net.examined += 1;
             let arc = self.arcs[self.next[node as usize] as usize] as usize;
             if self.depth[self.net.to[arc] as usize] == below && self.is_free(arc) {
                 return Some(arc);
@@ -367,7 +370,7 @@ mod tests {
                 }
             }
             let excess = (0..2 * n).map(|v| if v < n { 1 } else { -1 }).collect();
-            assert_eq!(net.settle(excess, vec![0; 2 * n], &Cancel::never()), Ok(true));
+            assert_eq!(net.solve(excess, vec![0; 2 * n], &Cancel::never()), Ok(true));
             let total: i64 = arcs.iter().filter(|a| net.room(a.0) == 0).map(|a| a.1).sum();
             assert_eq!(total, brute(&costs, 0, &mut vec![false; n]));
         }
@@ -377,14 +380,14 @@ mod tests {
     fn what_cannot_arrive_is_reported() {
         let mut net = Network::new(3);
         net.arc(0, 1, 5, 0, 1);
-        assert_eq!(net.settle(vec![1, 0, -1], vec![0; 3], &Cancel::never()), Ok(false));
+        assert_eq!(net.solve(vec![1, 0, -1], vec![0; 3], &Cancel::never()), Ok(false));
     }
 
     #[test]
     fn an_arc_that_carries_something_can_give_it_back() {
         let mut net = Network::new(2);
         let arc = net.arc(0, 1, 0, 1, 2);
-        assert_eq!(net.settle(vec![-1, 1], vec![-2, 0], &Cancel::never()), Ok(true));
+        assert_eq!(net.solve(vec![-1, 1], vec![-2, 0], &Cancel::never()), Ok(true));
         assert_eq!(net.room(arc), 1);
     }
 }

@@ -20,20 +20,20 @@ use crate::error::Error;
 
 mod greedy;
 
-/// One move: the job, who gives, who gets.
+/// A move: the numbers of the job, the giver and the taker.
 pub type Step = (u32, u32, u32);
 
-/// Beyond so many moves the second criterion is left out, so that costs stay far below 2^63.
+/// For more moves than this the second criterion is left out, so that costs stay far below 2^63.
 const MOST_MOVES_WITH_TOTALS: u32 = 1 << 22;
-/// How many arcs are looked at, unit after unit, before the flow is approached by scaling: so many, and so many times all.
+/// How many arcs are examined before cost scaling is used: a constant, and a number of times all arcs.
 const MOST_LOOKS: (u64, u64) = (1 << 20, 1024);
 const SOURCE: u32 = 0;
 const SINK: u32 = 1;
 
-/// The choice is exact as long as no more moves than this differ in job, giver or taker.
+/// The choice is exact up to so many moves that differ in job, giver or taker.
 pub const MOST_EXACT: usize = 10_000;
 
-/// Says of each move whether it is among the best `limit`. Of equal moves the first are made.
+/// Returns for each move whether it is among the best `limit`. Of equal moves the first ones are chosen.
 ///
 /// O(moves * log moves), and a flow over at most [`MOST_EXACT`] different moves.
 ///
@@ -47,7 +47,7 @@ pub fn choose(moves: &[Step], limit: usize, cancel: &Cancel<'_>) -> Result<Vec<b
     }
 }
 
-/// The choice, and how many arcs were looked at for it.
+/// Returns the choice, and how many arcs were examined for it.
 fn choose_some(
     moves: &[Step],
     limit: u32,
@@ -65,13 +65,13 @@ fn choose_some(
     let (mut net, arcs, potential) = network(&groups, limit);
     let mut excess = vec![0; potential.len()];
     (excess[SOURCE as usize], excess[SINK as usize]) = (i64::from(limit), -i64::from(limit));
-    let settled = net.settle_within(excess, potential, looks + each * groups.len() as u64, cancel)?;
-    assert!(settled, "there are more moves than the limit");
+    let solved = net.solve_within(excess, potential, looks + each * groups.len() as u64, cancel)?;
+    assert!(solved, "there are more moves than the limit");
     let counts: Vec<u32> = groups.iter().zip(arcs).map(|((_, count), arc)| count - net.room(arc)).collect();
-    Ok((first_of_each(moves, &order, &groups, &counts), net.looked()))
+    Ok((first_of_each(moves, &order, &groups, &counts), net.examined()))
 }
 
-/// Makes the first so many moves of each group; `order` has the moves group by group.
+/// Chooses the first moves of each group, as many as `counts` says. `order` lists the moves group by group.
 fn first_of_each(moves: &[Step], order: &[(Step, u32)], groups: &[(Step, u32)], counts: &[u32]) -> Vec<bool> {
     let (mut made, mut rest) = (vec![false; moves.len()], order);
     for ((_, count), some) in groups.iter().zip(counts) {
@@ -82,7 +82,7 @@ fn first_of_each(moves: &[Step], order: &[(Step, u32)], groups: &[(Step, u32)], 
     made
 }
 
-/// The network, the arc of each group, and potentials under which no arc costs less than nothing.
+/// Returns the network, the arc of each group, and potentials under which no arc has a negative reduced cost.
 fn network(groups: &[(Step, u32)], limit: u32) -> (Network, Vec<usize>, Vec<i64>) {
     let total: u32 = groups.iter().map(|(_, count)| count).sum();
     // A cycle passes at most four arcs of totals, so the first criterion outweighs the second.
@@ -118,10 +118,10 @@ fn network(groups: &[(Step, u32)], limit: u32) -> (Network, Vec<usize>, Vec<i64>
     (net, arcs, potential)
 }
 
-/// Stands for source or sink.
+/// The number that stands for the source or the sink.
 const ROOT: u32 = u32::MAX;
 
-/// Those who give, or those who get: numbered workers first, then their shares of jobs; each with its count.
+/// The givers or the takers: the workers by number, then their shares of jobs. Each has a count.
 struct Side {
     workers: Vec<(u32, u32)>,
     shares: Vec<((u32, u32), u32)>,
@@ -138,19 +138,19 @@ impl Side {
         (self.workers.len() + self.shares.len()) as u32
     }
 
-    /// The greatest counts: of a share, and of a worker.
+    /// Returns the greatest counts: of a share, and of a worker.
     fn greatest(&self) -> (u32, u32) {
         let share = self.shares.iter().map(|(_, count)| *count).max();
         let worker = self.workers.iter().map(|(_, count)| *count).max();
         (share.unwrap_or(0), worker.unwrap_or(0))
     }
 
-    /// Whether each node is a share.
+    /// Returns for each node whether it is a share.
     fn kinds(&self) -> impl Iterator<Item = bool> + '_ {
         self.workers.iter().map(|_| false).chain(self.shares.iter().map(|_| true))
     }
 
-    /// What each node has to give or get: workers, then their shares.
+    /// Returns how many items each node has to give or to get: the workers, then their shares.
     fn counts(&self) -> impl Iterator<Item = u32> + '_ {
         self.workers.iter().map(|(_, count)| *count).chain(self.shares.iter().map(|(_, count)| *count))
     }
@@ -164,7 +164,7 @@ impl Side {
         first + (self.workers.len() + at) as u32
     }
 
-    /// Calls `arc` for each node: the node nearer to source or sink, the node, its count and rate.
+    /// Calls `arc` for each node with the next node towards source or sink, the node, its count and its rate.
     fn add(&self, first: u32, (rate, total_rate): (i64, i64), mut arc: impl FnMut(u32, u32, u32, i64)) {
         for (&(_, count), node) in self.workers.iter().zip(first..) {
             arc(ROOT, node, count, total_rate);
@@ -175,7 +175,7 @@ impl Side {
     }
 }
 
-/// Ascending by key, each key once with the sum of its counts.
+/// Sorts by key, and adds up the counts of equal keys.
 fn counted<K: Ord + Copy>(mut counts: Vec<(K, u32)>) -> Vec<(K, u32)> {
     counts.sort_by_key(|(key, _)| *key);
     let sum = |same: &[(K, u32)]| (same[0].0, same.iter().map(|(_, count)| count).sum());

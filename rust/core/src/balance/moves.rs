@@ -3,39 +3,42 @@
 //! Each worker keeps the first of its items in name order, as many as its share holds; what is left over goes, in name
 //! order, to the workers with room, in name order.
 
-use crate::input::{Job, NOBODY};
+use crate::input::{Job, NO_OWNER};
 
-/// Items are looked at so many at a time: a block in which all stay is passed over without a branch per item.
+/// How many items are examined together: a block in which all stay is skipped without a branch per item.
 const BLOCK: usize = 64;
 
-/// One item that changes hands.
+/// An item that changes its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
-    /// The item, by its place in name order.
+    /// The position of the item in name order.
     pub item: u32,
-    /// Who had it, or `NOBODY`.
+    /// The previous owner, or `NO_OWNER`.
     pub from: u32,
-    /// Who gets it.
+    /// The new owner.
     pub to: u32,
 }
 
-/// Owners of a job's items, as positions in `able`, given how many each able worker gets. O(items + workers).
+/// Returns the owners of a job's items, as positions in `able`, given how many items each able worker gets. O(items +
+/// workers).
 pub fn items(job: &Job<'_>, sizes: &[u32]) -> Vec<u32> {
     if job.able.is_empty() {
-        return vec![NOBODY; job.items.len()];
+        return vec![NO_OWNER; job.items.len()];
     }
     let mut owners = job.previous.clone();
     let order: Vec<u32> = (0..sizes.len() as u32).collect();
-    settle(&mut owners, &job.held(), sizes, &order);
+    apply_sizes(&mut owners, &job.held(), sizes, &order);
     owners
 }
 
-/// Makes every worker hold as many items as `sizes` says, with the fewest moves; returns them in item order.
+/// Changes owners so that every worker has as many items as `sizes` says, with the fewest moves. Returns the moves in
+/// item order.
 ///
-/// `owners`, `held` and `sizes` go by worker; `order` lists the workers in name order, at least those that get
-/// something. Sizes must add up to the number of items. O(items + workers), and little per item that stays.
-pub fn settle(owners: &mut [u32], held: &[u32], sizes: &[u32], order: &[u32]) -> Vec<Move> {
-    let mut moves = loose(owners, held, sizes);
+/// `owners`, `held` and `sizes` are indexed by worker number. `order` lists the workers that get something in name
+/// order, and may list others. Sizes must add up to the number of items. O(items + workers), and little per item that
+/// stays.
+pub fn apply_sizes(owners: &mut [u32], held: &[u32], sizes: &[u32], order: &[u32]) -> Vec<Move> {
+    let mut moves = moves_of_excess(owners, held, sizes);
     let room = |&worker: &u32| {
         let at = worker as usize;
         (worker, sizes[at].saturating_sub(held[at]))
@@ -53,13 +56,13 @@ pub fn settle(owners: &mut [u32], held: &[u32], sizes: &[u32], order: &[u32]) ->
     moves
 }
 
-/// The items that cannot stay: those of nobody, and those beyond their worker's size.
-fn loose(owners: &[u32], held: &[u32], sizes: &[u32]) -> Vec<Move> {
+/// Returns the moves of items that cannot stay: those without an owner, and those beyond the size of their owner.
+fn moves_of_excess(owners: &[u32], held: &[u32], sizes: &[u32]) -> Vec<Move> {
     let over: Vec<bool> = held.iter().zip(sizes).map(|(held, size)| held > size).collect();
     let beyond = held.iter().zip(sizes).map(|(held, size)| held.saturating_sub(*size) as usize).sum::<usize>();
     let orphans = owners.len() - held.iter().map(|held| *held as usize).sum::<usize>();
     if beyond == 0 && orphans == owners.len() {
-        return (0..owners.len() as u32).map(|item| Move { item, from: NOBODY, to: NOBODY }).collect();
+        return (0..owners.len() as u32).map(|item| Move { item, from: NO_OWNER, to: NO_OWNER }).collect();
     }
     let mut moves = Vec::with_capacity(beyond + orphans);
     if beyond + orphans == 0 {
@@ -72,8 +75,8 @@ fn loose(owners: &[u32], held: &[u32], sizes: &[u32]) -> Vec<Move> {
             continue;
         }
         for (at, &from) in owners.iter().enumerate().filter(|(_, owner)| !stays(**owner)) {
-            if from == NOBODY || kept[from as usize] == sizes[from as usize] {
-                moves.push(Move { item: (block * BLOCK + at) as u32, from, to: NOBODY });
+            if from == NO_OWNER || kept[from as usize] == sizes[from as usize] {
+                moves.push(Move { item: (block * BLOCK + at) as u32, from, to: NO_OWNER });
             } else {
                 kept[from as usize] += 1;
             }
@@ -94,7 +97,7 @@ mod tests {
             items: vec!["a", "b", "c", "d", "e"],
             able: vec![0, 1, 2],
             weights: vec![1.0; 3],
-            previous: vec![2, 2, 2, NOBODY, 0],
+            previous: vec![2, 2, 2, NO_OWNER, 0],
         };
         let share = Share::new(&job);
         assert_eq!(share.gain, [false, false, true]);
@@ -103,16 +106,16 @@ mod tests {
 
     #[test]
     fn workers_without_room_are_passed_over() {
-        let mut owners = [NOBODY, 4];
-        let moves = settle(&mut owners, &[0, 0, 0, 0, 1], &[0, 0, 0, 1, 1], &[0, 1, 2, 3, 4]);
+        let mut owners = [NO_OWNER, 4];
+        let moves = apply_sizes(&mut owners, &[0, 0, 0, 0, 1], &[0, 0, 0, 1, 1], &[0, 1, 2, 3, 4]);
         assert_eq!(owners, [3, 4]);
-        assert_eq!(moves, [Move { item: 0, from: NOBODY, to: 3 }]);
+        assert_eq!(moves, [Move { item: 0, from: NO_OWNER, to: 3 }]);
     }
 
     #[test]
     fn a_job_nobody_can_run_stays_without_owners() {
-        let job = Job { items: vec!["a", "b"], previous: vec![NOBODY; 2], ..Job::default() };
-        assert_eq!(items(&job, &[]), [NOBODY; 2]);
+        let job = Job { items: vec!["a", "b"], previous: vec![NO_OWNER; 2], ..Job::default() };
+        assert_eq!(items(&job, &[]), [NO_OWNER; 2]);
     }
 
     #[test]
@@ -120,7 +123,7 @@ mod tests {
         for count in [1, 63, 64, 65, 1000] {
             let mut owners = vec![1; count];
             let sizes = [count as u32 / 2, 0, count as u32 - count as u32 / 2];
-            let moves = settle(&mut owners, &[0, count as u32, 0], &sizes, &[2, 0, 1]);
+            let moves = apply_sizes(&mut owners, &[0, count as u32, 0], &sizes, &[2, 0, 1]);
             assert_eq!(moves.len(), count);
             let first = count - count / 2;
             assert!(owners[..first].iter().all(|w| *w == 2) && owners[first..].iter().all(|w| *w == 0));

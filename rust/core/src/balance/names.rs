@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use crate::error::Error;
 
-/// Names in ascending order; each is known by its place. Costs four bytes per name beyond the text.
+/// Names in ascending order. Each is known by its position. Takes four bytes per name beyond the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
     text: String,
@@ -18,9 +18,11 @@ impl Default for Names {
 }
 
 impl Names {
-    /// Sorts names; `what` is what they name. O(n) if they are in order already.
+    /// Sorts names. `what` says in errors what they name. O(n) if they are sorted already.
     ///
-    /// Fails if one is given twice, or if there are more than u32 can number or four gigabytes of text.
+    /// # Errors
+    /// [`Error::Invalid`] if a name is given twice, for 2^32 - 1 names or more, and for more than four gigabytes of
+    /// text.
     pub fn new(what: &str, mut names: Vec<&str>) -> Result<Self, Error> {
         let bytes: usize = names.iter().map(|name| name.len()).sum();
         check_size(what, names.len(), bytes, u32::MAX as usize - 1)?;
@@ -41,27 +43,27 @@ impl Names {
         self.start.push(self.text.len() as u32);
     }
 
-    /// How many.
+    /// Returns how many there are.
     pub fn len(&self) -> usize {
         self.start.len() - 1
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The name at a place.
+    /// Returns the name at a position.
     pub fn get(&self, at: usize) -> &str {
         &self.text[self.start[at] as usize..self.start[at + 1] as usize]
     }
 
-    /// All of them, ascending.
+    /// Returns all names, ascending.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         (0..self.len()).map(|at| self.get(at))
     }
 
-    /// The place of a name. O(log n).
+    /// Returns the position of a name. O(log n).
     pub fn find(&self, name: &str) -> Option<usize> {
         let (mut low, mut high) = (0, self.len());
         while low < high {
@@ -75,7 +77,11 @@ impl Names {
         None
     }
 
-    /// These names and others, of which none may be here yet; and for each place the place it had here, if it was here.
+    /// Returns these names together with others, and for each position the position that the name had here, if it was
+    /// here.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if one of the others is here already, or if there would be too many.
     pub fn with(&self, what: &str, others: &Self) -> Result<(Self, Vec<Option<u32>>), Error> {
         check_size(what, self.len() + others.len(), self.text.len() + others.text.len(), u32::MAX as usize - 1)?;
         let (mut made, mut old) = (Self::default(), Vec::with_capacity(self.len() + others.len()));
@@ -105,7 +111,10 @@ impl Names {
         Ok((made, old))
     }
 
-    /// These names without some, and for each place the place it had here.
+    /// Returns these names without some, and for each position the position that the name had here.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if one of those is not here.
     pub fn without(&self, what: &str, gone: &Self) -> Result<(Self, Vec<u32>), Error> {
         if let Some(name) = gone.iter().find(|name| self.find(name).is_none()) {
             return Err(Error::Invalid(format!("{what} '{name}' is not there; leave it out")));
@@ -124,7 +133,7 @@ impl Names {
     }
 }
 
-/// Names are numbered by u32, and so are the bytes of their text.
+/// Checks that names, and the bytes of their text, can be numbered by `u32`.
 fn check_size(what: &str, count: usize, bytes: usize, most: usize) -> Result<(), Error> {
     if count > most || bytes > u32::MAX as usize {
         return Err(Error::Invalid(format!("{count} {what}s of {bytes} bytes are too many for one job; split it")));

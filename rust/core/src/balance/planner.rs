@@ -9,24 +9,24 @@ use std::sync::Arc;
 use crate::balance::move_limit;
 use crate::balance::moves::{self, Move};
 use crate::balance::names::Names;
-use crate::balance::quota::{Bare, Demand, Quota, Share};
+use crate::balance::quota::{Demand, LoadsBuilder, Quota, Share};
 use crate::balance::spread;
 use crate::balance::strategy::Strategy;
 use crate::cancel::Cancel;
 use crate::error::Error;
-use crate::input::{check_weights, NOBODY};
+use crate::input::{check_weights, NO_OWNER};
 
-/// Which jobs a worker can run: all of them, those that come later too, or those named.
+/// The jobs that a worker can run; None for all of them, including those that are added later.
 pub type Runs = Option<BTreeSet<String>>;
 
-/// A worker keeps its number while it lives; then the number is free for another.
+/// A worker. It keeps its number until it has left and has no items; then the number is free for another.
 #[derive(Debug, Clone)]
 struct Worker {
     name: String,
     weight: f64,
-    /// One set for workers that can run the same: most can.
+    /// Workers that can run the same jobs share one set.
     runs: Option<Arc<BTreeSet<String>>>,
-    /// Gone, but items may still be with it.
+    /// It has left, but items may still belong to it.
     gone: bool,
 }
 
@@ -39,59 +39,62 @@ impl Worker {
 #[derive(Debug, Clone)]
 struct Items {
     names: Arc<Names>,
-    /// Worker numbers, by place in `names`.
+    /// The worker number of each item's owner.
     owners: Vec<u32>,
-    /// How many items each worker number has.
+    /// How many items each worker number owns.
     held: Vec<u32>,
-    /// By worker number.
+    /// Whether each worker number can run the job.
     able: Vec<bool>,
 }
 
-/// The outcome for one job: what moved, by place in its names.
+/// The moves of one placement in one job.
 #[derive(Debug, Clone)]
 pub struct Changes {
     /// The job.
     pub job: String,
     /// Its items at that time.
     pub names: Arc<Names>,
-    /// Ascending by item; owners are worker numbers, `NOBODY` for none.
+    /// Ascending by item. Owners are worker numbers, `NO_OWNER` for none.
     pub moves: Vec<Move>,
 }
 
-/// The outcome of one placement.
+/// The moves of one placement.
 #[derive(Debug, Clone, Default)]
 pub struct Delta {
     /// Jobs in which something moved, in name order.
     pub jobs: Vec<Changes>,
-    /// Items that should move too, but stay where they are for want of budget.
+    /// How many more items should move, but exceed the move limit.
     pub deferred: usize,
-    /// Names by worker number.
+    /// The name of each worker number.
     pub workers: Vec<String>,
 }
 
-/// One job at one time.
+/// The state of a job at one time.
 #[derive(Debug, Clone)]
 pub struct View {
     /// Its items.
     pub names: Arc<Names>,
-    /// Worker numbers by item, `NOBODY` for none.
+    /// Worker numbers by item, `NO_OWNER` for none.
     pub owners: Vec<u32>,
     /// Names by worker number.
     pub workers: Vec<String>,
 }
 
-/// See the module. Owned by one thread at a time.
+/// An incremental balancer. See the module.
 #[derive(Debug)]
 pub struct Board {
     strategy: Strategy,
     workers: Vec<Worker>,
-    /// The number of each worker that lives.
+    /// The number of each worker that has not left.
     number: BTreeMap<String, u32>,
     jobs: BTreeMap<String, Items>,
 }
 
 impl Board {
-    /// An empty board for one of the two strategies that keep what was before.
+    /// Creates an empty board. The strategy must keep previous owners.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for another strategy.
     pub fn new(strategy: Strategy) -> Result<Self, Error> {
         match strategy {
             Strategy::EvenlySpread | Strategy::Balanced => {
@@ -102,46 +105,61 @@ impl Board {
     }
 
     /// Adds a job. O(items + workers).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the job exists.
     pub fn add_job(&mut self, job: &str, names: Names) -> Result<(), Error> {
         if self.jobs.contains_key(job) {
             return Err(Error::Invalid(format!("job '{job}' is there already; add its items to it")));
         }
-        let (owners, held) = (vec![NOBODY; names.len()], vec![0; self.workers.len()]);
+        let (owners, held) = (vec![NO_OWNER; names.len()], vec![0; self.workers.len()]);
         let able = self.workers.iter().map(|worker| worker.can_run(job)).collect();
         self.jobs.insert(job.to_owned(), Items { names: Arc::new(names), owners, held, able });
         Ok(())
     }
 
     /// Removes a job and its items.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such job.
     pub fn remove_job(&mut self, job: &str) -> Result<(), Error> {
         self.jobs.remove(job).map(|_| ()).ok_or_else(|| no_job(job))
     }
 
-    /// Adds items to a job; they have no owner until they are placed. O(items).
+    /// Adds items to a job. They have no owner until they are placed. O(items).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such job, or if an item exists.
     pub fn add_items(&mut self, job: &str, more: &Names) -> Result<(), Error> {
         let items = self.jobs.get_mut(job).ok_or_else(|| no_job(job))?;
         let (names, old) = items.names.with(&format!("job '{job}': work item"), more)?;
-        items.owners = old.iter().map(|at| at.map_or(NOBODY, |at| items.owners[at as usize])).collect();
+        items.owners = old.iter().map(|at| at.map_or(NO_OWNER, |at| items.owners[at as usize])).collect();
         items.names = Arc::new(names);
         Ok(())
     }
 
     /// Removes items from a job. O(items).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such job or item.
     pub fn remove_items(&mut self, job: &str, gone: &Names) -> Result<(), Error> {
         let items = self.jobs.get_mut(job).ok_or_else(|| no_job(job))?;
         let (names, old) = items.names.without(&format!("job '{job}': work item"), gone)?;
         items.owners = old.iter().map(|at| items.owners[*at as usize]).collect();
         items.names = Arc::new(names);
-        items.count();
+        items.count_held();
         Ok(())
     }
 
-    /// Says who has an item at present, without moving it; the worker must be there. O(log items).
-    pub fn hold(&mut self, job: &str, item: &str, worker: &str) -> Result<(), Error> {
+    /// Sets the present owner of an item. O(log items).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such job, item or worker.
+    pub fn set_owner(&mut self, job: &str, item: &str, worker: &str) -> Result<(), Error> {
         let number = *self.number.get(worker).ok_or_else(|| no_worker(worker))?;
         let items = self.jobs.get_mut(job).ok_or_else(|| no_job(job))?;
         let at = items.names.find(item).ok_or_else(|| no_item(job, item))?;
-        if items.owners[at] != NOBODY {
+        if items.owners[at] != NO_OWNER {
             items.held[items.owners[at] as usize] -= 1;
         }
         items.owners[at] = number;
@@ -149,14 +167,18 @@ impl Board {
         Ok(())
     }
 
-    /// Adds a worker. One that left and comes back before the next placement still has its items. O(jobs).
+    /// Adds a worker. One that left and comes back before the next placement still owns its items. O(jobs).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the worker exists, or for a bad weight.
     pub fn join(&mut self, name: &str, weight: f64, runs: Runs) -> Result<(), Error> {
         check_weights(&[name], &[weight])?;
         if self.number.contains_key(name) {
             return Err(Error::Invalid(format!("worker '{name}' is there already; let it leave first, or reweigh it")));
         }
         let number = self.number_for(name);
-        let worker = Worker { name: name.to_owned(), weight, runs: runs.map(|runs| self.shared(runs)), gone: false };
+        let worker =
+            Worker { name: name.to_owned(), weight, runs: runs.map(|runs| self.shared_set(runs)), gone: false };
         for (job, items) in &mut self.jobs {
             items.held.resize(items.held.len().max(number + 1), 0);
             items.able.resize(items.held.len(), false);
@@ -170,13 +192,13 @@ impl Board {
         Ok(())
     }
 
-    /// The very set of the worker before, if it can run the same.
-    fn shared(&self, runs: BTreeSet<String>) -> Arc<BTreeSet<String>> {
+    /// Returns the set of the last worker, if it is equal.
+    fn shared_set(&self, runs: BTreeSet<String>) -> Arc<BTreeSet<String>> {
         let before = self.workers.last().and_then(|worker| worker.runs.as_ref());
         before.filter(|before| ***before == runs).map_or_else(|| Arc::new(runs), Arc::clone)
     }
 
-    /// The number it had if items are with it still, else one that nothing is with.
+    /// Returns the number that the worker had if items still belong to it, else a number without items.
     fn number_for(&self, name: &str) -> usize {
         let holds = |number: usize| self.jobs.values().any(|items| items.held[number] > 0);
         let gone = || (0..self.workers.len()).filter(|number| self.workers[*number].gone);
@@ -184,7 +206,10 @@ impl Board {
         same.or_else(|| gone().find(|&number| !holds(number))).unwrap_or(self.workers.len())
     }
 
-    /// Removes a worker; the next placement gives its items to others. O(jobs).
+    /// Removes a worker. The next placement gives its items to others. O(jobs).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such worker.
     pub fn leave(&mut self, name: &str) -> Result<(), Error> {
         let number = self.number.remove(name).ok_or_else(|| no_worker(name))? as usize;
         self.workers[number].gone = true;
@@ -192,7 +217,10 @@ impl Board {
         Ok(())
     }
 
-    /// Changes a worker's weight.
+    /// Changes the weight of a worker.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such worker, or for a bad weight.
     pub fn reweigh(&mut self, name: &str, weight: f64) -> Result<(), Error> {
         check_weights(&[name], &[weight])?;
         let number = *self.number.get(name).ok_or_else(|| no_worker(name))?;
@@ -200,10 +228,10 @@ impl Board {
         Ok(())
     }
 
-    /// Places everything anew, moving at most `limit` items away from workers that are able to keep them.
+    /// Places all items again, moving at most `limit` items away from workers that are able to keep them.
     ///
-    /// Items without an able owner are always placed. O(jobs * workers) and the strategy's own cost; items are only looked
-    /// at in jobs where something moves, and there little.
+    /// Items without an able owner are always placed. O(jobs * workers) and the cost of the strategy. Items are
+    /// examined only in jobs where something moves.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`]; the board is then as it was.
@@ -215,8 +243,9 @@ impl Board {
             Strategy::EvenlySpread => self.spread(&order, &weights, &mut all, cancel),
             _ => self.balance(&order, &weights, &mut all, cancel),
         };
-        let deferred =
-            placed.and_then(|()| self.hold_back(&mut all, limit, cancel)).inspect_err(|_| self.undo(&all))?;
+        let deferred = placed
+            .and_then(|()| self.apply_move_limit(&mut all, limit, cancel))
+            .inspect_err(|_| self.undo_moves(&all))?;
         let changes = |((job, items), moves): ((&String, &Items), _)| Changes {
             job: job.clone(),
             names: Arc::clone(&items.names),
@@ -226,11 +255,11 @@ impl Board {
         Ok(Delta { jobs, deferred, workers: self.names() })
     }
 
-    /// Takes back all moves, which are those of the first jobs.
-    fn undo(&mut self, all: &[Vec<Move>]) {
+    /// Undoes all moves, which are those of the first jobs.
+    fn undo_moves(&mut self, all: &[Vec<Move>]) {
         for (items, moves) in self.jobs.values_mut().zip(all).filter(|(_, moves)| !moves.is_empty()) {
             moves.iter().for_each(|change| items.owners[change.item as usize] = change.from);
-            items.count();
+            items.count_held();
         }
     }
 
@@ -245,12 +274,12 @@ impl Board {
         let sizes = self.strategy.sizes(order.len(), &demands, cancel)?;
         for ((items, demand), sizes) in self.jobs.values_mut().zip(&demands).zip(&sizes) {
             cancel.spend((items.owners.len() + order.len()) as u64)?;
-            all.push(items.settle(order, demand, sizes));
+            all.push(items.apply_sizes(order, demand, sizes));
         }
         Ok(())
     }
 
-    /// One job after the other, so that what is known of it stays in the processor's cache.
+    /// Places one job after the other, so that its data stay in the cache of the processor.
     fn spread(
         &mut self,
         order: &[u32],
@@ -258,32 +287,37 @@ impl Board {
         all: &mut Vec<Vec<Move>>,
         cancel: &Cancel<'_>,
     ) -> Result<(), Error> {
-        let mut bare = Bare::new(order.len());
+        let mut builder = LoadsBuilder::new(order.len());
         let uniform = weights.windows(2).all(|pair| pair[0] == pair[1]);
         for items in self.jobs.values() {
             cancel.spend(2 * order.len() as u64)?;
             if uniform && !order.is_empty() && order.iter().all(|number| items.able[*number as usize]) {
-                bare.add_evenly(items.owners.len() as u32 / order.len() as u32, weights[0]);
+                builder.add_evenly(items.owners.len() as u32 / order.len() as u32, weights[0]);
                 continue;
             }
             let demand = items.demand_of_none(order, weights);
-            bare.add(&demand, &Quota::new(demand.items, &demand.weights));
+            builder.add(&demand, &Quota::new(demand.items, &demand.weights));
         }
-        let mut loads = bare.loads();
+        let mut loads = builder.loads();
         for items in self.jobs.values_mut() {
             cancel.spend(8 * order.len() as u64 + items.owners.len() as u64)?;
             let demand = items.demand(order, weights);
             let share = Share::of(&demand);
             let seated = spread::seat_next(&demand, &share, &mut loads);
-            all.push(items.settle(order, &demand, &share.sizes(&seated)));
+            all.push(items.apply_sizes(order, &demand, &share.sizes(&seated)));
         }
         Ok(())
     }
 
-    /// Takes back the moves that are not among the best; returns how many those are.
-    fn hold_back(&mut self, all: &mut [Vec<Move>], limit: Option<usize>, cancel: &Cancel<'_>) -> Result<usize, Error> {
+    /// Undoes the moves that are not among the best `limit`, and returns how many those are.
+    fn apply_move_limit(
+        &mut self,
+        all: &mut [Vec<Move>],
+        limit: Option<usize>,
+        cancel: &Cancel<'_>,
+    ) -> Result<usize, Error> {
         let Some(limit) = limit else { return Ok(0) };
-        let live = |items: &Items, change: &Move| change.from != NOBODY && items.able[change.from as usize];
+        let live = |items: &Items, change: &Move| change.from != NO_OWNER && items.able[change.from as usize];
         let (rank, mut steps) = (self.ranks(), Vec::new());
         for ((job, items), moves) in (0..).zip(self.jobs.values()).zip(all.iter()) {
             let free = moves.iter().filter(|change| live(items, change));
@@ -295,7 +329,7 @@ impl Board {
             moves.retain(|change| {
                 let make = !live(items, change) || made.next() == Some(true);
                 if !make {
-                    items.take_back(change);
+                    items.undo_move(change);
                     deferred += 1;
                 }
                 make
@@ -304,7 +338,8 @@ impl Board {
         Ok(deferred)
     }
 
-    /// The place of each worker number in name order: of equal choices the first by name is made, whoever joined first.
+    /// Returns the position of each worker number in name order. Of equal choices the first by name is made, whoever
+    /// joined first.
     fn ranks(&self) -> Vec<u32> {
         let mut order: Vec<usize> = (0..self.workers.len()).collect();
         order.sort_unstable_by_key(|number| &self.workers[*number].name);
@@ -313,20 +348,29 @@ impl Board {
         rank
     }
 
-    /// The owner of an item: none if nobody can run it, or if it was not placed yet. O(log items).
+    /// Returns the owner of an item; None if no worker can run it, or if it was not placed yet. O(log items).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such job or item.
     pub fn owner(&self, job: &str, item: &str) -> Result<Option<&str>, Error> {
         let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
         let at = items.names.find(item).ok_or_else(|| no_item(job, item))?;
         Ok(self.name(items.owners[at]))
     }
 
-    /// A job's items in name order, each with its owner.
+    /// Returns the items of a job in name order, each with its owner.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such job.
     pub fn owners(&self, job: &str) -> Result<impl Iterator<Item = (&str, Option<&str>)>, Error> {
         let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
         Ok(items.names.iter().zip(items.owners.iter().map(|owner| self.name(*owner))))
     }
 
-    /// A job's present state, to be read without the board. O(items), at the speed of memory.
+    /// Copies the state of a job, to be read without the board. O(items), at the speed of memory.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such job.
     pub fn view(&self, job: &str) -> Result<View, Error> {
         let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
         Ok(View { names: Arc::clone(&items.names), owners: items.owners.clone(), workers: self.names() })
@@ -340,12 +384,12 @@ impl Board {
         self.workers.get(number as usize).map(|worker| worker.name.as_str())
     }
 
-    /// Ids of the jobs, ascending.
+    /// Returns the IDs of the jobs, ascending.
     pub fn jobs(&self) -> impl Iterator<Item = &str> {
         self.jobs.keys().map(String::as_str)
     }
 
-    /// Workers that are there, in name order.
+    /// Returns the names of the workers, ascending.
     pub fn workers(&self) -> impl Iterator<Item = &str> {
         self.number.keys().map(String::as_str)
     }
@@ -358,7 +402,7 @@ impl Items {
         demand
     }
 
-    /// The demand, but for what was held.
+    /// Returns the demand of the job without what its workers own.
     fn demand_of_none(&self, order: &[u32], weights: &[f64]) -> Demand {
         let mut able = Vec::with_capacity(order.len());
         able.extend((0..).zip(order).filter(|(_, number)| self.able[**number as usize]).map(|(rank, _)| rank));
@@ -370,36 +414,36 @@ impl Items {
     }
 
     /// Gives each able worker as many items as `sizes` says.
-    fn settle(&mut self, order: &[u32], demand: &Demand, sizes: &[u32]) -> Vec<Move> {
+    fn apply_sizes(&mut self, order: &[u32], demand: &Demand, sizes: &[u32]) -> Vec<Move> {
         if sizes.is_empty() {
             return self.drop_all();
         }
         let able: Vec<u32> = demand.able.iter().map(|rank| order[*rank as usize]).collect();
         let mut by_number = vec![0; self.held.len()];
         able.iter().zip(sizes).for_each(|(number, size)| by_number[*number as usize] = *size);
-        let moves = moves::settle(&mut self.owners, &self.held, &by_number, &able);
+        let moves = moves::apply_sizes(&mut self.owners, &self.held, &by_number, &able);
         self.held = by_number;
         moves
     }
 
-    /// Nobody can run the job: its items lose their owners.
+    /// Takes the owners from all items of a job that no worker can run.
     fn drop_all(&mut self) -> Vec<Move> {
-        let owned = (0..).zip(&self.owners).filter(|(_, owner)| **owner != NOBODY);
-        let moves = owned.map(|(item, &from)| Move { item, from, to: NOBODY }).collect();
-        self.owners.fill(NOBODY);
+        let owned = (0..).zip(&self.owners).filter(|(_, owner)| **owner != NO_OWNER);
+        let moves = owned.map(|(item, &from)| Move { item, from, to: NO_OWNER }).collect();
+        self.owners.fill(NO_OWNER);
         self.held.fill(0);
         moves
     }
 
-    fn take_back(&mut self, change: &Move) {
+    fn undo_move(&mut self, change: &Move) {
         self.owners[change.item as usize] = change.from;
         self.held[change.from as usize] += 1;
         self.held[change.to as usize] -= 1;
     }
 
-    fn count(&mut self) {
+    fn count_held(&mut self) {
         self.held.fill(0);
-        let owned = self.owners.iter().filter(|owner| **owner != NOBODY);
+        let owned = self.owners.iter().filter(|owner| **owner != NO_OWNER);
         owned.for_each(|owner| self.held[*owner as usize] += 1);
     }
 }

@@ -6,14 +6,14 @@
 
 use crate::input::Job;
 
-/// Weights are compared as multiples of the largest times this.
+/// Weights are compared as integers: the largest one is this.
 const WEIGHT_SCALE: f64 = 9_007_199_254_740_992.0; // 2^53
-/// A quota nearer than this to a whole number counts as whole: 0.1, 0.2 and 0.3 of 6 items are 1, 2 and 3.
+/// A quota that is nearer than this to a whole number counts as whole: 0.1, 0.2 and 0.3 of 6 items are 1, 2 and 3.
 const WHOLE_WITHIN: u128 = 1_000_000_000;
 
-/// One job as the even strategies see it: how many items, who can run it, and how many each of those held before.
+/// A job without its items: how many there are, which workers can run it, and how many items each of these had.
 ///
-/// Which items they are does not matter here: `place` knows that.
+/// Which items these are is decided in `moves`.
 #[derive(Debug, Clone, Default)]
 pub struct Demand {
     /// How many items there are to place.
@@ -27,26 +27,26 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// The demand of a job. O(items + workers).
+    /// Returns the demand of a job. O(items + workers).
     pub fn new(job: &Job<'_>) -> Self {
         let (items, held) = (job.items.len() as u32, job.held());
         Self { items, able: job.able.clone(), weights: job.weights.clone(), held }
     }
 }
 
-/// The shares of one job, by position in its `able`.
+/// How many items of a job each worker gets, by position in `able`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// What each worker gets for certain.
+    /// How many items each worker gets in any case.
     pub floor: Vec<u32>,
-    /// Who may get one more.
+    /// Whether each worker may get one more.
     pub eligible: Vec<bool>,
-    /// How many get one more; never more than are eligible.
+    /// How many workers get one more; at most the number of eligible ones.
     pub seats: u32,
 }
 
 impl Quota {
-    /// The quota of `items` among workers of these weights (finite, greater than zero). O(workers).
+    /// Computes the quota of `items` among workers of these weights (finite, greater than zero). O(workers).
     pub fn new(items: u32, weights: &[f64]) -> Self {
         let quota = match weights.first() {
             Some(first) if weights.iter().all(|weight| weight == first) => Self::equal(items, weights.len()),
@@ -79,7 +79,7 @@ impl Quota {
     }
 }
 
-/// The shares of the last few weights: clusters have few distinct ones, and a division in 128 bits is slow.
+/// A cache of the shares of the last few weights: clusters have few distinct ones, and a 128-bit division is slow.
 #[derive(Default)]
 struct Known {
     shares: [(f64, (u32, bool)); 8],
@@ -87,7 +87,8 @@ struct Known {
 }
 
 impl Known {
-    /// The share of a weight, computed if it is not among the last. Weights are greater than zero, so none is there yet.
+    /// Returns the share of a weight, computed if it is not cached. Weights are greater than zero, so an empty entry
+    /// matches none.
     fn get(&mut self, weight: f64, share: impl FnOnce() -> (u32, bool)) -> (u32, bool) {
         if let Some((_, known)) = self.shares.iter().find(|(known, _)| *known == weight) {
             return *known;
@@ -99,7 +100,7 @@ impl Known {
     }
 }
 
-/// The whole part of numerator / denominator, and whether a fraction worth speaking of is left.
+/// Divides, and returns the whole part and whether a significant fraction is left.
 fn split(numerator: u128, denominator: u128) -> (u32, bool) {
     let (whole, rest) = (numerator / denominator, numerator % denominator);
     if rest * WHOLE_WITHIN < denominator {
@@ -111,22 +112,22 @@ fn split(numerator: u128, denominator: u128) -> (u32, bool) {
     }
 }
 
-/// One job as the even strategies see it: its quota, and whom a seat would spare a move.
+/// The quota of a job, and the workers for which a seat saves a move.
 #[derive(Debug, Clone)]
 pub struct Share {
     /// The job's quota.
     pub quota: Quota,
-    /// By position in `able`: a seat here keeps an item where it was.
+    /// By position in `able`: whether a seat keeps an item where it was.
     pub gain: Vec<bool>,
 }
 
 impl Share {
-    /// The share of a job. O(items + workers).
+    /// Returns the share of a job. O(items + workers).
     pub fn new(job: &Job<'_>) -> Self {
         Self::of(&Demand::new(job))
     }
 
-    /// The share of a demand. O(workers).
+    /// Returns the share of a demand. O(workers).
     pub fn of(demand: &Demand) -> Self {
         let quota = Quota::new(demand.items, &demand.weights);
         let spares = |at: usize| quota.eligible[at] && demand.held[at] > quota.floor[at];
@@ -134,25 +135,25 @@ impl Share {
         Self { quota, gain }
     }
 
-    /// How many items each able worker gets, given who has a seat. O(workers).
+    /// Returns how many items each able worker gets, given which ones have a seat. O(workers).
     pub fn sizes(&self, seated: &[bool]) -> Vec<u32> {
         self.quota.floor.iter().zip(seated).map(|(floor, seated)| floor + u32::from(*seated)).collect()
     }
 
-    /// Positions that may get a seat, in name order.
+    /// Returns the positions that may get a seat, in name order.
     pub fn candidates(&self) -> impl Iterator<Item = u32> + '_ {
         let open = if self.quota.seats == 0 { 0 } else { self.gain.len() };
         (0..open as u32).filter(|&at| self.quota.eligible[at as usize])
     }
 }
 
-/// What one more item costs each worker: the balance between workers, over all jobs.
+/// The loads of all workers over all jobs, and what one more item costs each worker.
 ///
 /// A worker of rate k holding l items costs k l^2. Equal weights have rate 1; otherwise the rate is inverse to the
 /// worker's largest weight, to one part in 4096 of the strongest worker's.
 #[derive(Debug, Clone)]
 pub struct Loads {
-    /// Items held by each worker, over all jobs.
+    /// How many items each worker has, over all jobs.
     pub load: Vec<u64>,
     rate: Vec<i64>,
 }
@@ -161,49 +162,49 @@ const RATE_OF_STRONGEST: f64 = 4096.0;
 const GREATEST_RATE: f64 = 268_435_456.0; // 2^28: with fewer than 2^33 items, costs stay below 2^62
 
 impl Loads {
-    /// Loads of the whole shares alone, before any seat is given. O(sum of able workers).
+    /// Returns the loads before any seat is given. O(sum of able workers).
     pub fn new(workers: usize, jobs: &[Demand], shares: &[Share]) -> Self {
-        let mut bare = Bare::new(workers);
+        let mut bare = LoadsBuilder::new(workers);
         jobs.iter().zip(shares).for_each(|(job, share)| bare.add(job, &share.quota));
         bare.loads()
     }
 
-    /// Workers of these weights that hold nothing. O(workers).
-    pub fn none(weights: &[f64]) -> Self {
+    /// Returns the loads of workers of these weights without items. O(workers).
+    pub fn empty(weights: &[f64]) -> Self {
         Self { load: vec![0; weights.len()], rate: rates(weights) }
     }
 
-    /// The cost of one more item.
-    pub fn taking(&self, worker: u32) -> i64 {
+    /// Returns the cost of one more item.
+    pub fn cost_of_one_more(&self, worker: u32) -> i64 {
         (2 * self.load[worker as usize] as i64 + 1) * self.rate[worker as usize]
     }
 
-    /// What one item fewer would save.
-    pub fn giving(&self, worker: u32) -> i64 {
+    /// Returns what one item fewer would save.
+    pub fn saving_of_one_fewer(&self, worker: u32) -> i64 {
         (2 * self.load[worker as usize] as i64 - 1) * self.rate[worker as usize]
     }
 
-    /// The cost of everything.
+    /// Returns the cost of all loads.
     pub fn cost(&self) -> i128 {
         let each = |(l, r): (&u64, &i64)| i128::from(*l) * i128::from(*l) * i128::from(*r);
         self.load.iter().zip(&self.rate).map(each).sum()
     }
 }
 
-/// Loads in the making, job by job.
+/// Adds up [`Loads`] job by job.
 #[derive(Debug)]
-pub struct Bare {
+pub struct LoadsBuilder {
     load: Vec<u64>,
     weight: Vec<f64>,
 }
 
-impl Bare {
-    /// Workers that no job is known of.
+impl LoadsBuilder {
+    /// Starts with workers without jobs.
     pub fn new(workers: usize) -> Self {
         Self { load: vec![0; workers], weight: vec![0.0; workers] }
     }
 
-    /// Adds the whole shares of a job.
+    /// Adds what each worker gets of a job in any case.
     pub fn add(&mut self, job: &Demand, quota: &Quota) {
         for ((&worker, floor), &weight) in job.able.iter().zip(&quota.floor).zip(&job.weights) {
             let at = worker as usize;
@@ -214,13 +215,13 @@ impl Bare {
         }
     }
 
-    /// Adds the whole shares, of one size, of a job that all workers can run, all of one weight.
+    /// Adds a job that all workers can run with equal weights: each gets `floor` items.
     pub fn add_evenly(&mut self, floor: u32, weight: f64) {
         self.load.iter_mut().for_each(|load| *load += u64::from(floor));
         self.weight.iter_mut().for_each(|most| *most = most.max(weight));
     }
 
-    /// The loads, before any seat is given.
+    /// Returns the loads before any seat is given.
     pub fn loads(self) -> Loads {
         Loads { rate: rates(&self.weight), load: self.load }
     }

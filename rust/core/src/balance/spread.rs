@@ -7,7 +7,8 @@ use crate::balance::quota::{Demand, Loads, Share};
 use crate::cancel::Cancel;
 use crate::error::Error;
 
-/// Who gets the seats of each job, by position in `able`. O(sum of able workers, each job sorted).
+/// Returns which able workers get the seats of each job, by position in `able`. O(sum of able workers, each job
+/// sorted).
 ///
 /// # Errors
 /// [`Error::Cancelled`].
@@ -20,14 +21,15 @@ pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share], cancel: &Cancel<
     jobs.iter().zip(shares).map(seat).collect()
 }
 
-/// Gives the seats of the next job in name order, and adds them to the loads.
+/// Gives out the seats of the next job in name order, and adds them to the loads.
 ///
-/// So jobs can be looked at one at a time, if `loads` begins with the whole shares of all of them.
+/// `loads` must begin with the whole shares of all jobs.
 pub fn seat_next(job: &Demand, share: &Share, loads: &mut Loads) -> Vec<bool> {
     seat_job(job, share, loads, |_, _| true)
 }
 
-/// Gives the seats of one job: first to those with a gain for whom `keeps` holds, then by cost, then by name.
+/// Gives out the seats of one job: first to workers that keep an item by a seat and for which `keeps` holds, then by
+/// cost, then by name.
 pub(crate) fn seat_job(
     job: &Demand,
     share: &Share,
@@ -38,7 +40,7 @@ pub(crate) fn seat_job(
     let rank = |at: u32| {
         let (worker, gain) = (job.able[at as usize], share.gain[at as usize]);
         let later = !(gain && keeps(loads, worker));
-        let cost = loads.taking(worker) as u128;
+        let cost = loads.cost_of_one_more(worker) as u128;
         u128::from(later) << 127 | cost << 64 | u128::from(!gain) << 32 | u128::from(at)
     };
     let mut ranked: Vec<u128> = Vec::with_capacity(share.gain.len());

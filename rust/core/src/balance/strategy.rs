@@ -4,14 +4,14 @@ use super::{moves, seats, spread};
 use crate::balance::quota::{Demand, Share};
 use crate::cancel::Cancel;
 use crate::error::Error;
-use crate::input::{Job, NOBODY};
+use crate::input::{Job, NO_OWNER};
 use crate::rendezvous::Mode;
 use crate::rendezvous::{self, bounded};
 
-/// How items are placed; see the module of each.
+/// A strategy of placement; see the module of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
-    /// Each item alone, by rendezvous hashing.
+    /// Rendezvous hashing: the owner of an item depends on no other item.
     Rendezvous,
     /// Rendezvous hashing with even loads per job.
     EvenlyRendezvous,
@@ -22,7 +22,10 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Reads "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
+    /// Parses "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for another name.
     pub fn parse(name: &str) -> Result<Self, Error> {
         match name {
             "rendezvous" => Ok(Self::Rendezvous),
@@ -35,9 +38,11 @@ impl Strategy {
         }
     }
 
-    /// Owners of all items, per job as positions in `able`; `NOBODY` throughout for a job that nobody can run.
+    /// Returns the owners of all items: for each job as positions in `able`, `NO_OWNER` for all items of a job that no
+    /// worker can run.
     ///
-    /// `workers` ascending and unique, `jobs` ascending by id and unique. `mode` matters to rendezvous alone.
+    /// `workers` are ascending and unique, `jobs` ascending by ID and unique. `mode` is used by the two rendezvous
+    /// strategies only.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bad weights, [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -62,7 +67,7 @@ impl Strategy {
         }
     }
 
-    /// How many items each able worker of each job gets, for the two strategies that keep what was before.
+    /// Returns how many items each able worker of each job gets, for the two strategies that keep previous owners.
     ///
     /// Any strategy but `EvenlySpread` counts as `Balanced`.
     ///
@@ -80,7 +85,7 @@ impl Strategy {
 
 fn hash(job: &Job<'_>, workers: &[&str], mode: Mode, cancel: &Cancel<'_>) -> Result<Vec<u32>, Error> {
     if job.able.is_empty() {
-        return Ok(vec![NOBODY; job.items.len()]);
+        return Ok(vec![NO_OWNER; job.items.len()]);
     }
     rendezvous::place(job, workers, mode, cancel)
 }

@@ -1,9 +1,9 @@
 //! What a key is: segments joined by slashes. The same rule as in `latchwork.backends.grammar`.
 
-/// The most characters of a segment.
+/// The most bytes of a segment.
 const SEGMENT: usize = 120;
 
-/// Whether these bytes below a root are a key, reserved or not, however many segments it has. O(bytes).
+/// Returns whether these bytes are a key, reserved or not, with any number of segments. O(bytes).
 pub fn is_key(bytes: &[u8]) -> bool {
     bytes.split(|&byte| byte == b'/').all(is_segment)
 }

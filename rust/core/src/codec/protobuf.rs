@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Bytes that are no protobuf message; what was wrong with them.
+/// The bytes are no protobuf message. Contains the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
@@ -12,29 +12,29 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// What a field holds.
+/// The content of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     /// A number.
     Number(u64),
     /// Text, bytes or a message.
     Bytes(&'a [u8]),
-    /// Eight or four bytes; etcd has none of them.
+    /// Eight or four bytes, which messages of etcd do not use.
     Fixed,
 }
 
-/// The fields of a message, one after the other: their numbers and what they hold.
+/// Reads the fields of a message one after the other.
 pub struct Fields<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a message.
+    /// Starts at the first field of a message.
     pub fn of(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
 
-    /// Read the number and the content of the next field; None at the end.
+    /// Returns the number and the content of the next field; None at the end.
     ///
     /// # Errors
     /// [`Malformed`] when the rest is no field.
@@ -82,14 +82,14 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Append a field that is a number.
+/// Appends a field that is a number.
 #[inline]
 pub fn number_field(out: &mut Vec<u8>, field: u32, value: u64) {
     append_tag(out, field, 0);
     append_number(out, value);
 }
 
-/// Append a field of bytes, which come in parts.
+/// Appends a field of bytes, which are given in parts.
 #[inline]
 pub fn bytes_field(out: &mut Vec<u8>, field: u32, parts: &[&[u8]]) {
     append_tag(out, field, 2);
@@ -99,7 +99,7 @@ pub fn bytes_field(out: &mut Vec<u8>, field: u32, parts: &[&[u8]]) {
     }
 }
 
-/// Append a field that is a message, whose fields `body` appends.
+/// Appends a field that is a message, whose fields `body` appends.
 #[inline]
 pub fn message_field(out: &mut Vec<u8>, field: u32, body: impl FnOnce(&mut Vec<u8>)) {
     append_tag(out, field, 2);

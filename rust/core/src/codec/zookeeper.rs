@@ -7,7 +7,7 @@ const END: [u8; 9] = [0xff, 0xff, 0xff, 0xff, 1, 0xff, 0xff, 0xff, 0xff];
 const OWNER_CHARS: usize = 32;
 const CREATED_CHARS: usize = 18;
 
-/// Bytes that are no answer to a multi-read of data; what was wrong with them.
+/// The bytes are no answer to a multi-read. Contains the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
@@ -17,44 +17,47 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// What is known of a znode that was read.
+/// A znode as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Znode<'a> {
-    /// Its bytes; none also where the server says that there are none.
+    /// Its data; empty also if it has none.
     pub data: &'a [u8],
-    /// The transaction that made it.
+    /// The transaction that created it.
     pub created: i64,
-    /// The transaction that wrote its data last.
+    /// The transaction that last wrote its data.
     pub written: i64,
-    /// How often its data were written since it was made.
+    /// How often its data were written since its creation.
     pub version: i32,
-    /// How many it has.
+    /// How many children it has.
     pub children: i32,
-    /// It ends with a session.
+    /// Whether it disappears with a session.
     pub ephemeral: bool,
 }
 
 /// The answer to one read of a multi-read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// What was read.
+    /// The znode that was read.
     Data(Znode<'a>),
-    /// Why nothing was, as ZooKeeper's error code.
+    /// The error code of ZooKeeper for which nothing was read.
     Error(i32),
 }
 
-/// The answers, one after the other.
+/// Reads the answers one after the other.
 pub struct Answers<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Answers<'a> {
-    /// Those in the body of a reply.
+    /// Starts at the first answer in the body of a reply.
     pub fn of(body: &'a [u8]) -> Self {
         Self { rest: body }
     }
 
-    /// The next answer; None at the end.
+    /// Returns the next answer; None at the end.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the rest is no answer to a read of data.
     #[inline]
     pub fn read_next(&mut self) -> Result<Option<Answer<'a>>, Malformed> {
         let kind = self.int()?;
@@ -103,19 +106,19 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     found
 }
 
-/// What the data of a key's znode hold.
+/// The decoded data of the znode of a key.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Content<'a> {
-    /// What the caller stored.
+    /// The value that the caller stored.
     pub value: &'a [u8],
     /// The session that it is bound to.
     pub owner: Option<&'a str>,
-    /// The key's creation, if the data of a session-bound key have it.
+    /// The transaction that created the key, if the data of a session-bound key contain it.
     pub created: Option<i64>,
 }
 
-/// The content of a znode's data; data that other programs wrote are taken as they are: what looks like an owner of a
-/// znode that ends with no session, or like none that we could have written, is a value.
+/// Decodes the data of a znode. Data of other programs are returned as they are: an apparent owner is part of the value
+/// if the znode is not ephemeral, or if we could not have written it.
 pub fn content(data: &[u8], ephemeral: bool) -> Content<'_> {
     if let [b'=', value @ ..] = data {
         return Content { value, owner: None, created: None };
@@ -146,7 +149,7 @@ fn bound_content(data: &[u8]) -> Option<Content<'_>> {
     }
 }
 
-/// The payload of a multi-read of the data of keys below a root; an empty key is the root itself. O(bytes).
+/// Encodes a multi-read of the data of keys below a root; an empty key is the root itself. O(bytes).
 pub fn reads<'a>(root: &str, keys: impl Iterator<Item = &'a str>) -> Vec<u8> {
     let mut out = Vec::new();
     for key in keys {
@@ -163,7 +166,7 @@ pub fn reads<'a>(root: &str, keys: impl Iterator<Item = &'a str>) -> Vec<u8> {
     out
 }
 
-/// CRC-32 as zlib has it: which guard a key has hangs on it.
+/// Computes CRC-32 as zlib does. It decides which guard belongs to a key.
 pub fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)])
 }

@@ -6,10 +6,10 @@
 use crate::balance::quota::{Quota, Share};
 use crate::cancel::Cancel;
 use crate::error::{filled, Error};
-use crate::input::{Job, NOBODY};
+use crate::input::{Job, NO_OWNER};
 use crate::rendezvous::{for_job, job_hashes, Keys, Mode, Rendezvous};
 
-/// Owners of a job's items as positions in `able`. O(items x able workers).
+/// Returns the owners of a job's items as positions in `able`. O(items x able workers).
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -21,7 +21,7 @@ pub fn place(
     cancel: &Cancel<'_>,
 ) -> Result<Vec<u32>, Error> {
     if job.able.is_empty() {
-        return Ok(vec![NOBODY; job.items.len()]);
+        return Ok(vec![NO_OWNER; job.items.len()]);
     }
     let rendezvous = for_job(job, workers, mode)?;
     let prefix = format!("{}:", job.id);
@@ -29,16 +29,16 @@ pub fn place(
     seat(&rendezvous, share, Keys { hashes: &hashes, prefix: &prefix, texts: &job.items }, 0, cancel)
 }
 
-/// The share of so many new items among workers of these weights. O(workers).
+/// Returns the share of so many new items among workers of these weights. O(workers).
 pub fn share_of(items: u32, weights: &[f64]) -> Share {
     Share { quota: Quota::new(items, weights), gain: vec![false; weights.len()] }
 }
 
-/// Owners of keys, which take their places in the order given; the share is that of so many keys. `threads` as in
-/// `Rendezvous::owners_of`. O(keys x workers).
+/// Returns the owners of keys, which are placed in the order given. `share` is the share of so many keys. `threads` is
+/// explained at `Rendezvous::owners_of`. O(keys x workers).
 ///
-/// Most keys get the worker that owns them, and these are found at once. Only for a key whose owner is full the workers
-/// that are not are ranked; as long as few have filled up, the full ones are ranked with them.
+/// Most keys get their best worker, and these are found first. Only for a key whose best worker is full, the workers
+/// that are not full are ranked. As long as few are full, the full ones are ranked with them.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -70,7 +70,7 @@ pub fn seat<S: AsRef<str> + Sync>(
     Ok(owners)
 }
 
-/// Who still has room. A worker that is full stays full.
+/// The workers that are not full. A worker that is full stays full.
 struct Room {
     count: Vec<u32>,
     seats: u32,
@@ -147,7 +147,7 @@ mod tests {
                 items: names[..count].iter().map(String::as_str).collect(),
                 able: vec![0, 1, 2, 3, 4, 5, 6],
                 weights: vec![1.0; 7],
-                previous: vec![NOBODY; count],
+                previous: vec![NO_OWNER; count],
             };
             let workers = ["a", "b", "c", "d", "e", "f", "g"];
             let owners = place(&job, &Share::new(&job), &workers, Mode::Fast, &Cancel::never()).unwrap();

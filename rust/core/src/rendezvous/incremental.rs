@@ -14,36 +14,36 @@ use std::sync::Arc;
 
 use crate::cancel::Cancel;
 use crate::error::{filled, Error};
-use crate::input::{check_weights, NOBODY};
+use crate::input::{check_weights, NO_OWNER};
 use crate::rendezvous::kernel::{challenge, held_by};
 use crate::rendezvous::{Key, Keys, Mode, Rendezvous};
 
-/// The owner of each item, and what is needed to change owners cheaply.
+/// The owner of each item, and the data with which owners are changed cheaply.
 pub struct Assignment {
     rendezvous: Rendezvous<String>,
-    /// Place in name order to slot.
+    /// The slot of each worker in name order.
     slots: Vec<u32>,
-    /// Slot to place in name order; `NOBODY` for free slots.
+    /// The position in name order of each slot; `NO_OWNER` for free slots.
     places: Vec<u32>,
-    /// Item to slot. Shared with those who read it, and copied when it changes while they do.
+    /// The slot of each item's owner. Shared with readers, and copied when it changes while they read.
     owners: Arc<Vec<u32>>,
-    /// Item to the 32 highest bits of its owner's score, ascending.
+    /// The 32 highest bits of the score of each item's owner, ascending.
     scores: Vec<u32>,
 }
 
-/// What a change moved, sorted by item: three columns of one length.
+/// The items that a change moved: three columns of one length, sorted by item.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Moves {
     /// Positions of the items.
     pub items: Vec<u32>,
-    /// The slots of the owners before; `NOBODY` for new items.
+    /// The slots of the previous owners; `NO_OWNER` for new items.
     pub from: Vec<u32>,
-    /// The slots of the owners after; `NOBODY` for items that are gone.
+    /// The slots of the new owners; `NO_OWNER` for removed items.
     pub to: Vec<u32>,
 }
 
 impl Assignment {
-    /// Assigns all items. `threads` as in [`Rendezvous::owners_of`]. O(items x workers).
+    /// Assigns all items. `threads` is explained at [`Rendezvous::owners_of`]. O(items x workers).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -60,32 +60,33 @@ impl Assignment {
         Ok(Self { rendezvous, slots, places, owners: Arc::new(owners), scores })
     }
 
-    /// The present workers, with their weights.
+    /// Returns the present workers with their weights.
     pub fn rendezvous(&self) -> &Rendezvous<String> {
         &self.rendezvous
     }
 
-    /// The workers' slots, in name order.
+    /// Returns the slots of the workers, in name order.
     pub fn slots(&self) -> &[u32] {
         &self.slots
     }
 
-    /// How many slots there are, free ones included.
+    /// Returns the number of slots, including free ones.
     pub fn slot_count(&self) -> usize {
         self.places.len()
     }
 
-    /// The slot of a worker.
+    /// Returns the slot of a worker.
     pub fn slot(&self, worker: &str) -> Option<u32> {
         self.place(worker).map(|place| self.slots[place])
     }
 
-    /// Per item the slot of its owner.
+    /// Returns the slot of each item's owner.
     pub fn owners(&self) -> &[u32] {
         &self.owners
     }
 
-    /// Per item the place of its owner in name order. O(1) as long as no worker has joined or left, else O(items).
+    /// Returns the position in name order of each item's owner. O(1) if no worker has joined or left since the last
+    /// call, else O(items).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -110,7 +111,7 @@ impl Assignment {
         })
     }
 
-    /// Adds a worker: it takes the items that it wins. `keys` are those of all items, here and below.
+    /// Adds a worker, which takes the items that it wins. Here and below, `keys` are those of all items.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a member or a bad weight, [`Error::Cancelled`].
@@ -121,9 +122,9 @@ impl Assignment {
             return Err(Error::Invalid(format!("worker '{worker}' is a member already; {hint}")));
         }
         let place = self.rendezvous.insert(worker.to_owned(), weight);
-        let slot = self.places.iter().position(|&place| place == NOBODY).unwrap_or(self.places.len()) as u32;
+        let slot = self.places.iter().position(|&place| place == NO_OWNER).unwrap_or(self.places.len()) as u32;
         if slot as usize == self.places.len() {
-            self.places.push(NOBODY);
+            self.places.push(NO_OWNER);
         }
         self.slots.insert(place, slot);
         self.renumber(place);
@@ -137,7 +138,7 @@ impl Assignment {
         }
     }
 
-    /// Removes a worker: its items go to the next best, each.
+    /// Removes a worker. Each of its items goes to the next best worker.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no member or the last one, [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -160,7 +161,8 @@ impl Assignment {
         }
     }
 
-    /// Changes a worker's weight: if it rises the worker takes what it wins, if it falls it gives up what it loses.
+    /// Changes the weight of a worker. If it rises, the worker takes the items that it wins; if it falls, it gives up
+    /// those that it loses.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no member or a bad weight, [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -183,7 +185,7 @@ impl Assignment {
         }
     }
 
-    /// Adds items behind those that are there; `keys` are those of the new ones alone. O(new items x workers).
+    /// Adds items behind the others. `keys` are those of the new items only. O(new items x workers).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -198,15 +200,15 @@ impl Assignment {
         all.extend_from_slice(&owners);
         self.scores.extend_from_slice(&scores);
         let items = (count as u32..).take(owners.len()).collect();
-        Ok(Moves { items, from: vec![NOBODY; owners.len()], to: owners })
+        Ok(Moves { items, from: vec![NO_OWNER; owners.len()], to: owners })
     }
 
-    /// Removes the items at ascending positions; the others close up. O(items).
+    /// Removes the items at ascending positions; the others move up. O(items).
     pub fn remove(&mut self, positions: &[u32]) -> Moves {
         let from = positions.iter().map(|&at| self.owners[at as usize]).collect();
         close_up(Arc::make_mut(&mut self.owners), positions);
         close_up(&mut self.scores, positions);
-        Moves { items: positions.to_vec(), from, to: vec![NOBODY; positions.len()] }
+        Moves { items: positions.to_vec(), from, to: vec![NO_OWNER; positions.len()] }
     }
 
     /// Brings slots' places up to date from a place on.
@@ -219,7 +221,7 @@ impl Assignment {
     /// Frees the slot of the worker at a place, and returns it.
     fn remove_slot(&mut self, place: usize) -> u32 {
         let slot = self.slots.remove(place);
-        self.places[slot as usize] = NOBODY;
+        self.places[slot as usize] = NO_OWNER;
         self.renumber(place);
         slot
     }
@@ -308,14 +310,14 @@ impl Assignment {
     }
 }
 
-/// The new owner of an item, by its slot, and its score.
+/// The slot and the score of the new owner of an item.
 struct Change {
     item: u32,
     to: u32,
     score: u32,
 }
 
-/// Items that are looked at between two questions whether to go on.
+/// How many items are examined between two questions whether to go on.
 const CHUNK: usize = 1 << 16;
 
 /// The values at some positions; none if there are no values at all.
@@ -326,7 +328,7 @@ fn pick<T: Copy>(positions: &[u32], values: &[T]) -> Vec<T> {
     positions.iter().map(|&at| values[at as usize]).collect()
 }
 
-/// Removes what stands at ascending positions. O(values).
+/// Removes the values at ascending positions. O(values).
 pub fn close_up<T>(values: &mut Vec<T>, positions: &[u32]) {
     let (mut at, mut next) = (0, positions.iter().peekable());
     values.retain(|_| {
@@ -421,7 +423,7 @@ mod tests {
             let stayed = after.iter().filter(|pair| before.contains(pair)).count();
             let gone = before.iter().filter(|(text, _)| !world.texts.contains(text)).count();
             assert_eq!(moves.items.len(), after.len() - stayed + gone, "{mode:?} step {step}: the least moves");
-            let from = |(&item, &from): (&u32, &u32)| from == NOBODY || slots_before[item as usize] == from;
+            let from = |(&item, &from): (&u32, &u32)| from == NO_OWNER || slots_before[item as usize] == from;
             assert!(moves.items.iter().zip(&moves.from).all(from));
             assert!(moves.items.is_sorted());
         }

@@ -4,15 +4,15 @@
 
 use crate::cancel::Cancel;
 use crate::error::{filled, Error};
-use crate::input::NOBODY;
+use crate::input::NO_OWNER;
 
-/// Positions are u32, and `NOBODY` is taken.
+/// Positions are u32, and `NO_OWNER` is taken.
 pub const MOST_ITEMS: usize = u32::MAX as usize - 1;
 
-/// The first position of an item that stands at an earlier position too. O(items), fewer than 2^32.
+/// Returns the first position of an item that is also at an earlier position. O(items), fewer than 2^32.
 ///
-/// `same(a, b)` compares the texts at two positions; it is asked only where hashes are equal. An item that finds its bit
-/// of a filter set is a suspect; there are few, and only what shares a hash with them is looked at again.
+/// `same(a, b)` compares the texts at two positions. It is called only for equal hashes. An item whose bit of a filter
+/// is set already is a suspect. There are few of these, and only items that share a hash with one are examined again.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -39,7 +39,7 @@ pub fn first_repeated(
     Ok(first)
 }
 
-/// Where the wanted items stand, `NOBODY` for those that are not there. O(items + wanted log wanted).
+/// Returns the positions of the wanted items, `NO_OWNER` for those that are missing. O(items + wanted log wanted).
 ///
 /// Items are unique, and so are the wanted ones. `same(position, wanted)` compares texts where hashes are equal.
 ///
@@ -51,7 +51,7 @@ pub fn locate(
     mut same: impl FnMut(u32, u32) -> bool,
     cancel: &Cancel<'_>,
 ) -> Result<Vec<u32>, Error> {
-    let mut positions = filled(NOBODY, wanted.len())?;
+    let mut positions = filled(NO_OWNER, wanted.len())?;
     let visit = |at, number: u32| {
         if same(at, number) {
             positions[number as usize] = at;
@@ -86,7 +86,7 @@ fn matches(
     Ok(())
 }
 
-/// A set of hashes that sometimes has what was never inserted: one bit in sixteen is set at most.
+/// A set of hashes that sometimes claims to contain what was never inserted: at most one bit in sixteen is set.
 struct Filter {
     bits: Vec<u64>,
     mask: usize,
@@ -102,7 +102,7 @@ impl Filter {
         self.bits[(hash as usize & self.mask) / 64] >> (hash % 64) & 1 == 1
     }
 
-    /// Whether it seems to have been there before.
+    /// Inserts a hash, and returns whether it seems to have been inserted before.
     fn insert(&mut self, hash: u64) -> bool {
         let word = &mut self.bits[(hash as usize & self.mask) / 64];
         let before = *word >> (hash % 64) & 1 == 1;
@@ -149,7 +149,7 @@ mod tests {
             let wanted: Vec<u64> = (0..300).filter(|_| random.below(1 + round % 50) == 0).collect();
             let all = |texts: &[u64]| texts.iter().map(|text| hash(*text)).collect::<Vec<_>>();
             let same = |at: u32, number: u32| texts[at as usize] == wanted[number as usize];
-            let place = |text| texts.iter().position(|other| other == text).map_or(NOBODY, |at| at as u32);
+            let place = |text| texts.iter().position(|other| other == text).map_or(NO_OWNER, |at| at as u32);
             let expected: Vec<u32> = wanted.iter().map(place).collect();
             assert_eq!(locate(&all(&texts), &all(&wanted), same, &Cancel::never()), Ok(expected));
         }

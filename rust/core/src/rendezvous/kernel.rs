@@ -1,7 +1,7 @@
 //! The loops over keys and workers that all the time goes into.
 //!
 //! They are plain loops over arrays: a block of keys meets one worker after the other, which the compiler makes into
-//! vector instructions. [`Level::run`] compiles them once for each instruction set of the processor, with the same results.
+//! vector instructions. [`InstructionSet::run`] compiles them once for each instruction set of the processor, with the same results.
 //!
 //! [`best`] keeps the best worker of each key as it goes. Weighted workers and the best k take a *sweep* that only finds
 //! the greatest measure in each tile of workers, and a floor that the answers reach; only tiles that reach it are looked at
@@ -16,24 +16,24 @@ mod tests;
 
 use crate::rendezvous::score::{exponential, fast_score, HIGH_FACTOR, LOW_FACTOR};
 
-/// Keys that go through the workers together.
+/// How many keys are compared with one worker after the other together.
 const BLOCK: usize = 32;
-/// Workers whose greatest measure a sweep finds.
+/// How many workers a tile has; a sweep finds their greatest measure.
 const TILE: usize = 8;
-/// Tiles of a sweep: what it finds stays in first-level cache.
+/// How many tiles a sweep has: its result stays in the first-level cache.
 const TILES: usize = 128;
-/// Up to so many of the best the floor is found for all keys of a block together.
+/// For at most so many best workers the floor is computed for all keys of a block together.
 const FEW: usize = 8;
-/// Workers that are compared with one key together.
+/// How many workers are compared with one key together.
 const RUN: usize = 64;
-/// Items between two looks at whether any of them is concerned.
+/// How many items are tested together.
 const ITEMS: usize = 32;
-/// More than all rounding errors between a bound and the exact value together: each is below 2^-23, and there are four.
+/// More than all rounding errors between a bound and the exact value: each of the four is below 2^-23.
 const SLACK: f64 = 1.0 + 1.0 / 1_000_000.0;
 
-/// An instruction set. All give the same results.
+/// An instruction set. The results do not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Level(Kind);
+pub struct InstructionSet(Kind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -44,8 +44,8 @@ enum Kind {
     Avx512,
 }
 
-impl Level {
-    /// The levels of this processor, slowest first.
+impl InstructionSet {
+    /// Returns the instruction sets of this processor, slowest first.
     pub fn available() -> Vec<Self> {
         #[allow(unused_mut)]
         let mut levels = vec![Self(Kind::Baseline)];
@@ -60,12 +60,12 @@ impl Level {
         levels
     }
 
-    /// The fastest level of this processor.
+    /// Returns the fastest instruction set of this processor.
     pub fn best() -> Self {
         *Self::available().last().expect("there is always a baseline")
     }
 
-    /// "baseline", "avx2" or "avx512".
+    /// Returns "baseline", "avx2" or "avx512".
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Baseline => "baseline",
@@ -76,7 +76,7 @@ impl Level {
         }
     }
 
-    /// Does work with the instructions of this level.
+    /// Does work with these instructions.
     #[allow(unsafe_code)]
     fn run<W: Work>(self, work: W) -> W::Output {
         match self.0 {
@@ -91,8 +91,8 @@ impl Level {
     }
 }
 
-/// Work that is compiled for every level. `run` and what it calls must be `#[inline(always)]`: what is not inlined is
-/// compiled for the baseline.
+/// Work that is compiled for every instruction set. `run` and its callees must be `#[inline(always)]`: other functions
+/// are compiled for the baseline.
 trait Work {
     type Output;
     fn run(self) -> Self::Output;
@@ -121,7 +121,7 @@ fn score(low: u32, high: u32) -> u32 {
     low.wrapping_mul(LOW_FACTOR).wrapping_add(high.wrapping_mul(HIGH_FACTOR))
 }
 
-/// A block of keys in two columns; a short one repeats its last key.
+/// Splits a block of keys into two columns. A short block repeats its last key.
 #[inline(always)]
 fn columns<const B: usize>(keys: &[u64]) -> ([u32; B], [u32; B]) {
     let (mut low, mut high) = ([0; B], [0; B]);
@@ -132,11 +132,11 @@ fn columns<const B: usize>(keys: &[u64]) -> ([u32; B], [u32; B]) {
     (low, high)
 }
 
-/// For each key the first worker with the highest score, and that score. O(keys x workers).
+/// Finds for each key the first worker with the highest score, and that score. O(keys x workers).
 ///
 /// # Panics
 /// If `keys`, `owners` and `scores` are not of one length, or the table has no workers.
-pub fn best(level: Level, table: &Table, keys: &[u64], owners: &mut [u32], scores: &mut [u32]) {
+pub fn best(level: InstructionSet, table: &Table, keys: &[u64], owners: &mut [u32], scores: &mut [u32]) {
     assert!(keys.len() == owners.len() && keys.len() == scores.len() && !table.is_empty());
     level.run(Best { table, keys, owners, scores });
 }
@@ -176,7 +176,7 @@ impl Work for Best<'_> {
     }
 }
 
-/// The same for one key: workers side by side.
+/// Does the same as [`best`] for one key: several workers are compared together.
 #[inline(always)]
 fn best_of_one(table: &Table, key: u64) -> (u32, u32) {
     let (low, high) = (key as u32, (key >> 32) as u32);
@@ -193,12 +193,12 @@ fn best_of_one(table: &Table, key: u64) -> (u32, u32) {
     (owner.expect("some worker has the highest score") as u32, top)
 }
 
-/// What a sweep finds the greatest of, as unsigned numbers.
+/// The number whose maximum a sweep finds.
 trait Measure {
     fn of(score: u32, rate: f32) -> u32;
 }
 
-/// The score itself.
+/// The measure of workers of equal weight: the score.
 struct Score;
 
 impl Measure for Score {
@@ -208,7 +208,8 @@ impl Measure for Score {
     }
 }
 
-/// An upper bound of weight / -ln(u), in bits of a float that descends: `-ln(1 - z) >= z`, so no logarithm is needed.
+/// The measure of weighted workers: an upper bound of weight / -ln(u). `-ln(1 - z) >= z`, so it needs no logarithm. The
+/// bits of a float are inverted, so that they order the bounds as unsigned numbers.
 struct Merit;
 
 impl Measure for Merit {
@@ -218,7 +219,7 @@ impl Measure for Merit {
     }
 }
 
-/// What a sweep found, of so many tiles, by tile and key.
+/// The maxima that a sweep found, by tile and key.
 struct Maxima<const B: usize> {
     of_tile: [[u32; B]; TILES],
     tiles: usize,
@@ -226,7 +227,7 @@ struct Maxima<const B: usize> {
 }
 
 impl<const B: usize> Maxima<B> {
-    /// Sweeps the workers from `first` on, as many as there is room for.
+    /// Sweeps as many workers as there is room for, beginning with `first`.
     #[inline(always)]
     fn sweep<M: Measure>(&mut self, table: &Table, first: usize, (low, high): &([u32; B], [u32; B])) {
         let last = table.len().min(first + TILES * TILE);
@@ -249,7 +250,7 @@ impl<const B: usize> Maxima<B> {
         }
     }
 
-    /// The tile with the greatest measure of each key.
+    /// Returns the tile with the greatest measure of each key.
     #[inline(always)]
     fn greatest(&self) -> [u32; B] {
         let (mut tops, mut tiles) = (self.of_tile[0], [0; B]);
@@ -262,7 +263,7 @@ impl<const B: usize> Maxima<B> {
         tiles
     }
 
-    /// Calls `visit` with each key and each tile that reaches its floor, tiles ascending.
+    /// Calls `visit` with each key and each tile that reaches the floor of the key, tiles ascending.
     #[inline(always)]
     fn reaching(&self, floors: &[u32; B], mut visit: impl FnMut(usize, usize)) {
         for (tile, maxima) in self.of_tile[..self.tiles].iter().enumerate() {
@@ -277,7 +278,7 @@ impl<const B: usize> Maxima<B> {
         }
     }
 
-    /// The k-th greatest measure of each key's tiles, 0 if there are fewer.
+    /// Returns the k-th greatest of the tiles' measures for each key; 0 if there are fewer tiles.
     #[inline(always)]
     fn kth(&self, k: usize) -> [u32; B] {
         let mut floors = [0; B];
@@ -343,11 +344,12 @@ impl<const B: usize> Maxima<B> {
     }
 }
 
-/// For each key the first worker with the greatest weight / -ln(u), then score; and its score. O(keys x workers).
+/// Finds for each key the worker with the greatest weight / -ln(u), then the highest score, then the first one; and its
+/// score. O(keys x workers).
 ///
 /// # Panics
 /// If `keys`, `owners` and `scores` are not of one length, or the table has no workers or no weights.
-pub fn weighted(level: Level, table: &Table, keys: &[u64], owners: &mut [u32], scores: &mut [u32]) {
+pub fn weighted(level: InstructionSet, table: &Table, keys: &[u64], owners: &mut [u32], scores: &mut [u32]) {
     assert!(keys.len() == owners.len() && keys.len() == scores.len() && table.is_weighted());
     level.run(Weighted { table, keys, owners, scores });
 }
@@ -377,7 +379,8 @@ impl Work for Weighted<'_> {
     }
 }
 
-/// The worker of the greatest bound is valued exactly; only workers whose bound reaches that value are valued too.
+/// Computes the exact value of the worker with the greatest bound, and then only of workers whose bound reaches that
+/// value.
 #[inline(always)]
 fn weighted_block<const B: usize>(table: &Table, keys: &[u64], owners: &mut [u32], scores: &mut [u32]) {
     let columns = columns::<B>(keys);
@@ -409,7 +412,7 @@ fn weighted_block<const B: usize>(table: &Table, keys: &[u64], owners: &mut [u32
     }
 }
 
-/// The best worker so far of one key.
+/// The best worker of a key so far.
 #[derive(Clone, Copy)]
 struct Top {
     value: f64,
@@ -420,7 +423,7 @@ struct Top {
 impl Top {
     const NONE: Self = Self { value: -1.0, score: 0, worker: u32::MAX };
 
-    /// The least merit that a worker of at least this value can have.
+    /// Returns the least measure that a worker of at least this value can have.
     #[inline(always)]
     fn floor(&self, table: &Table) -> u32 {
         if self.value == f64::INFINITY {
@@ -429,7 +432,7 @@ impl Top {
         !((table.greatest() / self.value * 2_147_483_648.0 * SLACK) as f32).to_bits()
     }
 
-    /// Takes the place of the best if it is better. Workers may come in any order, and more than once.
+    /// Replaces the best worker by a better one. Workers may come in any order, and more than once.
     #[inline(always)]
     fn consider(&mut self, table: &Table, worker: usize, score: u32) {
         if worker as u32 == self.worker {
@@ -444,11 +447,11 @@ impl Top {
     }
 }
 
-/// The best `k` workers of each key, best first, `min(k, workers)` places per key. O(keys x workers).
+/// Finds the best `k` workers of each key, best first, in `min(k, workers)` places per key. O(keys x workers).
 ///
 /// # Panics
 /// If `best` has another number of places, or `k` or the number of workers is 0.
-pub fn top(level: Level, table: &Table, keys: &[u64], k: usize, best: &mut [u32]) {
+pub fn top(level: InstructionSet, table: &Table, keys: &[u64], k: usize, best: &mut [u32]) {
     let k = k.min(table.len());
     assert!(best.len() == keys.len() * k && k > 0);
     level.run(TopK { table, keys, k, best });
@@ -481,10 +484,11 @@ impl Work for TopK<'_> {
     }
 }
 
-/// What was found for a key, ascending from the best worker to the worst once it is sorted.
+/// The inverted scores and numbers of workers found for a key.
 type Found = Vec<(u32, u32)>;
 
-/// Of each key the k-th greatest of the tiles' maxima is a floor that at least k workers reach.
+/// Finds the best `k` workers of a block. The k-th greatest maximum of the tiles is a floor that at least k workers
+/// reach.
 #[inline(always)]
 fn top_block<const B: usize>(table: &Table, keys: &[u64], k: usize, best: &mut [u32], found: &mut [Found]) {
     let columns = columns::<B>(keys);
@@ -516,7 +520,7 @@ fn top_block<const B: usize>(table: &Table, keys: &[u64], k: usize, best: &mut [
 }
 
 /// Calls `visit` with each item for which the worker scores at least `scores`, and its score there. O(items).
-pub fn challenge(level: Level, worker: u64, keys: &[u64], scores: &[u32], visit: impl FnMut(usize, u32)) {
+pub fn challenge(level: InstructionSet, worker: u64, keys: &[u64], scores: &[u32], visit: impl FnMut(usize, u32)) {
     level.run(Challenge { worker, keys, scores, visit });
 }
 
@@ -550,8 +554,8 @@ impl<F: FnMut(usize, u32)> Work for Challenge<'_, F> {
     }
 }
 
-/// The items that a worker has, ascending. O(items).
-pub fn held_by(level: Level, worker: u32, owners: &[u32]) -> Vec<u32> {
+/// Returns the items of a worker, ascending. O(items).
+pub fn held_by(level: InstructionSet, worker: u32, owners: &[u32]) -> Vec<u32> {
     level.run(HeldBy { worker, owners })
 }
 

@@ -18,26 +18,26 @@ use std::thread;
 use crate::cancel::Cancel;
 use crate::error::{filled, Error};
 use crate::input::{check_weights, Job};
-use kernel::Level;
+use kernel::InstructionSet;
 use score::{ascending, compat_score, exponential, fast_key, fast_score, fast_worker};
 use table::Table;
 
-/// Starting a thread pays from so many pairs on, for each thread.
+/// How many pairs per thread make up for the start of a thread.
 const PAIRS_PER_THREAD: usize = 4_000_000;
-/// The same where every pair is hashed.
+/// The same in `compat` mode, where every pair is hashed.
 const HASHED_PAIRS_PER_THREAD: usize = 200_000;
-/// A thread does so many pairs at a time: about a millisecond.
+/// How many pairs a thread computes at a time: about a millisecond.
 const PAIRS_PER_CHUNK: usize = 1 << 22;
 /// The same where every pair is hashed.
 const HASHED_PAIRS_PER_CHUNK: usize = 1 << 15;
 /// The most numbers that [`Rendezvous::top_of`] returns: a gibibyte.
 pub const MOST_OWNERS: usize = 1 << 28;
-/// More threads than this are never started.
+/// The most threads that are started.
 const MOST_THREADS: usize = 256;
-/// What hashing a pair costs, in steps of [`Cancel::spend`].
+/// The cost of hashing a pair, in steps of [`Cancel::spend`].
 const STEPS_PER_HASHED_PAIR: u64 = 16;
 
-/// Which score is compared; see `score`.
+/// The score that is compared; see `score`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// One hash per key and worker, a short integer mix per pair.
@@ -47,7 +47,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Reads "fast" or "compat".
+    /// Parses "fast" or "compat".
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for another name.
     pub fn parse(name: &str) -> Result<Self, Error> {
         match name {
             "fast" => Ok(Self::Fast),
@@ -57,22 +60,22 @@ impl Mode {
     }
 }
 
-/// What a worker is worth to a key. Greater is better; equal ranks are decided by name order.
+/// The value of a worker for a key. Greater is better; name order decides between equal ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct Rank {
-    /// weight / -ln(u), or 0 where all weights are equal.
+    /// weight / -ln(u), or 0 if all weights are equal.
     value: f64,
-    /// The plain score, which also decides between equal values.
+    /// The score, which decides between equal values.
     raw: u64,
 }
 
 impl Rank {
-    /// Whether this rank is strictly greater than `other`.
+    /// Returns whether this rank is strictly greater than `other`.
     pub fn beats(&self, other: &Self) -> bool {
         self.value > other.value || (self.value == other.value && self.raw > other.raw)
     }
 
-    /// The 32 highest bits of the score.
+    /// Returns the 32 highest bits of the score.
     pub fn top(&self) -> u32 {
         (self.raw >> 32) as u32
     }
@@ -82,17 +85,17 @@ impl Rank {
     }
 }
 
-/// The workers of one rendezvous, in name order; `S` is how their names are kept.
+/// Workers in name order, among which keys are distributed. `S` is the type of their names.
 #[derive(Debug, Clone)]
 pub struct Rendezvous<S> {
     mode: Mode,
     names: Vec<S>,
     weights: Vec<f64>,
-    /// Where all weights are equal plain scores decide, which weighted scores would confirm.
+    /// Returns whether weights differ.
     weighted: bool,
     /// Empty in `compat` mode.
     table: Table,
-    level: Level,
+    level: InstructionSet,
 }
 
 /// Keys of a batch: hashes for `fast` mode, texts for `compat` mode; the other may be empty.
@@ -100,14 +103,14 @@ pub struct Rendezvous<S> {
 pub struct Keys<'k> {
     /// `fast_key` of each key.
     pub hashes: &'k [u64],
-    /// What stands before each text.
+    /// The prefix of all keys.
     pub prefix: &'k str,
     /// The keys without their prefix.
     pub texts: &'k [&'k str],
 }
 
 impl<'k> Keys<'k> {
-    /// How many keys there are.
+    /// Returns how many keys there are.
     pub fn len(&self) -> usize {
         self.hashes.len().max(self.texts.len())
     }
@@ -123,7 +126,7 @@ impl<'k> Keys<'k> {
         Self { hashes, texts, ..*self }
     }
 
-    /// One key; `buffer` holds its text.
+    /// Returns one key; `buffer` holds its text.
     pub fn key<'b>(&self, at: usize, buffer: &'b mut String) -> Key<'b> {
         buffer.clear();
         if let Some(text) = self.texts.get(at) {
@@ -142,7 +145,10 @@ pub struct Key<'k> {
 }
 
 impl<S: AsRef<str> + Sync> Rendezvous<S> {
-    /// `names` ascending and unique, `weights` one per name; both are checked. O(workers).
+    /// Creates it from names, ascending and unique, and one weight per name. O(workers).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] without workers, for names that are not ascending and unique, and for bad weights.
     pub fn new(names: Vec<S>, weights: &[f64], mode: Mode) -> Result<Self, Error> {
         check_weights(&names, weights)?;
         if names.is_empty() {
@@ -152,13 +158,19 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
             return Err(Error::Invalid(format!("worker '{}' is given twice; give each worker once", pair[1].as_ref())));
         }
         let weighted = weights.iter().any(|w| *w != weights[0]);
-        let mut made =
-            Self { mode, names, weights: weights.to_vec(), weighted, table: Table::default(), level: Level::best() };
+        let mut made = Self {
+            mode,
+            names,
+            weights: weights.to_vec(),
+            weighted,
+            table: Table::default(),
+            level: InstructionSet::best(),
+        };
         made.lay_out();
         Ok(made)
     }
 
-    /// Brings the table up to date with the names and weights.
+    /// Updates the table after a change of names or weights.
     fn lay_out(&mut self) {
         self.weighted = self.weights.iter().any(|w| *w != self.weights[0]);
         if self.mode == Mode::Fast {
@@ -167,7 +179,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         }
     }
 
-    /// Adds a worker and returns its place; the weight must be valid and the name new. O(workers).
+    /// Adds a worker and returns its position. The weight must be valid and the name new. O(workers).
     pub fn insert(&mut self, name: S, weight: f64) -> usize {
         let at = self.names.partition_point(|other| other.as_ref() < name.as_ref());
         self.names.insert(at, name);
@@ -176,20 +188,20 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         at
     }
 
-    /// Removes the worker at a place. O(workers).
+    /// Removes the worker at a position. O(workers).
     pub fn remove(&mut self, at: usize) {
         self.names.remove(at);
         self.weights.remove(at);
         self.lay_out();
     }
 
-    /// Changes the weight, which must be valid, of the worker at a place. O(workers).
+    /// Changes the weight of the worker at a position. The weight must be valid. O(workers).
     pub fn reweigh(&mut self, at: usize, weight: f64) {
         self.weights[at] = weight;
         self.lay_out();
     }
 
-    /// The workers' weights, in name order.
+    /// Returns the weights of the workers, in name order.
     pub fn weights(&self) -> &[f64] {
         &self.weights
     }
@@ -199,22 +211,22 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         self.weighted
     }
 
-    /// Which score is compared.
+    /// Returns the mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// A worker's hash; `fast` mode only.
+    /// Returns the hash of a worker; in `fast` mode only.
     pub fn hash(&self, worker: usize) -> u64 {
         self.table.hash(worker)
     }
 
-    /// The instructions that kernels use.
-    pub fn level(&self) -> Level {
+    /// Returns the instruction set of the kernels.
+    pub fn level(&self) -> InstructionSet {
         self.level
     }
 
-    /// The workers' names, ascending.
+    /// Returns the names of the workers, ascending.
     pub fn names(&self) -> &[S] {
         &self.names
     }
@@ -228,7 +240,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         Key { text, hash }
     }
 
-    /// The rank of one worker for a key; `buffer` is scratch space.
+    /// Returns the rank of one worker for a key; `buffer` is scratch space.
     pub fn rank(&self, key: Key<'_>, worker: usize, buffer: &mut Vec<u8>) -> Rank {
         let raw = match self.mode {
             Mode::Fast => u64::from(fast_score(key.hash, self.table.hash(worker))) << 32,
@@ -240,7 +252,8 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         Rank { value, raw }
     }
 
-    /// False only if a worker's value for a key is certainly below that of an owner with this score; `fast` mode only.
+    /// Returns false only if the value of a worker for a key is certainly below that of an owner with this score; in
+    /// `fast` mode only.
     ///
     /// `z < -ln(1 - z) < z / (1 - z)` bounds both values without logarithms.
     pub fn may_beat(&self, key: u64, worker: usize, (owner, score): (usize, u32)) -> bool {
@@ -250,7 +263,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         self.weights[worker] * old * (1.0 + 1e-9) >= self.weights[owner] * (1.0 - old) * new
     }
 
-    /// The worker that owns a key. O(workers).
+    /// Returns the worker that owns a key. O(workers).
     pub fn owner(&self, key: Key<'_>, buffer: &mut Vec<u8>) -> usize {
         if self.mode == Mode::Fast {
             let (mut owner, mut score) = ([0], [0]);
@@ -261,9 +274,10 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         self.best_of(key, everyone, buffer).expect("a rendezvous has workers") as usize
     }
 
-    /// The owner of each key, and the 32 highest bits of its score in ascending order. O(keys x workers).
+    /// Finds the owner of each key, and the 32 highest bits of its score in ascending order. O(keys x workers).
     ///
-    /// `threads` is the most to use; 0 for one per processor, as far as they pay. The result does not depend on it.
+    /// At most `threads` threads are started; 0 stands for one per processor if there is enough work. The result does
+    /// not depend on it.
     ///
     /// # Errors
     /// [`Error::Cancelled`]; then `owners` and `scores` are filled in part.
@@ -315,7 +329,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         (pairs / self.names.len()).next_multiple_of(64).max(64)
     }
 
-    /// The cost of so many keys, see [`Cancel::spend`].
+    /// Returns the cost of so many keys for [`Cancel::spend`].
     pub(crate) fn steps(&self, keys: usize) -> u64 {
         let pairs = keys as u64 * self.names.len() as u64;
         match self.mode {
@@ -355,7 +369,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         }
     }
 
-    /// The best `k` workers of each key, best first, `min(k, workers)` places per key. O(keys x workers).
+    /// Returns the best `k` workers of each key, best first, in `min(k, workers)` places per key. O(keys x workers).
     ///
     /// # Errors
     /// [`Error::Invalid`] for more than [`MOST_OWNERS`] places, [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -385,7 +399,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         Ok(best)
     }
 
-    /// The best of some workers, given in ascending order. O(candidates).
+    /// Returns the best of some workers, given in ascending order; None if there are none. O(candidates).
     pub fn best_of(&self, key: Key<'_>, candidates: impl Iterator<Item = u32>, buffer: &mut Vec<u8>) -> Option<u32> {
         let mut best: Option<(u32, Rank)> = None;
         for worker in candidates {
@@ -397,7 +411,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         best.map(|(worker, _)| worker)
     }
 
-    /// Some of the workers, given in ascending order, as a rendezvous of their own. O(their number).
+    /// Returns some of the workers, given in ascending order, among which keys are distributed. O(their number).
     pub fn subset(&self, workers: Vec<u32>) -> Subset<'_, S> {
         let weights: Vec<f64> = workers.iter().map(|&worker| self.weights[worker as usize]).collect();
         let weighted = weights.iter().any(|w| *w != weights[0]);
@@ -411,7 +425,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         Subset { of: self, workers, table }
     }
 
-    /// The best `k` workers, best first; all of them if there are fewer. O(workers + k log k).
+    /// Returns the best `k` workers, best first; all of them if there are fewer. O(workers + k log k).
     pub fn owners(&self, key: Key<'_>, k: usize, buffer: &mut Vec<u8>) -> Vec<usize> {
         let mut ranked: Vec<(Rank, usize)> =
             (0..self.names.len()).map(|worker| (self.rank(key, worker, buffer), worker)).collect();
@@ -425,7 +439,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
     }
 }
 
-/// How many processors this process may use.
+/// Returns how many processors this process may use.
 fn processors() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
@@ -438,7 +452,10 @@ pub struct Subset<'a, S> {
 }
 
 impl<S: AsRef<str> + Sync> Subset<'_, S> {
-    /// The best of them for a key, as a place in the whole rendezvous; there must be one. O(workers).
+    /// Returns the best of them for a key, as a position in the whole rendezvous. O(workers).
+    ///
+    /// # Panics
+    /// If there are no workers.
     pub fn owner(&self, key: Key<'_>, buffer: &mut Vec<u8>) -> u32 {
         if self.of.mode == Mode::Compat {
             return self.of.best_of(key, self.workers.iter().copied(), buffer).expect("some worker has room");
@@ -453,7 +470,7 @@ impl<S: AsRef<str> + Sync> Subset<'_, S> {
     }
 }
 
-/// Places every item of a job on its rendezvous owner; positions in `able`. O(items x able workers).
+/// Returns the best worker of every item of a job, as positions in `able`. O(items x able workers).
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -467,7 +484,7 @@ pub fn place(job: &Job<'_>, workers: &[&str], mode: Mode, cancel: &Cancel<'_>) -
     Ok(owners)
 }
 
-/// `fast_key` of each item of a job.
+/// Returns the `fast_key` of each item of a job.
 pub fn job_hashes(job: &Job<'_>, prefix: &str) -> Vec<u64> {
     let mut key = prefix.to_owned();
     let hash = |item: &&str| {
@@ -478,7 +495,10 @@ pub fn job_hashes(job: &Job<'_>, prefix: &str) -> Vec<u64> {
     job.items.iter().map(hash).collect()
 }
 
-/// The rendezvous of a job's able workers.
+/// Returns the able workers of a job, among which its items are distributed.
+///
+/// # Errors
+/// [`Error::Invalid`] for bad weights.
 pub fn for_job<'a>(job: &Job<'_>, workers: &[&'a str], mode: Mode) -> Result<Rendezvous<&'a str>, Error> {
     let names = job.able.iter().map(|&w| workers[w as usize]).collect();
     Rendezvous::new(names, &job.weights, mode)
@@ -524,7 +544,7 @@ mod tests {
         for _ in 0..1000 {
             let (key, worker) = (random.next(), random.next());
             let (mut owner, mut score) = ([9], [9]);
-            kernel::best(Level::best(), &Table::new(&[worker; 200], &[]), &[key], &mut owner, &mut score);
+            kernel::best(InstructionSet::best(), &Table::new(&[worker; 200], &[]), &[key], &mut owner, &mut score);
             assert_eq!((owner[0], score[0]), (0, fast_score(key, worker)));
         }
     }

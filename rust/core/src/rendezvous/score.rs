@@ -28,7 +28,7 @@ pub(crate) const HIGH_FACTOR: u32 = 0x85EB_CA77;
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 const LN_2: f64 = std::f64::consts::LN_2;
 
-/// The `fast` score of a hashed key and a hashed worker.
+/// Returns the `fast` score of a hashed key and a hashed worker.
 #[inline(always)]
 pub fn fast_score(key: u64, worker: u64) -> u32 {
     let x = key ^ worker;
@@ -36,17 +36,17 @@ pub fn fast_score(key: u64, worker: u64) -> u32 {
     low.wrapping_mul(LOW_FACTOR).wrapping_add(high.wrapping_mul(HIGH_FACTOR))
 }
 
-/// What `fast` mode knows of a key.
+/// Returns the hash of a key in `fast` mode.
 pub fn fast_key(key: &[u8]) -> u64 {
     murmur3_64(key, KEY_SEED)
 }
 
-/// What `fast` mode knows of a worker.
+/// Returns the hash of a worker in `fast` mode.
 pub fn fast_worker(worker: &[u8]) -> u64 {
     murmur3_64(worker, WORKER_SEED)
 }
 
-/// The `compat` score of a key and a worker; `buffer` is scratch space.
+/// Returns the `compat` score of a key and a worker; `buffer` is scratch space.
 pub fn compat_score(key: &[u8], worker: &[u8], buffer: &mut Vec<u8>) -> i64 {
     buffer.clear();
     buffer.extend_from_slice(key);
@@ -54,12 +54,12 @@ pub fn compat_score(key: &[u8], worker: &[u8], buffer: &mut Vec<u8>) -> i64 {
     murmur3_64(buffer, 0) as i64
 }
 
-/// A `compat` score as an unsigned number of the same order.
+/// Maps a `compat` score to an unsigned number of the same order.
 pub fn ascending(score: i64) -> u64 {
     (score as u64) ^ (1 << 63)
 }
 
-/// `-ln((2 top + 1) / 2^33)`: positive, strictly decreasing in `top`, equal on every machine.
+/// Returns `-ln((2 top + 1) / 2^33)`: positive, strictly decreasing in `top`, equal on every machine.
 ///
 /// Neighbouring arguments differ by at least 2^-38 relative, the series errs by less than 2^-48.
 pub fn exponential(top: u32) -> f64 {
@@ -74,7 +74,7 @@ pub fn exponential(top: u32) -> f64 {
     halvings * LN_2 - log_near_one(mantissa)
 }
 
-/// ln(x) for x in [0.7, 1.42], by the series of the inverse hyperbolic tangent.
+/// Returns ln(x) for x in [0.7, 1.42], by the series of the inverse hyperbolic tangent.
 fn log_near_one(x: f64) -> f64 {
     let f = (x - 1.0) / (x + 1.0);
     let square = f * f;

@@ -12,7 +12,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Workers by their hashes; `weights` empty or one per worker, finite and positive. O(workers).
+    /// Creates a table from the hashes of workers. `weights` is empty or has one per worker, finite and positive.
+    /// O(workers).
     pub fn new(hashes: &[u64], weights: &[f64]) -> Self {
         let greatest = weights.iter().fold(0.0, |a: f64, b| a.max(*b));
         Self {
@@ -24,38 +25,38 @@ impl Table {
         }
     }
 
-    /// How many workers there are.
+    /// Returns how many workers there are.
     pub fn len(&self) -> usize {
         self.low.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.low.is_empty()
     }
 
-    /// Whether it was made with weights.
+    /// Returns whether it was created with weights.
     pub fn is_weighted(&self) -> bool {
         !self.weights.is_empty()
     }
 
-    /// A worker's hash.
+    /// Returns the hash of a worker.
     pub fn hash(&self, worker: usize) -> u64 {
         u64::from(self.high[worker]) << 32 | u64::from(self.low[worker])
     }
 
-    /// A worker's weight; the table must be weighted.
+    /// Returns the weight of a worker; the table must be weighted.
     pub(super) fn weight(&self, worker: usize) -> f64 {
         self.weights[worker]
     }
 
-    /// The greatest weight.
+    /// Returns the greatest weight.
     pub(super) fn greatest(&self) -> f64 {
         self.greatest
     }
 }
 
-/// `greatest / weight` as a float that is not above it, nor too great to multiply by 2^31.
+/// Returns `greatest / weight` as a float that is not above it, nor too great to multiply by 2^31.
 fn rate(greatest: f64, weight: f64) -> f32 {
     let exact = (greatest / weight).min(f64::from(f32::MAX) / 4e9);
     let near = exact as f32;

@@ -17,7 +17,7 @@ use latchwork_core::codec::etcd::answer::{self, Done, KeyValue};
 use latchwork_core::codec::etcd::request::{self, Condition, Guard, Operation, Target};
 use latchwork_core::codec::etcd::Malformed;
 
-/// The records that a store hands out.
+/// The classes of the records that are returned.
 struct Made {
     entry: Record<6>,
     version: Record<1>,
@@ -36,7 +36,7 @@ struct Kinds {
     delete: Py<PyType>,
 }
 
-/// Encodes and decodes for one root.
+/// The codec of the keys below one root.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct EtcdCodec {
     root: Vec<u8>,
@@ -46,7 +46,7 @@ pub struct EtcdCodec {
     kinds: Kinds,
 }
 
-/// An operation with its text and bytes borrowed from Python; writes also say whether they bind the key to the session.
+/// An operation that borrows from Python. Writes also say whether they bind the key to the session.
 enum Op<'py> {
     Put(Bound<'py, PyString>, Bound<'py, PyBytes>, bool),
     Create(Bound<'py, PyString>, Bound<'py, PyBytes>, bool),
@@ -88,7 +88,7 @@ struct Ops<'py> {
     session: Option<Session<'py>>,
 }
 
-/// A check: what it compares of which key.
+/// A check, as the compare of a key.
 struct Check<'py> {
     target: Target,
     folder: &'static str,
@@ -127,12 +127,12 @@ impl EtcdCodec {
         })
     }
 
-    /// A request for one key.
+    /// Encodes a request for one key.
     fn get<'py>(&self, py: Python<'py>, key: &str, stale_ok: bool) -> Bound<'py, PyBytes> {
         guarded(|| PyBytes::new(py, &request::get(&self.root, key, stale_ok)))
     }
 
-    /// A request for several keys, as a transaction of reads.
+    /// Encodes a request for several keys, as a transaction of reads.
     fn get_many<'py>(&self, keys: &Bound<'py, PyAny>, stale_ok: bool) -> PyResult<Bound<'py, PyBytes>> {
         guarded(|| {
             let found = strings("key", keys)?;
@@ -141,7 +141,7 @@ impl EtcdCodec {
         })
     }
 
-    /// The request, or None where the long way has to be gone.
+    /// Encodes a transaction; None where `Compiler` is needed.
     fn transaction<'py>(
         &self,
         checks: &Bound<'py, PyAny>,
@@ -172,7 +172,7 @@ impl EtcdCodec {
         })
     }
 
-    /// What a transaction did, with its revision; None when its compares did not hold.
+    /// Decodes what a transaction did, with its revision; None if its compares did not hold.
     fn committed<'py>(
         &self,
         answer: &Bound<'py, PyBytes>,
@@ -225,7 +225,7 @@ impl EtcdCodec {
         })
     }
 
-    /// The entry that a read of one key found.
+    /// Decodes the entry that a read of one key found.
     fn entry<'py>(&self, answer: &Bound<'py, PyBytes>) -> PyResult<Option<Bound<'py, PyAny>>> {
         guarded(|| match answer::Range::read(answer.as_bytes()).raised()?.keys.first() {
             None => Ok(None),
@@ -233,7 +233,7 @@ impl EtcdCodec {
         })
     }
 
-    /// What each read of a transaction of reads found.
+    /// Decodes the entry that each read of a transaction of reads found.
     fn found<'py>(&self, answer: &Bound<'py, PyBytes>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
             let (py, mut owner) = (answer.py(), None);
@@ -250,7 +250,7 @@ impl EtcdCodec {
         })
     }
 
-    /// A page of a list.
+    /// Decodes a page of a list.
     fn page(slf: Py<Self>, answer: Bound<'_, PyBytes>) -> PyResult<EtcdPage> {
         guarded(|| EtcdPage::of(slf, answer))
     }
@@ -260,7 +260,7 @@ impl EtcdCodec {
 const SESSIONS: &str = "@s/";
 const TOO_FEW: Malformed = Malformed("it answers fewer operations than were asked");
 
-/// The revision of a key's creation, from the answer to the read behind a put.
+/// Decodes the revision of a key's creation from the answer to the read behind a put.
 fn created(done: Option<&Done<'_>>) -> Result<i64, Malformed> {
     let Some(Done::Read(range)) = done else { return Err(TOO_FEW) };
     let range = answer::Range::read(range)?;
@@ -268,7 +268,7 @@ fn created(done: Option<&Done<'_>>) -> Result<i64, Malformed> {
 }
 
 impl EtcdCodec {
-    /// The operations; None where `transaction` does not encode them.
+    /// Reads the operations; None where `transaction` does not encode them.
     fn ops<'py>(&self, ops: &Bound<'py, PyAny>) -> PyResult<Option<Ops<'py>>> {
         let (py, mut found, mut session) = (ops.py(), Vec::with_capacity(1), None::<Session<'py>>);
         let ops = iterate(ops)?;
@@ -336,9 +336,10 @@ impl EtcdCodec {
         })
     }
 
-    /// What must hold: the checks, then what each operation needs, then that the session exists, that no ancestor is
-    /// bound to a session, and that nothing is below a key that is bound. The order is that of the reads in the answer to
-    /// a transaction that was refused. None when there are too many, or when a key below a bound one is deleted.
+    /// Returns what must hold: the checks, then what each operation needs, then that the session exists, that no
+    /// ancestor is bound to a session, and that nothing is below a key that is bound. The order is that of the reads in
+    /// the answer to a transaction that was refused. None if there are too many, or if a key below a bound one is
+    /// deleted.
     fn conditions<'a>(
         &self,
         checks: &'a [Check<'_>],
@@ -397,7 +398,7 @@ impl EtcdCodec {
         Ok((found.len() <= self.most_conditions).then_some(found))
     }
 
-    /// The entry of a key; `owner` keeps the last lease with its name.
+    /// Creates the entry of a key; `owner` caches the last lease with its name.
     fn entry_of<'py>(
         &self,
         py: Python<'py>,

@@ -7,28 +7,28 @@ use pyo3::types::{PyBytes, PyList, PyString};
 
 use super::super::calls::{guarded, number};
 use super::super::errors::Raised;
-use super::super::long::check_signals;
+use super::super::interrupts::check_signals;
 use super::EtcdCodec;
 use latchwork_core::codec::etcd::answer::{self, KeyValue};
 use latchwork_core::codec::etcd::Malformed;
 use latchwork_core::codec::key::is_key;
 
-/// The answer to a range request, decoded as far as is asked for.
+/// The answer to a range request, decoded on demand.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct EtcdPage {
     codec: Py<EtcdCodec>,
     answer: Py<PyBytes>,
     keys: Vec<(Range<usize>, bool)>, // and whether it is one of ours
-    /// There are more keys than were asked for.
+    /// Whether there are more keys than were asked for.
     #[pyo3(get)]
     more: bool,
-    /// Of the store.
+    /// The revision of the store.
     #[pyo3(get)]
     revision: i64,
 }
 
 impl EtcdPage {
-    /// The page that an answer is. O(keys).
+    /// Decodes the positions of the keys. O(keys).
     pub fn of(codec: Py<EtcdCodec>, answer: Bound<'_, PyBytes>) -> PyResult<Self> {
         let whole = answer.as_bytes();
         let found = answer::Range::read(whole).raised()?;
@@ -44,7 +44,7 @@ impl EtcdPage {
         Ok(Self { codec, more, revision, keys, answer: answer.unbind() })
     }
 
-    /// Those of ours, or the others.
+    /// Returns the keys of our grammar, or the others.
     fn each<'a>(&'a self, py: Python<'a>, ours: bool) -> impl Iterator<Item = PyResult<KeyValue<'a>>> {
         let whole = self.answer.as_bytes(py);
         self.keys.iter().filter(move |(_, is_ours)| *is_ours == ours).enumerate().map(move |(at, (place, _))| {
@@ -60,13 +60,13 @@ impl EtcdPage {
         guarded(|| self.keys.len())
     }
 
-    /// Of the answer, in bytes.
+    /// The size of the answer in bytes.
     #[getter]
     fn size(&self, py: Python<'_>) -> usize {
         guarded(|| self.answer.as_bytes(py).len())
     }
 
-    /// The keys, below the root.
+    /// Returns the keys, relative to the root.
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
             let root = self.codec.get().root.len();
@@ -77,7 +77,7 @@ impl EtcdPage {
         })
     }
 
-    /// Where those lie in etcd that are no keys.
+    /// Returns the raw keys that are no keys of our grammar.
     fn strangers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
             let keys = self
@@ -88,7 +88,7 @@ impl EtcdPage {
         })
     }
 
-    /// Where the last one lies in etcd, key or not.
+    /// Returns the last raw key, of our grammar or not.
     fn last<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         guarded(|| {
             let (place, _) = self.keys.last().ok_or(Malformed("it has no keys")).raised()?;
@@ -96,7 +96,7 @@ impl EtcdPage {
         })
     }
 
-    /// How many keys there are, all of them or those that have no slash from a place on.
+    /// Counts the keys: all of them, or those without a slash behind `skip` bytes.
     #[pyo3(signature = (skip = None))]
     fn count(&self, py: Python<'_>, #[pyo3(from_py_with = number)] skip: Option<usize>) -> PyResult<usize> {
         guarded(|| {
@@ -109,7 +109,7 @@ impl EtcdPage {
         })
     }
 
-    /// The entries, all of them or those whose keys have no slash from a place on.
+    /// Returns the entries: all of them, or those whose keys have no slash behind `skip` bytes.
     #[pyo3(signature = (skip = None))]
     fn entries<'py>(
         &self,

@@ -11,14 +11,14 @@ use super::Run;
 use crate::error::Error;
 
 const DIVISOR: i64 = 8;
-/// Potentials stay above this, so that sums of a few never overflow.
+/// Potentials stay above this value, so that sums of a few of them cannot overflow.
 const LOWEST: i64 = -(1 << 60);
-/// A round ends early after so many looks at each arc, on average: what is left is settled exactly all the same.
+/// A round ends early after so many examinations per arc. The exact method then does the rest.
 const LOOKS: u64 = 512;
 
 impl Run<'_> {
-    /// Changes flow, excess and potentials, so that few short distances are left. No arc with room costs less than nothing
-    /// afterwards, as before.
+    /// Changes flow, excess and potentials so that few short distances are left. As before, no arc with room has a
+    /// negative reduced cost afterwards.
     pub(super) fn approach(&mut self) -> Result<(), Error> {
         let greatest = (0..self.net.to.len()).filter(|arc| self.net.room[*arc] > 0).map(|arc| self.net.cost[arc].abs());
         let mut within = greatest.max().unwrap_or(0) / DIVISOR;
@@ -29,9 +29,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Sends as much over each arc as pays at the present potentials.
+    /// Sends over each arc all units that have a negative reduced cost.
     fn carry_what_pays(&mut self) {
-        self.net.looked += self.net.to.len() as u64;
+        self.net.examined += self.net.to.len() as u64;
         for arc in 0..self.net.to.len() {
             let units = self.paying(arc);
             if units > 0 {
@@ -40,7 +40,7 @@ impl Run<'_> {
         }
     }
 
-    /// How many units of an arc have a reduced cost below zero.
+    /// Returns how many units of an arc have a negative reduced cost.
     fn paying(&self, arc: usize) -> u32 {
         let (room, cost) = (self.net.room[arc], self.reduced(arc));
         match self.net.slope[arc / 2] {
@@ -57,22 +57,23 @@ impl Run<'_> {
         self.excess[to as usize] += i64::from(units);
     }
 
-    /// Makes the flow within `within` of the least cost; false if that was given up.
+    /// Brings the flow within `within` of the least cost. Returns false if it gave up.
     fn refine(&mut self, within: i64) -> Result<bool, Error> {
         self.carry_what_pays();
         self.next.copy_from_slice(&self.start[..self.net.nodes]);
         let mut active: VecDeque<u32> = (0..self.net.nodes as u32).filter(|&n| self.excess[n as usize] > 0).collect();
-        let last = self.net.looked + LOOKS * self.net.to.len() as u64;
+        let last = self.net.examined + LOOKS * self.net.to.len() as u64;
         while let Some(node) = active.pop_front() {
             self.report()?;
-            if self.net.looked > last || !self.discharge(node, within, &mut active) {
+            if self.net.examined > last || !self.discharge(node, within, &mut active) {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Sends all that a node has too much to where it pays; false if no arc leads on, or potentials would overflow.
+    /// Sends all excess of a node over arcs with a negative reduced cost. Returns false if no arc leads on, or if
+    /// potentials would overflow.
     fn discharge(&mut self, node: u32, within: i64, active: &mut VecDeque<u32>) -> bool {
         let at = node as usize;
         while self.excess[at] > 0 {
@@ -82,7 +83,7 @@ impl Run<'_> {
                 }
                 self.next[at] = self.start[at];
             }
-            self.net.looked += 1;
+            self.net.examined += 1;
             let arc = self.arcs[self.next[at] as usize] as usize;
             let units = i64::from(self.paying(arc)).min(self.excess[at]) as u32;
             if units == 0 {
@@ -99,9 +100,9 @@ impl Run<'_> {
         true
     }
 
-    /// Lowers a node's potential until its cheapest arc pays `within`.
+    /// Lowers the potential of a node until its cheapest arc has a reduced cost of `-within`.
     fn relabel(&mut self, node: u32, within: i64) -> bool {
-        self.net.looked += self.out(node).len() as u64;
+        self.net.examined += self.out(node).len() as u64;
         let arcs = self.out(node).map(|slot| self.arcs[slot] as usize).filter(|arc| self.net.room[*arc] > 0);
         let Some(least) = arcs.map(|arc| self.reduced(arc)).min() else { return false };
         self.potential[node as usize] -= least + within;

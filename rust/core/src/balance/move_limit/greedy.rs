@@ -11,13 +11,14 @@ use super::{Side, Step};
 use crate::cancel::Cancel;
 use crate::error::Error;
 
-/// How often moves go back, per move. Afterwards they are taken as they come.
+/// How often a move is put back into its heap, on average. Afterwards moves are taken as they come.
 const RETURNS: usize = 8;
 
-/// What a move spares: what is left of the shares of its giver and its taker, then of both over all jobs.
+/// What a move improves: the items that its giver and its taker still have to give and get in the job, then over all
+/// jobs.
 type Spares = (u32, u32);
 
-/// How many moves of each group are made. O(n log n) for n moves.
+/// Returns how many moves of each group are made. O(n log n) for n moves.
 pub(super) fn choose(groups: &[(Step, u32)], limit: u32, cancel: &Cancel<'_>) -> Result<Vec<u32>, Error> {
     let mut plan = Plan::new(groups);
     let mut made = vec![0; groups.len()];
@@ -45,13 +46,13 @@ pub(super) fn choose(groups: &[(Step, u32)], limit: u32, cancel: &Cancel<'_>) ->
 }
 
 struct Plan {
-    /// By group: the nodes of its giver, of its taker, and of both over all jobs.
+    /// The nodes of each group: of its giver, of its taker, and of both over all jobs.
     nodes: Vec<[usize; 4]>,
-    /// What is left, by node.
+    /// The items that each node still has to give or get.
     left: Vec<u32>,
-    /// By (job, giver), its groups, by what their takers spare.
+    /// The groups of each (job, giver), by what they improve for their takers.
     groups: Vec<BinaryHeap<(Spares, Reverse<u32>)>>,
-    /// Each (job, giver) that has groups, by what its best one spares.
+    /// Each (job, giver) that has groups, by what its best one improves.
     givers: BinaryHeap<(Spares, Reverse<usize>)>,
 }
 
@@ -80,7 +81,7 @@ impl Plan {
         plan
     }
 
-    /// What a move spares its taker, and its workers over all jobs.
+    /// Returns what a move improves for its taker, and for its workers over all jobs.
     fn taker_spares(&self, group: usize) -> Spares {
         let [_, taker, from, to] = self.nodes[group];
         (self.left[taker], self.left[from] + self.left[to])
@@ -92,7 +93,7 @@ impl Plan {
         }
     }
 
-    /// Puts a giver into the heap, unless it has no more moves.
+    /// Puts a giver back into the heap, unless it has no more moves.
     fn push(&mut self, giver: usize) {
         if let Some(((taker, total), _)) = self.groups[giver].peek() {
             self.givers.push(((self.left[giver] + taker, *total), Reverse(giver)));

@@ -44,7 +44,7 @@ impl Model {
             id,
             items: items.keys().map(String::as_str).collect(),
             weights: able.iter().map(|&w| self.workers[workers[w as usize]].0).collect(),
-            previous: items.values().map(|owner| position(owner).unwrap_or(NOBODY)).collect(),
+            previous: items.values().map(|owner| position(owner).unwrap_or(NO_OWNER)).collect(),
             able,
         }
     }
@@ -98,7 +98,7 @@ fn check_equal(board: &Board, model: &Model) {
 
 /// Applies a delta to owners, checking that it starts from them.
 fn follow(model: &mut Model, delta: &Delta) {
-    let name = |number: u32| (number != NOBODY).then(|| delta.workers[number as usize].clone());
+    let name = |number: u32| (number != NO_OWNER).then(|| delta.workers[number as usize].clone());
     for changes in &delta.jobs {
         let items = model.jobs.get_mut(&changes.job).unwrap();
         for change in &changes.moves {
@@ -196,7 +196,7 @@ fn what_is_not_there_is_named() {
         board.add_job("j", Names::default()).unwrap_err(),
         board.remove_job("k").unwrap_err(),
         board.owner("j", "a").unwrap_err(),
-        board.hold("j", "a", "w").unwrap_err(),
+        board.set_owner("j", "a", "w").unwrap_err(),
         Board::new(Strategy::Rendezvous).unwrap_err(),
     ];
     assert!(errors[..7].iter().all(|e| e.to_string().contains('\'') && e.to_string().contains(';')), "{errors:?}");

@@ -13,19 +13,19 @@ use crate::balance::quota;
 use crate::cancel::Cancel;
 use crate::error::Error;
 
-/// A worker's load may be anything from `least` to `most`.
+/// The loads that a worker may have: from `least` to `most`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     pub least: u32,
     pub most: u32,
 }
 
-/// Optimal loads.
+/// The optimal loads.
 #[derive(Debug)]
 pub struct Loads {
-    /// By worker.
+    /// The range of each worker.
     pub workers: Vec<Range>,
-    /// By zone: the total, and whether it may vary, against those of other zones that may.
+    /// The total of each zone, and whether it may vary against those of other zones that may.
     pub zones: Vec<(u64, bool)>,
 }
 
@@ -49,37 +49,37 @@ impl Loads {
     }
 }
 
-/// Loads in the making.
+/// Gives out replicas one at a time.
 struct Fill<'p> {
     problem: &'p Replicas,
     spread: &'p Spread,
     items: u32,
     loads: quota::Loads,
-    /// By zone, its workers with room, by what one more costs.
+    /// The workers of each zone that have room, by the cost of one more.
     queues: Vec<BinaryHeap<Reverse<(i64, u32)>>>,
-    /// By zone, how many extras it has.
+    /// How many extras each zone has.
     extra: Vec<u32>,
 }
 
 impl<'p> Fill<'p> {
     fn new(problem: &'p Replicas, spread: &'p Spread) -> Self {
         let (items, zones) = (problem.previous.len() as u32, spread.base.len());
-        let loads = quota::Loads::none(&problem.weights);
+        let loads = quota::Loads::empty(&problem.weights);
         let mut queues = vec![BinaryHeap::new(); zones];
         if items > 0 {
             for (worker, zone) in (0..).zip(&problem.zone) {
-                queues[*zone as usize].push(Reverse((loads.taking(worker), worker)));
+                queues[*zone as usize].push(Reverse((loads.cost_of_one_more(worker), worker)));
             }
         }
         Self { problem, spread, items, loads, queues, extra: vec![0; zones] }
     }
 
-    /// One more for the worker of a zone that pays least.
+    /// Gives one more replica to the worker of a zone for which it costs least.
     fn give(&mut self, zone: usize) {
         let Reverse((_, worker)) = self.queues[zone].pop().expect("the zone has room for its share of each item");
         self.loads.load[worker as usize] += 1;
         if self.loads.load[worker as usize] < u64::from(self.items) {
-            self.queues[zone].push(Reverse((self.loads.taking(worker), worker)));
+            self.queues[zone].push(Reverse((self.loads.cost_of_one_more(worker), worker)));
         }
     }
 
@@ -87,7 +87,7 @@ impl<'p> Fill<'p> {
         self.spread.open[zone] && self.extra[zone] < self.items
     }
 
-    /// What the next unit costs in a zone.
+    /// Returns what the next replica costs in a zone; None if it has no room.
     fn price(&self, zone: usize) -> Option<i64> {
         self.queues[zone].peek().map(|Reverse((cost, _))| *cost)
     }
@@ -97,19 +97,19 @@ impl<'p> Fill<'p> {
         zones.min_by_key(|zone| (self.price(*zone).unwrap_or(i64::MAX), *zone))
     }
 
-    /// The most that a worker of each zone would save by giving one.
+    /// Returns for each zone the most that one of its workers would save by giving up a replica.
     fn savings(&self) -> Vec<Option<i64>> {
         let mut most = vec![None; self.queues.len()];
         for (worker, &zone) in (0..).zip(&self.problem.zone) {
             if self.loads.load[worker as usize] > 0 {
-                most[zone as usize] = most[zone as usize].max(Some(self.loads.giving(worker)));
+                most[zone as usize] = most[zone as usize].max(Some(self.loads.saving_of_one_fewer(worker)));
             }
         }
         most
     }
 
-    /// A unit can go from one worker to another for nothing where the first saves what the other pays: within a zone,
-    /// or from a zone that has extras to one that can have more.
+    /// Returns by how much loads may vary. A replica can go from one worker to another at no cost if the first saves
+    /// what the other pays: within a zone, or from a zone that has extras to one that can have more.
     fn ranges(&self) -> Loads {
         let zones = || 0..self.queues.len();
         let saves = self.savings();
@@ -136,8 +136,8 @@ impl<'p> Fill<'p> {
 
     fn range(&self, worker: u32, price: Option<i64>) -> Range {
         let load = self.loads.load[worker as usize] as u32;
-        let less = load > 0 && Some(self.loads.giving(worker)) == price;
-        let more = load < self.items && Some(self.loads.taking(worker)) == price;
+        let less = load > 0 && Some(self.loads.saving_of_one_fewer(worker)) == price;
+        let more = load < self.items && Some(self.loads.cost_of_one_more(worker)) == price;
         Range { least: load - u32::from(less), most: load + u32::from(more) }
     }
 }

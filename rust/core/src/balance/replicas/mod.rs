@@ -20,7 +20,7 @@ use crate::cancel::Cancel;
 use crate::error::Error;
 use loads::{Loads, Range};
 
-/// Items with replicas, workers with zones.
+/// A placement problem: items with replicas, workers with zones.
 #[derive(Debug, Clone, Default)]
 pub struct Replicas {
     /// How many different workers each item asks for.
@@ -29,18 +29,18 @@ pub struct Replicas {
     pub zone: Vec<u32>,
     /// One weight per worker, finite and greater than zero.
     pub weights: Vec<f64>,
-    /// Per item in name order the workers that had it, each once.
+    /// The workers that had each item, each once; items are in name order.
     pub previous: Vec<Vec<u32>>,
 }
 
-/// What the replicas of each item look like, zone by zone.
+/// How the replicas of each item are spread over the zones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Spread {
-    /// Replicas of each item in each zone, at least.
+    /// The least number of replicas of an item in each zone.
     pub base: Vec<u32>,
-    /// Zones that can have one more of an item.
+    /// Whether each zone can have one more replica of an item.
     pub open: Vec<bool>,
-    /// How many more of an item there are to be had by open zones, one each.
+    /// How many more replicas of an item the open zones get, at most one each.
     pub extras: u32,
 }
 
@@ -57,10 +57,10 @@ impl Spread {
     }
 }
 
-/// The most pairs of an item and a worker: each takes some 64 bytes while replicas are placed.
+/// The most pairs of an item and a worker. Each takes some 64 bytes while replicas are placed.
 pub const MOST_PAIRS: usize = 1 << 25;
 
-/// The workers of each item, ascending. O(items * workers) memory; a few rounds over that.
+/// Returns the workers of each item, ascending. Takes O(items * workers) memory, and a few rounds over it.
 ///
 /// # Errors
 /// [`Error::Invalid`] for more than [`MOST_PAIRS`], [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -85,7 +85,7 @@ struct Flow<'p> {
     pairs: Vec<Pair>,
 }
 
-/// An item, a worker, and the arc on which the one may come to the other.
+/// An item, a worker, and the arc over which the item comes to the worker.
 struct Pair {
     item: u32,
     worker: u32,
@@ -108,7 +108,7 @@ impl<'p> Flow<'p> {
         Ok(flow)
     }
 
-    /// An item starts on all workers that had it; what is wrong with that is the excess.
+    /// Adds an item, which starts on all workers that had it. The excess says what is wrong with that.
     fn add_item(&mut self, item: usize, spread: &Spread, items: usize, first_worker: usize) {
         let zones = spread.base.len();
         self.excess[item] = i64::from(spread.extras);
@@ -130,7 +130,7 @@ impl<'p> Flow<'p> {
         }
     }
 
-    /// Workers start at their least load; zones whose total may vary meet in the hub.
+    /// Adds the loads: workers start at their least load, and zones whose total may vary meet in the hub.
     fn add_loads(&mut self, loads: &Loads, first_worker: usize, first_zone: usize) {
         let hub = self.excess.len() - 1;
         for (worker, Range { least, most }) in loads.workers.iter().enumerate() {
@@ -150,8 +150,8 @@ impl<'p> Flow<'p> {
 
     fn solve(&mut self, cancel: &Cancel<'_>) -> Result<Vec<Vec<u32>>, Error> {
         let potential = vec![0; self.excess.len()];
-        let settled = self.net.settle(std::mem::take(&mut self.excess), potential, cancel)?;
-        assert!(settled, "items can be dealt out for the loads that `loads` found");
+        let solved = self.net.solve(std::mem::take(&mut self.excess), potential, cancel)?;
+        assert!(solved, "items can be dealt out for the loads that `loads` found");
         let mut owners = vec![Vec::new(); self.problem.previous.len()];
         for pair in self.pairs.iter().filter(|pair| self.net.room(pair.arc) == 0) {
             owners[pair.item as usize].push(pair.worker);

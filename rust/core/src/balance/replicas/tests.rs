@@ -42,7 +42,7 @@ fn is_spread(problem: &Replicas, owners: &[u32]) -> bool {
 
 /// Squared loads, then replicas on workers that did not have them.
 fn value(problem: &Replicas, owners: &[Vec<u32>]) -> (i128, usize) {
-    let mut loads = quota::Loads::none(&problem.weights);
+    let mut loads = quota::Loads::empty(&problem.weights);
     owners.iter().flatten().for_each(|w| loads.load[*w as usize] += 1);
     let new = |(owners, had): (&Vec<u32>, &Vec<u32>)| owners.iter().filter(|w| !had.contains(w)).count();
     (loads.cost(), owners.iter().zip(&problem.previous).map(new).sum())

@@ -1,19 +1,19 @@
 //! Among the placements of seats with the least sum of squares, finds one that keeps the most items in place.
 //!
-//! The prices from `level` say exactly which placements have the least sum: within a job, workers below the job's
+//! The prices from `equalize` say exactly which placements have the least sum: within a job, workers below the job's
 //! highest taken price keep their seats, workers above it get none, and only those at it (the *tight* seats) are open;
 //! each worker's load may change by at most one, and only if that costs nothing at its price. On the tight seats each
 //! job first takes all the gains it can, whatever the loads; a flow then brings the loads back at the least loss.
 
+use super::equalize::NO_PRICE;
 use super::graph::Graph;
-use super::level::NO_PRICE;
 use crate::balance::flow::Network;
 use crate::balance::quota::Loads;
 use crate::cancel::Cancel;
 use crate::error::Error;
 
-/// Rearranges the seats of equal cost so that the most gains are kept. O(tight seats) if that needs no chains.
-pub fn gain(graph: &mut Graph, loads: &mut Loads, price: &[i64], cancel: &Cancel<'_>) -> Result<(), Error> {
+/// Rearranges the seats of equal cost so that as many items as possible stay. O(tight seats) if that needs no chains.
+pub fn maximize_gains(graph: &mut Graph, loads: &mut Loads, price: &[i64], cancel: &Cancel<'_>) -> Result<(), Error> {
     if !graph.gain.contains(&true) {
         return Ok(());
     }
@@ -27,7 +27,7 @@ pub fn gain(graph: &mut Graph, loads: &mut Loads, price: &[i64], cancel: &Cancel
     rearrange(graph, loads, &tight, &preferred, &bounds, (excess, hub), cancel)
 }
 
-/// The loads each worker may have at its price.
+/// The loads that each worker may have at its price.
 struct Bounds {
     least: Vec<u64>,
     most: Vec<u64>,
@@ -36,15 +36,15 @@ struct Bounds {
 impl Bounds {
     fn new(loads: &Loads, price: &[i64]) -> Self {
         let workers = || 0..price.len();
-        let less = |w: usize| u64::from(price[w] != NO_PRICE && loads.giving(w as u32) == price[w]);
-        let more = |w: usize| u64::from(price[w] != NO_PRICE && loads.taking(w as u32) == price[w]);
+        let less = |w: usize| u64::from(price[w] != NO_PRICE && loads.saving_of_one_fewer(w as u32) == price[w]);
+        let more = |w: usize| u64::from(price[w] != NO_PRICE && loads.cost_of_one_more(w as u32) == price[w]);
         Self {
             least: workers().map(|w| loads.load[w] - less(w)).collect(),
             most: workers().map(|w| loads.load[w] + more(w)).collect(),
         }
     }
 
-    /// How far each load is outside its bounds, and what the hub between all workers then lacks.
+    /// Returns how far each load is outside its bounds, and what the hub between all workers then lacks.
     fn excess(&self, load: &[u64]) -> (Vec<i64>, i64) {
         let outside = |w: usize| load[w] as i64 - load[w].clamp(self.least[w], self.most[w]) as i64;
         let excess: Vec<i64> = (0..load.len()).map(outside).collect();
@@ -72,7 +72,7 @@ impl Tight {
     }
 }
 
-/// Moves a job's tight seats to where they gain, as far as there are gains; true if every seat then gains.
+/// Moves the tight seats of a job to workers that keep an item by them. Returns whether every seat then keeps one.
 fn prefer(graph: &mut Graph, loads: &mut Loads, tight: &[u32]) -> bool {
     let idle = |seat: &&u32| graph.taken[**seat as usize] && !graph.gain[**seat as usize];
     let idle: Vec<u32> = tight.iter().filter(idle).copied().collect();
@@ -87,7 +87,7 @@ fn prefer(graph: &mut Graph, loads: &mut Loads, tight: &[u32]) -> bool {
     idle.len() <= missed.len()
 }
 
-/// Brings the loads back into their bounds at the least loss of gains.
+/// Brings the loads back into their bounds and loses as few kept items as possible.
 fn rearrange(
     graph: &mut Graph,
     loads: &mut Loads,
@@ -119,8 +119,8 @@ fn rearrange(
     for (job, full) in preferred.iter().enumerate() {
         potential[workers as usize + job] = i64::from(*full);
     }
-    let settled = net.settle(excess, potential, cancel)?;
-    assert!(settled, "the placement that `level` found is one way to settle");
+    let solved = net.solve(excess, potential, cancel)?;
+    assert!(solved, "the placement that `equalize` found is one way to settle");
     for (arc, seat) in arcs {
         let taken = net.room(arc) == 0;
         let worker = graph.worker[seat as usize] as usize;

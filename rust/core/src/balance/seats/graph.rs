@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::balance::quota::{Demand, Share};
 
-/// Possible seats are numbered job by job; each is taken or free.
+/// The possible seats, numbered job by job; each is taken or free.
 pub struct Graph {
     /// The worker of each seat.
     pub worker: Vec<u32>,
@@ -21,7 +21,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// All seats that may be given, with those in `seated` taken. O(seats).
+    /// Builds the graph of all possible seats; those in `seated` are taken. O(seats).
     pub fn new(workers: usize, jobs: &[Demand], shares: &[Share], seated: &[Vec<bool>]) -> Self {
         let mut graph = Self {
             worker: Vec::new(),
@@ -63,32 +63,32 @@ impl Graph {
         }
     }
 
-    /// Number of workers.
+    /// Returns the number of workers.
     pub fn workers(&self) -> usize {
         self.worker_start.len() - 1
     }
 
-    /// Number of jobs.
+    /// Returns the number of jobs.
     pub fn jobs(&self) -> usize {
         self.job_start.len() - 1
     }
 
-    /// The seats of a job.
+    /// Returns the seats of a job.
     pub fn of_job(&self, job: u32) -> Range<usize> {
         self.job_start[job as usize] as usize..self.job_start[job as usize + 1] as usize
     }
 
-    /// Where a worker's seats stand, for `seat_at`.
+    /// Returns the positions of a worker's seats, for `seat_at`.
     pub fn of_worker(&self, worker: u32) -> Range<usize> {
         self.worker_start[worker as usize] as usize..self.worker_start[worker as usize + 1] as usize
     }
 
-    /// The seat at a place of a worker's list.
+    /// Returns the seat at a position.
     pub fn seat_at(&self, place: usize) -> usize {
         self.by_worker[place] as usize
     }
 
-    /// The taken seats by job and position in `able`.
+    /// Returns the taken seats by job and position in `able`.
     pub fn seated(&self, jobs: &[Demand]) -> Vec<Vec<bool>> {
         let mut seated: Vec<Vec<bool>> = jobs.iter().map(|job| vec![false; job.able.len()]).collect();
         for seat in (0..self.taken.len()).filter(|&seat| self.taken[seat]) {

@@ -5,13 +5,13 @@
 //! a minimum-cost flow from jobs over seats to workers, with convex costs. It is solved in three steps:
 //!
 //! 1. `start`: a greedy placement of the seats that is near the optimum of both aims;
-//! 2. `level`: moves seats along chains of jobs until the sum of squares is least, and leaves prices that prove it;
+//! 2. `equalize`: moves seats along chains of jobs until the sum of squares is least, and leaves prices that prove it;
 //! 3. `gains`: among all placements that those prices allow, which are all that have the least sum, finds the one with
 //!    the most gains: a flow again, with costs of 0 and 1.
 
+mod equalize;
 mod gains;
 mod graph;
-mod level;
 mod start;
 
 use crate::balance::quota::{Demand, Share};
@@ -19,15 +19,15 @@ use crate::cancel::Cancel;
 use crate::error::Error;
 use graph::Graph;
 
-/// Who gets the seats of each job, by position in `able`.
+/// Returns which able workers get the seats of each job, by position in `able`.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].
 pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share], cancel: &Cancel<'_>) -> Result<Vec<Vec<bool>>, Error> {
     let (seated, mut loads) = start::seats(workers, jobs, shares, cancel)?;
     let mut graph = Graph::new(workers, jobs, shares, &seated);
-    let price = level::level(&mut graph, &mut loads, cancel)?;
-    gains::gain(&mut graph, &mut loads, &price, cancel)?;
+    let price = equalize::equalize(&mut graph, &mut loads, cancel)?;
+    gains::maximize_gains(&mut graph, &mut loads, &price, cancel)?;
     Ok(graph.seated(jobs))
 }
 

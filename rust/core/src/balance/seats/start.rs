@@ -5,14 +5,14 @@ use crate::balance::spread::seat_job;
 use crate::cancel::Cancel;
 use crate::error::Error;
 
-/// A second pass whose loads differ from those of the first by more than this, on average, is no good start.
+/// The second pass is no good start if its loads differ by more than this from those of the first, on average.
 const FAR_PER_WORKER: u64 = 2;
 
-/// Seats and the loads they make. O(sum of able workers, each job sorted).
+/// Returns the seats and their loads. O(sum of able workers, each job sorted).
 ///
-/// A first pass looks only at loads. A second gives seats with a gain first, as long as they lead no worker more than
-/// one above what the first pass gave it: in a cluster at rest this is the placement that is there. Where what was before
-/// is far from even, levelling it would take long; then the first pass is the better start.
+/// A first pass looks only at loads. A second pass prefers workers that keep an item by a seat, unless this gives them
+/// more than one above their load in the first pass: when nothing has changed, this is the present placement. If the
+/// previous placement was far from even, it would take long to make even; then the result of the first pass is used.
 pub fn seats(
     workers: usize,
     jobs: &[Demand],

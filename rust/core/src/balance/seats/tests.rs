@@ -112,17 +112,17 @@ fn a_hundred_workers_and_jobs_in_upheaval_are_levelled() {
     assert!(loads.load.iter().max().unwrap() - loads.load.iter().min().unwrap() <= 1);
 }
 
-/// Prices prove that no chain of seats lowers the sum: see `level`.
+/// Prices prove that no chain of seats lowers the sum: see `equalize`.
 fn check_prices(graph: &graph::Graph, loads: &Loads, price: &[i64]) {
-    let priced = |worker: u32| price[worker as usize] != level::NO_PRICE;
+    let priced = |worker: u32| price[worker as usize] != equalize::NO_PRICE;
     for seat in 0..graph.worker.len() {
         let (worker, others) = (graph.worker[seat], graph.of_job(graph.job[seat]));
         if graph.taken[seat] {
-            assert!(priced(worker) && loads.giving(worker) <= price[worker as usize]);
+            assert!(priced(worker) && loads.saving_of_one_fewer(worker) <= price[worker as usize]);
             for free in others.filter(|free| !graph.taken[*free]) {
                 let other = graph.worker[free];
                 assert!(priced(other) && price[other as usize] >= price[worker as usize]);
-                assert!(loads.taking(other) >= price[other as usize]);
+                assert!(loads.cost_of_one_more(other) >= price[other as usize]);
             }
         }
     }
@@ -158,10 +158,10 @@ fn prices_prove_the_least_sum_of_squares_on_large_problems_of_every_shape() {
         let shares: Vec<Share> = demands.iter().map(Share::of).collect();
         let (seated, mut loads) = start::seats(workers as usize, &demands, &shares, &Cancel::never()).unwrap();
         let mut graph = graph::Graph::new(workers as usize, &demands, &shares, &seated);
-        let price = level::level(&mut graph, &mut loads, &Cancel::never()).unwrap();
+        let price = equalize::equalize(&mut graph, &mut loads, &Cancel::never()).unwrap();
         check_prices(&graph, &loads, &price);
         let least = loads.cost();
-        gains::gain(&mut graph, &mut loads, &price, &Cancel::never()).unwrap();
+        gains::maximize_gains(&mut graph, &mut loads, &price, &Cancel::never()).unwrap();
         assert_eq!(loads.cost(), least, "round {round}: gains must not cost balance");
     }
 }

@@ -3,7 +3,7 @@
 use super::fields::{key_value, operation, response};
 use crate::codec::protobuf::{Fields, Malformed, Value};
 
-/// A key as it was read.
+/// A key and its value as they were read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyValue<'a> {
     /// The whole key.
@@ -19,7 +19,10 @@ pub struct KeyValue<'a> {
 }
 
 impl<'a> KeyValue<'a> {
-    /// Reads the message. O(fields).
+    /// Decodes the message. O(fields).
+    ///
+    /// # Errors
+    /// [`Malformed`] if it is no protobuf message.
     pub fn read(message: &'a [u8]) -> Result<Self, Malformed> {
         let (mut fields, mut found) = (Fields::of(message), Self::default());
         while let Some(field) = fields.read_next()? {
@@ -43,12 +46,15 @@ pub struct Range<'a> {
     pub revision: i64,
     /// The keys, still encoded.
     pub keys: Vec<&'a [u8]>,
-    /// There are more than were asked for.
+    /// Whether there are more keys than were asked for.
     pub more: bool,
 }
 
 impl<'a> Range<'a> {
-    /// Reads the message, but not its keys. O(keys).
+    /// Decodes the message, but not its keys. O(keys).
+    ///
+    /// # Errors
+    /// [`Malformed`] if it is no protobuf message.
     pub fn read(message: &'a [u8]) -> Result<Self, Malformed> {
         let (mut fields, mut found) = (Fields::of(message), Self::default());
         while let Some(field) = fields.read_next()? {
@@ -66,29 +72,32 @@ impl<'a> Range<'a> {
 /// The answer to one operation of a transaction that was applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done<'a> {
-    /// A read: the message of its answer.
+    /// The answer to a read, still encoded.
     Read(&'a [u8]),
-    /// A deletion: of how many keys.
+    /// The number of keys that a deletion deleted.
     Deleted(i64),
-    /// A nested transaction: the message of its answer.
+    /// The answer to a nested transaction, still encoded.
     Nested(&'a [u8]),
-    /// Anything else.
+    /// The answer to another operation.
     Other,
 }
 
 /// The answer to a transaction.
 #[derive(Clone, Debug, Default)]
 pub struct Transaction<'a> {
-    /// The store's revision: the transaction's own when it wrote.
+    /// The revision of the store: that of the transaction itself if it wrote.
     pub revision: i64,
-    /// All compares held.
+    /// Whether all compares held.
     pub succeeded: bool,
-    /// One for each operation.
+    /// The answer to each operation.
     pub answers: Vec<Done<'a>>,
 }
 
 impl<'a> Transaction<'a> {
-    /// Reads the message. O(operations).
+    /// Decodes the message. O(operations).
+    ///
+    /// # Errors
+    /// [`Malformed`] if it is no protobuf message.
     pub fn read(message: &'a [u8]) -> Result<Self, Malformed> {
         let (mut fields, mut found) = (Fields::of(message), Self::default());
         while let Some(field) = fields.read_next()? {

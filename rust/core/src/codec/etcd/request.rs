@@ -34,11 +34,11 @@ pub struct Condition<'a> {
 /// One operation of a transaction.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
-    /// Overwrite a key that may exist, on a lease (0 for none), and read when it was created.
+    /// Overwrites a key that may exist, on a lease (0 for none), and reads when it was created.
     Put(&'a str, &'a [u8], u64),
-    /// Create a key that does not exist, on a lease (0 for none).
+    /// Creates a key that does not exist, on a lease (0 for none).
     Create(&'a str, &'a [u8], u64),
-    /// Delete a key.
+    /// Deletes a key.
     Delete(&'a str),
 }
 
@@ -56,14 +56,14 @@ pub struct Guard<'a> {
 /// The value of a guard that a transaction has overwritten.
 const WRITTEN: &[u8] = b"w";
 
-/// Encode a `RangeRequest` for one key. O(bytes).
+/// Encodes a `RangeRequest` for one key. O(bytes).
 pub fn get(root: &[u8], key: &str, serializable: bool) -> Vec<u8> {
     let mut out = Vec::with_capacity(root.len() + key.len() + 12);
     append_get(&mut out, root, key, serializable);
     out
 }
 
-/// Encode a `TxnRequest` that reads several keys and nothing else. O(bytes).
+/// Encodes a `TxnRequest` that reads several keys and nothing else. O(bytes).
 pub fn get_many(root: &[u8], keys: &[&str], serializable: bool) -> Vec<u8> {
     let mut out = Vec::with_capacity(keys.iter().map(|key| root.len() + key.len() + 20).sum());
     for key in keys {
@@ -74,7 +74,7 @@ pub fn get_many(root: &[u8], keys: &[&str], serializable: bool) -> Vec<u8> {
     out
 }
 
-/// Encode a `TxnRequest` under a guard; the keys are below `root`. O(bytes).
+/// Encodes a `TxnRequest` under a guard; the keys are below `root`. O(bytes).
 ///
 /// With `nests_puts`, each put and its read are a nested transaction, so that they count as one operation.
 pub fn transaction(
@@ -112,7 +112,7 @@ pub fn transaction(
     out
 }
 
-/// About the number of bytes that an operation takes.
+/// Returns about the number of bytes that an operation takes.
 fn size_of(op: &Operation<'_>) -> usize {
     match op {
         Operation::Put(key, value, _) => 2 * key.len() + value.len() + 72,
@@ -121,7 +121,7 @@ fn size_of(op: &Operation<'_>) -> usize {
     }
 }
 
-/// The parts of the compared key, and no end; or of the range of all keys below it: `0` follows `/`.
+/// Returns the parts of the compared key, and no end; or those of the range of all keys below it (`0` follows `/`).
 fn range_of<'a>(root: &'a [u8], condition: &Condition<'a>) -> ([&'a [u8]; 4], Vec<&'a [u8]>) {
     let (folder, key) = (condition.folder.as_bytes(), condition.key.as_bytes());
     if condition.below {
@@ -131,7 +131,7 @@ fn range_of<'a>(root: &'a [u8], condition: &Condition<'a>) -> ([&'a [u8]; 4], Ve
     }
 }
 
-/// Append the fields of a `RangeRequest` for one key.
+/// Appends the fields of a `RangeRequest` for one key.
 fn append_get(out: &mut Vec<u8>, root: &[u8], key: &str, serializable: bool) {
     bytes_field(out, range::KEY, &[root, key.as_bytes()]);
     if serializable {
@@ -139,7 +139,7 @@ fn append_get(out: &mut Vec<u8>, root: &[u8], key: &str, serializable: bool) {
     }
 }
 
-/// Append a compare of a key, or of all keys in a range when there is an end.
+/// Appends a compare of a key, or of all keys in a range when there is an end.
 fn append_compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[&[u8]], operand: u64, greater: bool) {
     let (kind, field) = match target {
         Target::Created => (compare::IS_CREATED, compare::CREATED),
@@ -159,7 +159,7 @@ fn append_compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[&[u8]
     });
 }
 
-/// Append an operation of a transaction whose compares hold.
+/// Appends an operation, to be applied if the compares hold.
 fn append_operation(out: &mut Vec<u8>, root: &[u8], op: &Operation<'_>) {
     match *op {
         Operation::Put(key, value, lease) => {
@@ -174,7 +174,7 @@ fn append_operation(out: &mut Vec<u8>, root: &[u8], op: &Operation<'_>) {
     }
 }
 
-/// Append a put, on a lease unless that is 0.
+/// Appends a put, on a lease unless that is 0.
 fn append_put(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8], lease: u64) {
     message_field(out, txn::SUCCESS, |out| {
         message_field(out, operation::PUT, |out| {
@@ -187,7 +187,7 @@ fn append_put(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8], lease: u64) {
     });
 }
 
-/// Append a read of a key without its value, or of the first key of a range when there is an end.
+/// Appends a read of a key without its value, or of the first key of a range when there is an end.
 fn append_peek(out: &mut Vec<u8>, branch: u32, key: &[&[u8]], end: &[&[u8]]) {
     message_field(out, branch, |out| {
         message_field(out, operation::RANGE, |out| {

@@ -1,6 +1,6 @@
 //! Every kernel on every level of this machine against the definition.
 
-use super::{best, challenge, held_by, top, weighted, Level, Table};
+use super::{best, challenge, held_by, top, weighted, InstructionSet, Table};
 use crate::rendezvous::score::{exponential, fast_score};
 use crate::testing::Random;
 
@@ -25,7 +25,7 @@ fn ranked(key: u64, workers: &[u64], weights: &[f64]) -> Vec<(u32, u32)> {
     all.into_iter().map(|(_, score, worker)| (worker, score)).collect()
 }
 
-fn found(level: Level, table: &Table, weights: &[f64], keys: &[u64]) -> Vec<(u32, u32)> {
+fn found(level: InstructionSet, table: &Table, weights: &[f64], keys: &[u64]) -> Vec<(u32, u32)> {
     let (mut owners, mut scores) = (vec![7; keys.len()], vec![7; keys.len()]);
     if weights.is_empty() {
         best(level, table, keys, &mut owners, &mut scores);
@@ -37,7 +37,7 @@ fn found(level: Level, table: &Table, weights: &[f64], keys: &[u64]) -> Vec<(u32
 
 #[test]
 fn every_level_finds_the_best_worker_of_the_definition() {
-    for level in Level::available() {
+    for level in InstructionSet::available() {
         for count in COUNTS {
             let (workers, keys) = (random(count as u64, count), random(1, 37));
             let expected: Vec<_> = keys.iter().map(|key| ranked(*key, &workers, &[])[0]).collect();
@@ -59,7 +59,7 @@ fn every_level_finds_the_best_weighted_worker_of_the_definition() {
         |n| [f64::MAX, f64::MIN_POSITIVE][n as usize % 2],
         |n| f64::MAX / (n % 64 + 1) as f64,
     ];
-    for level in Level::available() {
+    for level in InstructionSet::available() {
         for count in COUNTS {
             for (number, scale) in scales.iter().enumerate() {
                 let (workers, keys) = (random(count as u64, count), random(2, 19));
@@ -74,7 +74,7 @@ fn every_level_finds_the_best_weighted_worker_of_the_definition() {
 
 #[test]
 fn every_level_finds_the_best_k_of_the_definition() {
-    for level in Level::available() {
+    for level in InstructionSet::available() {
         for count in COUNTS {
             let (workers, keys) = (random(count as u64, count), random(4, 13));
             for k in [1, 2, 3, 4, 5, 9, 16, 17, 40, 5000] {
@@ -93,7 +93,7 @@ fn every_level_finds_the_best_k_of_the_definition() {
 #[test]
 fn ties_go_to_the_first_worker_on_every_level() {
     let mut random = Random::new(5);
-    for level in Level::available() {
+    for level in InstructionSet::available() {
         for count in COUNTS {
             // Few distinct workers, so that nearly every best score is there more than once.
             let few = [random.next(), random.next(), random.next()];
@@ -118,7 +118,7 @@ fn ties_go_to_the_first_worker_on_every_level() {
 #[test]
 fn extreme_scores_are_found_on_every_level() {
     // A key equal to a worker scores 0 there; both extremes of the biased score must survive the vectors.
-    for level in Level::available() {
+    for level in InstructionSet::available() {
         for count in [1, 3, 16, 40] {
             let key = 0x1234_5678_9abc_def0;
             let table = Table::new(&vec![key; count], &[]);
@@ -142,7 +142,7 @@ fn extreme_scores_are_found_on_every_level() {
 #[test]
 fn a_challenge_visits_exactly_the_items_where_the_worker_scores_enough() {
     let mut random = Random::new(6);
-    for level in Level::available() {
+    for level in InstructionSet::available() {
         for count in [0, 1, 31, 32, 33, 1000] {
             let keys: Vec<u64> = (0..count).map(|_| random.next()).collect();
             let worker = random.next();
@@ -162,7 +162,7 @@ fn a_challenge_visits_exactly_the_items_where_the_worker_scores_enough() {
 #[test]
 fn held_by_finds_every_item_of_a_worker() {
     let mut random = Random::new(7);
-    for level in Level::available() {
+    for level in InstructionSet::available() {
         for count in [0, 1, 32, 33, 500] {
             let owners: Vec<u32> = (0..count).map(|_| random.below(5) as u32).collect();
             let expected: Vec<u32> = (0..count as u32).filter(|&at| owners[at as usize] == 3).collect();
@@ -174,7 +174,7 @@ fn held_by_finds_every_item_of_a_worker() {
 #[test]
 fn loads_at_counts_that_lanes_do_not_divide_are_as_even_as_chance() {
     // A padded lane that wins or a real one that cannot passes spot checks and fails here.
-    for level in Level::available() {
+    for level in InstructionSet::available() {
         for count in [5, 13, 17, 31, 67] {
             let (workers, keys) = (random(count as u64 + 50, count), random(8, 60_000));
             let mut loads = vec![0u32; count];

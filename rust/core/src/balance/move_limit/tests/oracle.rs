@@ -18,10 +18,10 @@ pub fn choose(moves: &[Step], limit: usize) -> (Vec<bool>, u64) {
     let (mut net, arcs, potential) = network(&groups, limit as u32);
     let mut excess = vec![0; potential.len()];
     (excess[SOURCE as usize], excess[SINK as usize]) = (limit as i64, -(limit as i64));
-    let settled = net.settle(excess, potential, &Cancel::never()).unwrap();
-    assert!(settled, "there are more moves than the limit");
+    let solved = net.solve(excess, potential, &Cancel::never()).unwrap();
+    assert!(solved, "there are more moves than the limit");
     groups.values_mut().zip(arcs).for_each(|(count, arc)| *count -= net.room(arc));
-    (moves.iter().map(|step| groups.get_mut(step).is_some_and(take)).collect(), net.looked())
+    (moves.iter().map(|step| groups.get_mut(step).is_some_and(take)).collect(), net.examined())
 }
 
 fn take(left: &mut u32) -> bool {

@@ -15,29 +15,35 @@ use super::errors::Raised;
 use latchwork_core::cancel::Cancel;
 use latchwork_core::error::Error;
 
-/// Values that are read between two looks for a signal.
+/// How many values are read between two checks for signals.
 const VALUES_PER_CHECK: usize = 4096;
-/// A call that waits for another one looks for a signal this often.
+/// How often a call that waits for another one checks for signals.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Run work without the GIL. It ends early when a signal handler raises, and that exception is raised here.
-pub fn long<R: Send>(py: Python<'_>, work: impl FnOnce(&Cancel<'_>) -> Result<R, Error> + Send) -> PyResult<R> {
-    detached(py, |check| asking(check, work))
+/// Runs work without the GIL. It ends early when a signal handler raises, and that exception is raised here.
+pub fn interruptible<R: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&Cancel<'_>) -> Result<R, Error> + Send,
+) -> PyResult<R> {
+    detached(py, |check| run_with_checks(check, work))
 }
 
-/// Run work with the GIL, to the same effect.
-pub fn long_attached<R>(py: Python<'_>, work: impl FnOnce(&Cancel<'_>) -> Result<R, Error>) -> PyResult<R> {
-    asking(&|| calls::check_signals(py), work)
+/// Does the same with the GIL.
+pub fn interruptible_with_gil<R>(py: Python<'_>, work: impl FnOnce(&Cancel<'_>) -> Result<R, Error>) -> PyResult<R> {
+    run_with_checks(&|| calls::check_signals(py), work)
 }
 
-fn asking<R>(check: &dyn Fn() -> PyResult<()>, work: impl FnOnce(&Cancel<'_>) -> Result<R, Error>) -> PyResult<R> {
+fn run_with_checks<R>(
+    check: &dyn Fn() -> PyResult<()>,
+    work: impl FnOnce(&Cancel<'_>) -> Result<R, Error>,
+) -> PyResult<R> {
     let raised = Cell::new(None);
     let goes_on = || check().map_err(|error| raised.set(Some(error))).is_ok();
     let result = work(&Cancel::new(&goes_on));
     raised.take().map_or_else(|| result.raised(), Err)
 }
 
-/// Look for a signal once in so many values, `at` being the number of the value.
+/// Checks for signals after every few thousand values; `at` is the number of the value.
 #[inline]
 pub fn check_signals(py: Python<'_>, at: usize) -> PyResult<()> {
     if at % VALUES_PER_CHECK == VALUES_PER_CHECK - 1 {
@@ -46,10 +52,10 @@ pub fn check_signals(py: Python<'_>, at: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// A value that one call at a time works on.
+/// A value that one call at a time uses.
 ///
-/// The mutex is only held to take the value out and to put it back, never while Python code may run. So a short call
-/// takes it with the GIL in hand, and a call that waits for a long one lets go of the GIL and stops for signals.
+/// The mutex is held only to take the value out and to put it back, never while Python code may run. So a short call
+/// takes it without releasing the GIL, and a call that waits for a long one releases the GIL and checks for signals.
 pub struct Shared<T> {
     state: Mutex<State<T>>,
     returned: Condvar,
@@ -57,7 +63,7 @@ pub struct Shared<T> {
 
 enum State<T> {
     Here(T),
-    Lent,
+    Borrowed,
     /// A call panicked while it had the value.
     Broken,
 }
@@ -67,15 +73,15 @@ impl<T: Send> Shared<T> {
         Self { state: Mutex::new(State::Here(value)), returned: Condvar::new() }
     }
 
-    /// Take the value until the result is dropped. Whoever has it makes no Python objects and drops none.
-    pub fn lend(&self, py: Python<'_>) -> PyResult<Lent<'_, T>> {
+    /// Takes the value until the result is dropped. In this time the caller must not create or drop Python objects.
+    pub fn borrow(&self, py: Python<'_>) -> PyResult<Borrowed<'_, T>> {
         loop {
-            if let Some(lent) = self.try_lend()? {
+            if let Some(lent) = self.try_borrow()? {
                 return Ok(lent);
             }
             detached(py, |_| {
                 let state = locked(&self.state);
-                if matches!(*state, State::Lent) {
+                if matches!(*state, State::Borrowed) {
                     drop(self.returned.wait_timeout(state, WAIT));
                 }
             });
@@ -83,11 +89,11 @@ impl<T: Send> Shared<T> {
         }
     }
 
-    fn try_lend(&self) -> PyResult<Option<Lent<'_, T>>> {
+    fn try_borrow(&self) -> PyResult<Option<Borrowed<'_, T>>> {
         let mut state = locked(&self.state);
-        match mem::replace(&mut *state, State::Lent) {
-            State::Here(value) => Ok(Some(Lent { shared: self, value: Some(value) })),
-            State::Lent => Ok(None),
+        match mem::replace(&mut *state, State::Borrowed) {
+            State::Here(value) => Ok(Some(Borrowed { shared: self, value: Some(value) })),
+            State::Borrowed => Ok(None),
             State::Broken => {
                 *state = State::Broken;
                 Err(PyRuntimeError::new_err("an earlier call panicked while it changed this object; make a new one"))
@@ -96,13 +102,13 @@ impl<T: Send> Shared<T> {
     }
 }
 
-/// The value of a [`Shared`], which it goes back to.
-pub struct Lent<'a, T> {
+/// The value of a [`Shared`], to which it returns when this is dropped.
+pub struct Borrowed<'a, T> {
     shared: &'a Shared<T>,
     value: Option<T>,
 }
 
-impl<T> Deref for Lent<'_, T> {
+impl<T> Deref for Borrowed<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -110,13 +116,13 @@ impl<T> Deref for Lent<'_, T> {
     }
 }
 
-impl<T> DerefMut for Lent<'_, T> {
+impl<T> DerefMut for Borrowed<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         self.value.as_mut().expect("the value is only taken by drop")
     }
 }
 
-impl<T> Drop for Lent<'_, T> {
+impl<T> Drop for Borrowed<'_, T> {
     fn drop(&mut self) {
         let value = self.value.take().filter(|_| !thread::panicking());
         *locked(&self.shared.state) = value.map_or(State::Broken, State::Here);
@@ -124,7 +130,7 @@ impl<T> Drop for Lent<'_, T> {
     }
 }
 
-/// Nothing that is done under these mutexes panics.
+/// Locks a mutex. No code panics while it holds one of these.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

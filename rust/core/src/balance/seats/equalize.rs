@@ -18,8 +18,9 @@ pub const NO_PRICE: i64 = i64::MIN;
 
 const UNSEEN: u32 = u32::MAX;
 
-/// Levels the loads and returns each worker's price. O(levels * seats * rounds); levels and rounds are few after `start`.
-pub fn level(graph: &mut Graph, loads: &mut Loads, cancel: &Cancel<'_>) -> Result<Vec<i64>, Error> {
+/// Makes the loads as equal as possible, and returns the price of each worker. O(loads * seats * rounds); different
+/// loads and rounds are few after `start`.
+pub fn equalize(graph: &mut Graph, loads: &mut Loads, cancel: &Cancel<'_>) -> Result<Vec<i64>, Error> {
     let mut search = Search::new(graph, loads, cancel);
     while let Some(top) = search.dearest() {
         search.relieve(top)?;
@@ -34,7 +35,7 @@ struct Search<'g> {
     given: Vec<u32>,
     worker_depth: Vec<u32>,
     job_depth: Vec<u32>,
-    /// Jobs whose free seats all belong to settled workers: no chain leads over them any more.
+    /// Whether all free seats of a job belong to workers with a fixed price: no chain leads through it any more.
     closed: Vec<bool>,
     worker_next: Vec<usize>,
     job_next: Vec<usize>,
@@ -69,31 +70,34 @@ impl<'g> Search<'g> {
         self.is_open(worker) && self.given[worker as usize] > 0
     }
 
-    /// The most that an unsettled worker would save by giving a seat.
+    /// Returns the most that a worker without a fixed price would save by giving up a seat.
     fn dearest(&self) -> Option<i64> {
         let givers = (0..self.graph.workers() as u32).filter(|&worker| self.can_give(worker));
-        givers.map(|worker| self.loads.giving(worker)).max()
+        givers.map(|worker| self.loads.saving_of_one_fewer(worker)).max()
     }
 
-    /// Moves seats away from all workers that would save `top`; settles those that keep them.
+    /// Moves seats away from all workers that would save `top`, and fixes the price of those that keep them.
     fn relieve(&mut self, top: i64) -> Result<(), Error> {
         loop {
-            let is_source = |w: &u32| self.can_give(*w) && self.loads.giving(*w) == top;
+            let is_source = |w: &u32| self.can_give(*w) && self.loads.saving_of_one_fewer(*w) == top;
             let sources: Vec<u32> = (0..self.graph.workers() as u32).filter(is_source).collect();
             if sources.is_empty() {
                 return Ok(());
             }
             if !self.layer(&sources, top)? {
-                self.settle(top);
+                self.fix_price(top);
                 return Ok(());
             }
             for source in sources {
-                while self.can_give(source) && self.loads.giving(source) == top && self.send(source, top)? {}
+                while self.can_give(source)
+                    && self.loads.saving_of_one_fewer(source) == top
+                    && self.send(source, top)?
+                {}
             }
         }
     }
 
-    fn settle(&mut self, top: i64) {
+    fn fix_price(&mut self, top: i64) {
         for worker in 0..self.price.len() {
             if self.worker_depth[worker] != UNSEEN {
                 self.price[worker] = top;
@@ -104,7 +108,8 @@ impl<'g> Search<'g> {
         }
     }
 
-    /// Numbers workers and jobs by steps from the sources, up to the first layer with a worker cheaper than `top`.
+    /// Numbers workers and jobs by their distance from the sources, up to the first layer with a worker cheaper than
+    /// `top`.
     fn layer(&mut self, sources: &[u32], top: i64) -> Result<bool, Error> {
         self.reset();
         let mut layer = sources.to_vec();
@@ -114,9 +119,9 @@ impl<'g> Search<'g> {
             depth += 1;
             let mut beyond = Vec::new();
             for worker in layer {
-                self.spread(worker, depth, &mut beyond)?;
+                self.add_receivers(worker, depth, &mut beyond)?;
             }
-            if beyond.iter().any(|&worker| self.loads.taking(worker) < top) {
+            if beyond.iter().any(|&worker| self.loads.cost_of_one_more(worker) < top) {
                 return Ok(true);
             }
             layer = beyond;
@@ -135,8 +140,8 @@ impl<'g> Search<'g> {
         }
     }
 
-    /// Adds the workers that one worker could hand a seat to, if not seen before.
-    fn spread(&mut self, worker: u32, depth: u32, beyond: &mut Vec<u32>) -> Result<(), Error> {
+    /// Adds the workers to which a worker could give a seat, unless they were found before.
+    fn add_receivers(&mut self, worker: u32, depth: u32, beyond: &mut Vec<u32>) -> Result<(), Error> {
         self.cancel.spend(self.graph.of_worker(worker).len() as u64)?;
         for place in self.graph.of_worker(worker) {
             let seat = self.graph.seat_at(place);
@@ -157,13 +162,13 @@ impl<'g> Search<'g> {
         Ok(())
     }
 
-    /// Moves one seat from a source down the layers to a cheaper worker.
+    /// Moves a seat from a source down the layers to a cheaper worker.
     fn send(&mut self, source: u32, top: i64) -> Result<bool, Error> {
         let mut path: Vec<(usize, usize)> = Vec::new();
         let mut at = source;
-        while path.is_empty() || self.loads.taking(at) >= top {
+        while path.is_empty() || self.loads.cost_of_one_more(at) >= top {
             self.cancel.spend(16)?;
-            match self.step(at) {
+            match self.next_transfer(at) {
                 Some((given, got)) => {
                     path.push((given, got));
                     at = self.graph.worker[got];
@@ -190,8 +195,8 @@ impl<'g> Search<'g> {
         self.given[to as usize] += 1;
     }
 
-    /// The next seat to give and seat to get that lead one layer down.
-    fn step(&mut self, worker: u32) -> Option<(usize, usize)> {
+    /// Returns the next pair of a seat to give up and a seat to take that leads one layer down.
+    fn next_transfer(&mut self, worker: u32) -> Option<(usize, usize)> {
         let below = self.worker_depth[worker as usize].checked_add(1)?;
         let end = self.graph.of_worker(worker).end;
         while self.worker_next[worker as usize] < end {
