@@ -48,7 +48,7 @@ help:
 	@echo '                 WHAT=mutation          mutate the modules that decide without I/O; the score must not fall (an hour)'
 	@echo '                 WHAT=storms            jobs, executor, plans, workers and workflows under kills, freezes and cuts, on each'
 	@echo '                                        server (5 minutes each)'
-	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'
+	@echo '                 WHAT=fuzz              make up URLs, keys, values, stored records and calls of the extension; only our own errors may come out'
 	@echo '                 WHAT=api-fuzz          ask the API of workflows what its description allows, and what it forbids (20 minutes)'
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
 	@echo '                 WHAT=clients           latchwork next to other clients of etcd, each in an environment of its own'

@@ -1,13 +1,17 @@
 //! Runs one kernel so many times: to be timed, or to have its instructions counted by `scripts/count_instructions`.
 //!
-//! Kernels: best, weighted, top3, and fmix64, a plain loop. Levels: baseline, avx2, avx512.
+//! Kernels: best, weighted, top3; and loops for the baseline: plain, which has the same scores as best, and fmix64.
+//! Instruction sets: baseline, avx2, avx512.
 //!
 //! `kernels KERNEL LEVEL WORKERS KEYS [REPEATS]` prints billions of pairs per second, the best of the repeats.
+
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // small numbers
 
 use std::time::Instant;
 
 use latchwork_core::hash::fmix64;
 use latchwork_core::rendezvous::kernel::{best, top, weighted, InstructionSet, Table};
+use latchwork_core::rendezvous::score::fast_score;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
@@ -32,8 +36,10 @@ fn main() {
 
 fn runner<'a>(kernel: &str, level: &str, hashes: &'a [u64], keys: &'a [u64]) -> Box<dyn FnMut() + 'a> {
     let (mut owners, mut scores) = (vec![0; keys.len()], vec![0; keys.len()]);
-    if kernel == "fmix64" {
-        return Box::new(move || with_fmix64(hashes, keys, &mut owners));
+    match kernel {
+        "fmix64" => return Box::new(move || plain_loop(hashes, keys, &mut owners, |key, hash| fmix64(key ^ hash))),
+        "plain" => return Box::new(move || plain_loop(hashes, keys, &mut owners, fast_score)),
+        _ => {}
     }
     let level = *InstructionSet::available().iter().find(|l| l.name() == level).expect("this processor has the level");
     let plain = Table::new(hashes, &[]);
@@ -48,13 +54,13 @@ fn runner<'a>(kernel: &str, level: &str, hashes: &'a [u64], keys: &'a [u64]) -> 
     }
 }
 
-/// What the goals compare with: the usual mix, in the loop that everybody writes, for the baseline.
+/// What the goals compare with: the loop that one writes first, compiled for the baseline.
 #[inline(never)]
-fn with_fmix64(workers: &[u64], keys: &[u64], owners: &mut [u32]) {
+fn plain_loop<T: Ord + Default>(workers: &[u64], keys: &[u64], owners: &mut [u32], score: impl Fn(u64, u64) -> T) {
     for (key, owner) in keys.iter().zip(owners) {
-        let (mut top, mut at) = (0, 0);
+        let (mut top, mut at) = (T::default(), 0);
         for (worker, hash) in workers.iter().enumerate() {
-            let score = fmix64(key ^ hash);
+            let score = score(*key, *hash);
             if score > top {
                 (top, at) = (score, worker as u32);
             }

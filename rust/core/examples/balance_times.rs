@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release --no-default-features --example balance_times [workers] [jobs]
 
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // small numbers
+
 use std::time::Instant;
 
 use latchwork_core::balance::quota::Demand;

@@ -20,6 +20,8 @@
 //! # Ok::<(), latchwork_core::error::Error>(())
 //! ```
 
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, clippy::cast_precision_loss))] // small numbers
+
 pub mod balance;
 pub mod cancel;
 pub mod codec;

@@ -1,5 +1,7 @@
 //! Kernels on every level of this machine against the definition, for inputs that a search makes up and makes small.
 
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // small numbers
+
 use latchwork_core::rendezvous::kernel::{best, top, weighted, InstructionSet, Table};
 use latchwork_core::rendezvous::score::{exponential, fast_score};
 use proptest::collection::vec;

@@ -89,10 +89,10 @@ impl RendezvousHasher {
         #[pyo3(from_py_with = number)] k: isize,
     ) -> PyResult<Bound<'py, PyAny>> {
         guarded(|| {
-            if k < 1 {
+            let Some(k) = usize::try_from(k).ok().filter(|&k| k > 0) else {
                 return Err(PyValueError::new_err(format!("k is {k}; ask for at least one owner")));
-            }
-            let k = (k as usize).min(self.names.len());
+            };
+            let k = k.min(self.names.len());
             if let Ok(set) = key.cast::<ItemSet>() {
                 let top = |keys: Keys<'_>, cancel: &Cancel<'_>| self.rendezvous.top_of(keys, k, cancel);
                 let best = set.get().items.with_keys(py, self.rendezvous.mode(), top)?;
@@ -149,7 +149,8 @@ impl RendezvousHasher {
     ) -> PyResult<Bound<'py, PyAny>> {
         guarded(|| {
             let (threads, items) = (thread_count(threads)?, &items.get().items);
-            let share = share_of(items.names.len() as u32, self.rendezvous.weights());
+            let count = u32::try_from(items.names.len()).expect("an item set has fewer than 2^32 items");
+            let share = share_of(count, self.rendezvous.weights());
             let mode = self.rendezvous.mode();
             let owners =
                 items.with_keys(py, mode, |keys, cancel| seat(&self.rendezvous, &share, keys, threads, cancel))?;
@@ -188,11 +189,9 @@ impl RendezvousHasher {
 
 /// 0 for None: as many as pay.
 fn thread_count(threads: Option<isize>) -> PyResult<usize> {
-    match threads {
-        None => Ok(0),
-        Some(threads) if threads > 0 => Ok(threads as usize),
-        Some(threads) => Err(PyValueError::new_err(format!("threads is {threads}; give at least 1, or None"))),
-    }
+    let Some(threads) = threads else { return Ok(0) };
+    let refused = || PyValueError::new_err(format!("threads is {threads}; give at least 1, or None"));
+    usize::try_from(threads).ok().filter(|&threads| threads > 0).ok_or_else(refused)
 }
 
 /// One weight per worker, in their order. An error names the worker.

@@ -176,8 +176,8 @@ impl ItemSet {
     fn __getitem__(&self, py: Python<'_>, #[pyo3(from_py_with = number)] index: isize) -> PyResult<Py<PyString>> {
         guarded(|| {
             let count = self.items.names.len();
-            let at = if index < 0 { index + count as isize } else { index };
-            let name = usize::try_from(at).ok().and_then(|at| self.items.names.get(at));
+            let at = usize::try_from(index).ok().or_else(|| count.checked_sub(index.unsigned_abs()));
+            let name = at.and_then(|at| self.items.names.get(at));
             let missing = || PyIndexError::new_err(format!("item {index} of {count} was asked for"));
             name.map(|name| name.clone_ref(py)).ok_or_else(missing)
         })

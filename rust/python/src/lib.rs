@@ -63,7 +63,9 @@ fn compat_score(key: &str, worker: &str) -> i64 {
     guarded(|| score::compat_score(key.as_bytes(), worker.as_bytes(), &mut Vec::new()))
 }
 
-#[pymodule]
+// Never tried without the GIL: an interpreter that could run without it enables it when it imports this module. The
+// free-threaded builds of CPython 3.13 and 3.14 cannot load it at all, because it uses `abi3`.
+#[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<board::Board>()?;
     module.add_class::<board::Moves>()?;

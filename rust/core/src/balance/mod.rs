@@ -1,5 +1,9 @@
 //! Balancing: how many items of each job a worker gets, which ones, and when they move.
 
+// Items, workers, jobs and seats are numbered by `u32`: `Names` refuses more. Counts of items, and costs, stay below
+// 2^62; costs and excess that are converted to unsigned numbers are not negative.
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
+
 pub mod flow;
 pub mod move_limit;
 pub mod moves;

@@ -358,15 +358,6 @@ impl Board {
         Ok(self.name(items.owners[at]))
     }
 
-    /// Returns the items of a job in name order, each with its owner.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if there is no such job.
-    pub fn owners(&self, job: &str) -> Result<impl Iterator<Item = (&str, Option<&str>)>, Error> {
-        let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
-        Ok(items.names.iter().zip(items.owners.iter().map(|owner| self.name(*owner))))
-    }
-
     /// Copies the state of a job, to be read without the board. O(items), at the speed of memory.
     ///
     /// # Errors

@@ -107,12 +107,13 @@ pub fn message_field(out: &mut Vec<u8>, field: u32, body: impl FnOnce(&mut Vec<u
     out.push(0); // enough for the length of a small message
     body(out);
     let length = out.len() - start - 1;
-    if length < 128 {
-        out[start] = length as u8;
-    } else {
-        let mut encoded = Vec::with_capacity(10);
-        append_number(&mut encoded, length as u64);
-        out.splice(start..=start, encoded);
+    match u8::try_from(length) {
+        Ok(short) if short < 128 => out[start] = short,
+        _ => {
+            let mut encoded = Vec::with_capacity(10);
+            append_number(&mut encoded, length as u64);
+            out.splice(start..=start, encoded);
+        }
     }
 }
 
@@ -127,7 +128,7 @@ fn append_number(out: &mut Vec<u8>, mut value: u64) {
         out.push((value & 127) as u8 | 128);
         value >>= 7;
     }
-    out.push(value as u8);
+    out.push((value & 127) as u8);
 }
 
 #[cfg(test)]

@@ -150,13 +150,17 @@ fn bound_content(data: &[u8]) -> Option<Content<'_>> {
 }
 
 /// Encodes a multi-read of the data of keys below a root; an empty key is the root itself. O(bytes).
+///
+/// # Panics
+/// If a path has more than 2^32 bytes.
 pub fn reads<'a>(root: &str, keys: impl Iterator<Item = &'a str>) -> Vec<u8> {
     let mut out = Vec::new();
     for key in keys {
         let slash = usize::from(!key.is_empty());
         out.extend_from_slice(&GET_DATA.to_be_bytes());
         out.extend_from_slice(&[0, 0xff, 0xff, 0xff, 0xff]);
-        out.extend_from_slice(&((root.len() + slash + key.len()) as u32).to_be_bytes());
+        let size = u32::try_from(root.len() + slash + key.len()).expect("a path fits into a message");
+        out.extend_from_slice(&size.to_be_bytes());
         out.extend_from_slice(root.as_bytes());
         out.extend_from_slice(&b"/"[..slash]);
         out.extend_from_slice(key.as_bytes());
@@ -168,21 +172,21 @@ pub fn reads<'a>(root: &str, keys: impl Iterator<Item = &'a str>) -> Vec<u8> {
 
 /// Computes CRC-32 as zlib does. It decides which guard belongs to a key.
 pub fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0, |crc, &byte| (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)])
+    !bytes.iter().fold(!0, |crc, &byte| (crc >> 8) ^ TABLE[usize::from((crc & 0xff) as u8 ^ byte)])
 }
 
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
-    let mut at = 0;
+    let (mut at, mut byte) = (0, 0u32);
     while at < 256 {
-        let mut crc = at as u32;
+        let mut crc = byte;
         let mut bit = 0;
         while bit < 8 {
             crc = if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
             bit += 1;
         }
         table[at] = crc;
-        at += 1;
+        (at, byte) = (at + 1, byte + 1);
     }
     table
 };

@@ -80,11 +80,6 @@ impl Assignment {
         self.place(worker).map(|place| self.slots[place])
     }
 
-    /// Returns the slot of each item's owner.
-    pub fn owners(&self) -> &[u32] {
-        &self.owners
-    }
-
     /// Returns the position in name order of each item's owner. O(1) if no worker has joined or left since the last
     /// call, else O(items).
     ///
@@ -384,7 +379,7 @@ mod tests {
             with_keys(&world.texts, |keys| Assignment::new(world.rendezvous(), keys, 1, &Cancel::never()).unwrap());
         for step in 0..steps {
             let before: Vec<(String, String)> = world.texts.iter().cloned().zip(names(&assignment)).collect();
-            let slots_before: Vec<u32> = assignment.owners().to_vec();
+            let slots_before: Vec<u32> = assignment.owners.to_vec();
             let at = random.below(world.workers.len());
             let weight = weights[random.below(weights.len())];
             let moves = match random.below(5) {

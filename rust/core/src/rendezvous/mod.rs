@@ -3,6 +3,15 @@
 //! A worker that joins takes only what it wins, one that leaves gives up only what it had, and nobody needs to know
 //! the previous placement. Ties go to the first worker in name order.
 
+// Items and workers are numbered by `u32`: `items::MOST_ITEMS` is the limit. Hashes and scores are split into halves, and
+// read as signed or unsigned numbers of the same bits. Floats are bounds with a slack, or exact by their range.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
+
 pub mod bounded;
 pub mod incremental;
 pub mod items;
@@ -264,6 +273,9 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
     }
 
     /// Returns the worker that owns a key. O(workers).
+    ///
+    /// # Panics
+    /// If there are no workers.
     pub fn owner(&self, key: Key<'_>, buffer: &mut Vec<u8>) -> usize {
         if self.mode == Mode::Fast {
             let (mut owner, mut score) = ([0], [0]);

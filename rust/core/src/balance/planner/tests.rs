@@ -92,7 +92,10 @@ fn check_equal(board: &Board, model: &Model) {
     assert_eq!(board.jobs().collect::<Vec<_>>(), model.jobs.keys().collect::<Vec<_>>());
     for (job, items) in &model.jobs {
         let expected: Vec<_> = items.iter().map(|(item, owner)| (item.as_str(), owner.as_deref())).collect();
-        assert_eq!(board.owners(job).unwrap().collect::<Vec<_>>(), expected);
+        let view = board.view(job).unwrap();
+        let owner = |number: &u32| view.workers.get(*number as usize).map(String::as_str);
+        let found: Vec<_> = view.names.iter().zip(view.owners.iter().map(owner)).collect();
+        assert_eq!(found, expected);
     }
 }
 

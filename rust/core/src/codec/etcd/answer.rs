@@ -28,10 +28,10 @@ impl<'a> KeyValue<'a> {
         while let Some(field) = fields.read_next()? {
             match field {
                 (key_value::KEY, Value::Bytes(key)) => found.key = key,
-                (key_value::CREATED, Value::Number(revision)) => found.created = revision as i64,
-                (key_value::WRITTEN, Value::Number(revision)) => found.written = revision as i64,
+                (key_value::CREATED, Value::Number(revision)) => found.created = signed(revision),
+                (key_value::WRITTEN, Value::Number(revision)) => found.written = signed(revision),
                 (key_value::VALUE, Value::Bytes(value)) => found.value = value,
-                (key_value::LEASE, Value::Number(lease)) => found.lease = lease as i64,
+                (key_value::LEASE, Value::Number(lease)) => found.lease = signed(lease),
                 _ => {}
             }
         }
@@ -133,7 +133,7 @@ fn revision(header: &[u8], found: &mut i64) -> Result<(), Malformed> {
     let mut fields = Fields::of(header);
     while let Some(field) = fields.read_next()? {
         if let (response::HEADER_REVISION, Value::Number(revision)) = field {
-            *found = revision as i64;
+            *found = signed(revision);
         }
     }
     Ok(())
@@ -143,8 +143,14 @@ fn deleted(answer: &[u8]) -> Result<i64, Malformed> {
     let (mut fields, mut found) = (Fields::of(answer), 0);
     while let Some(field) = fields.read_next()? {
         if let (response::DELETED, Value::Number(count)) = field {
-            found = count as i64;
+            found = signed(count);
         }
     }
     Ok(found)
+}
+
+/// Converts a field of type `int64`.
+#[allow(clippy::cast_possible_wrap)] // the wire format has negative numbers as large ones
+fn signed(number: u64) -> i64 {
+    number as i64
 }
