@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import signal
+import time
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated
 
@@ -13,7 +15,7 @@ from rich.console import RenderableType
 from latchwork._base.text import counted
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, ended_by_sigterm, quiet_logs
-from latchwork.cli.text import Grid, Line, console, say_json, show
+from latchwork.cli.text import Grid, Line, console, say, say_json, show
 from latchwork.demo import DemoOptions, LiveView, PlainView, Report, View, run_demo
 
 
@@ -24,13 +26,32 @@ class Victim(enum.StrEnum):
     manager = "manager"
 
 
+class Part(enum.StrEnum):
+    """The part of latchwork to demonstrate."""
+
+    jobs = "jobs"
+    executor = "executor"
+    plans = "plans"
+    workers = "workers"
+
+
+#: What to try after each demonstration.
+_NEXT = {
+    Part.executor: 'latchwork executor run --help, and the tutorial "A pool of machines"',
+    Part.plans: "latchwork plans worker --help, and the tutorial about plans",
+    Part.workers: "latchwork workers run --help, and the tutorial about worker groups",
+}
+
+
 @command(
     "latchwork demo",
+    "latchwork demo executor",
     "latchwork demo --kill manager",
     "latchwork demo --url etcd://127.0.0.1:2379",
     "latchwork demo --url zk://127.0.0.1:2181/trials --workers 5 --keep",
 )
 def demo(
+    part: Annotated[Part, typer.Argument(help="The part to demonstrate.")] = Part.jobs,
     *,
     url: Url = None,
     kill: Annotated[
@@ -51,8 +72,13 @@ def demo(
 
     Without --url the store is a SQLite file in a temporary directory. With --url, everything is stored below a new key
     under the URL's root and removed at the end. It takes about 20 seconds.
+
+    The other parts run on SQLite in a temporary directory, and take no options but --json.
     """
     quiet_logs()
+    if part is not Part.jobs:
+        _demonstrate(part, as_json=as_json)
+        return
     out = console(err=as_json)
     view: View = LiveView(out) if out.is_terminal else PlainView(out)
     with ended_by_sigterm(128 + signal.SIGTERM):
@@ -63,6 +89,35 @@ def demo(
         show(*_parts(report))
     if not report.ok:
         raise typer.Exit(FAILURE)
+
+
+def _demonstrate(part: Part, *, as_json: bool) -> None:
+    """Run the short demonstration of a part, and exit with 1 if its result is wrong."""
+    lines: list[str] = []
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if not as_json:
+            say(line)
+
+    began = time.monotonic()
+    with ended_by_sigterm(128 + signal.SIGTERM):
+        is_right = _function_of(part)(report)
+    seconds = round(time.monotonic() - began, 1)
+    verdict = "equals that of one process: nothing lost, nothing counted twice" if is_right else "is WRONG"
+    if as_json:
+        say_json({"part": part.value, "ok": is_right, "seconds": seconds, "lines": lines})
+    else:
+        say(f"the result {verdict}; {seconds} s in all")
+        say(f"next: {_NEXT[part]}")
+    if not is_right:
+        raise typer.Exit(FAILURE)
+
+
+def _function_of(part: Part) -> Callable[[Callable[[str], None]], bool]:
+    from latchwork.demo import systems  # imports the executor, plans and worker groups
+
+    return {Part.executor: systems.run_executor, Part.plans: systems.run_plans, Part.workers: systems.run_workers}[part]
 
 
 def _parts(report: Report) -> list[RenderableType]:

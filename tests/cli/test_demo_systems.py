@@ -1,0 +1,20 @@
+"""`latchwork demo executor`, `plans` and `workers`: a process is killed, and the result is right."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize("part", ["executor", "plans", "workers"])
+def test_a_demo_of_a_part_kills_a_process_and_has_the_right_result(cli, part):
+    done = cli("demo", part, "--json", timeout_s=100.0)
+    assert done.code == 0, done
+    report = done.json
+    assert report["ok"]
+    assert any("kill -9" in line for line in report["lines"])
+
+
+def test_a_part_that_does_not_exist_is_a_usage_error(cli):
+    done = cli("demo", "nothing")
+    assert done.code == 2
+    assert "executor" in done.err
