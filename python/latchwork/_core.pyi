@@ -32,7 +32,7 @@ __all__ = [
 def hash128(data: str | bytes, seed: int = 0) -> tuple[int, int]:
     """Hash with murmur3_x64_128.
 
-    It is no cryptographic hash: whoever chooses the input can make collisions.
+    It is no cryptographic hash: collisions are easy to construct.
 
     Args:
         data: bytes, or text that is hashed as UTF-8.
@@ -64,7 +64,7 @@ def place(
             name items and workers that are gone.
         mode: "fast" or "compat"; matters to the two rendezvous strategies.
     Returns:
-        For each job, in the order given, item to worker in item order; empty if nobody can run the job.
+        For each job, in the order given, item to worker in item order; empty if no worker can run the job.
     Raises:
         ValueError: unknown strategy or mode, a job or item given twice, a weight that is not finite and positive.
         TypeError: an id, item or worker that is no str.
@@ -96,18 +96,18 @@ def place_replicas(
 
 @final
 class Board:
-    """Jobs, workers and who has what, kept in Rust from one placement to the next.
+    """Jobs, workers and the owners of items, kept in Rust from one placement to the next.
 
-    Changes are noted and cost little; `place` works out one new placement for all of them: the one that the strategy
-    makes of the whole problem with the present owners as the previous ones. A worker that leaves and comes back before
-    the next placement still has its items. Safe to share: one call works at a time, without the GIL.
+    Changes are recorded and cheap. `place` computes one new placement for all of them: the one that the strategy makes
+    of the whole problem with the present owners as the previous ones. A worker that leaves and joins again before the
+    next placement keeps its items. Thread-safe: one call works at a time, without the GIL.
     """
 
     def __new__(cls, strategy: str = "balanced") -> Board:
         """Make an empty board.
 
         Args:
-            strategy: "balanced" or "evenly-spread": those that keep what was before.
+            strategy: "balanced" or "evenly-spread": the strategies that keep previous owners.
         Raises:
             ValueError: another strategy.
         """
@@ -163,12 +163,12 @@ class Board:
         """Change a worker's weight. ValueError if the worker is not there or the weight is bad."""
 
     def place(self, max_moves: int | None = None) -> Moves:
-        """Place all items anew.
+        """Place all items again.
 
         Args:
-            max_moves: how many items at most leave a worker that is there and can run them; items without such an
-                owner are placed all the same. The best of the moves are made, see docs/reference/assignment.md; call
-                again for the next ones. None for all.
+            max_moves: The most items that are taken from a worker that can run them, at least 0; None for no limit.
+                Items without such an owner are always placed. The best moves are made first, see
+                docs/reference/assignment.md; the next call makes more.
         Returns:
             What changed.
         Raises:
@@ -176,14 +176,14 @@ class Board:
         """
 
     def owner(self, job: str, item: str) -> str | None:
-        """Return who has an item as of the last placement; None if nobody. O(log items).
+        """Return the owner of an item as of the last placement; None if it has none. O(log items).
 
         Raises:
             ValueError: no such job or item.
         """
 
     def owners(self, job: str) -> dict[str, str]:
-        """Return item to worker, items in name order; those that nobody has are absent. ValueError for no such job."""
+        """Return item to worker, items in name order, without items that have no owner. ValueError for no such job."""
 
     def by_worker(self, job: str) -> dict[str, list[str]]:
         """Return worker to items, both in name order; only workers that have some. ValueError for no such job."""
@@ -199,14 +199,14 @@ class Board:
         """
 
     def unplaced(self, job: str) -> list[str]:
-        """Return the items that nobody has, in name order. ValueError for no such job."""
+        """Return the items without an owner, in name order. ValueError for no such job."""
 
 @final
 class Moves:
     """What one placement changed: rows (job, item, source, target), sorted by job, then item.
 
-    `source` is None for an item that nobody had, `target` is None for one that nobody can run any more. Each row is
-    made when its turn comes.
+    `source` is None for an item that had no owner, `target` is None for one that no worker can run any more. Rows are
+    built one at a time.
     """
 
     @property
@@ -509,7 +509,7 @@ class EtcdCodec:
 
         Args:
             answer: as it came.
-            ops: those that were sent.
+            ops: The operations that were sent.
         Returns:
             The revision and the record of what was committed; None when the transaction was refused.
         """
@@ -537,10 +537,10 @@ class EtcdPage:
         """The keys below the root, in order. O(bytes)."""
 
     def strangers(self) -> list[bytes]:
-        """Where those live in etcd that are no keys of the contract: nothing else tells of them. O(keys)."""
+        """Return the raw keys that are no valid keys; no other method returns them. O(keys)."""
 
     def last(self) -> bytes:
-        """Where the last one lives, key or not. O(1); a ValueError when there is none."""
+        """Return the last raw key, valid or not. O(1); ValueError if there is none."""
 
     def count(self, skip: int | None = None) -> int:
         """How many keys there are; with ``skip`` those only that have no slash from there on. O(bytes)."""

@@ -1,4 +1,4 @@
-//! Tells the crate whether this compiler has the AVX-512 intrinsics, which are younger than our least Rust.
+//! Says whether this compiler has the AVX-512 intrinsics, which are younger than our least Rust.
 
 use std::env;
 use std::process::Command;

@@ -6,7 +6,7 @@ use crate::hash::fmix64;
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed gives the same numbers for ever.
+    /// The same seed always gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(fmix64(seed ^ 0x9e37_79b9_7f4a_7c15))
     }

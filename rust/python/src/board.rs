@@ -15,11 +15,11 @@ use latchwork_core::cancel::Cancel;
 use latchwork_core::error::Error;
 use latchwork_core::input::NO_OWNER;
 
-/// Jobs, workers and who has what, kept in Rust from one placement to the next.
+/// Jobs, workers and the owners of items, kept in Rust from one placement to the next.
 ///
-/// Changes are noted and cost little; `place` works out one new placement for all of them: the one that the strategy
-/// makes of the whole problem with the present owners as the previous ones. A worker that leaves and comes back before
-/// the next placement still has its items. Safe to share: one call works at a time, without the GIL.
+/// Changes are recorded and cheap. `place` computes one new placement for all of them: the one that the strategy makes
+/// of the whole problem with the present owners as the previous ones. A worker that leaves and joins again before the
+/// next placement keeps its items. Thread-safe: one call works at a time, without the GIL.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Board {
     board: Shared<planner::Board>,
@@ -155,12 +155,12 @@ impl Board {
         guarded(|| self.board.borrow(py)?.reweigh(worker, weight).raised())
     }
 
-    /// Place all items anew.
+    /// Place all items again.
     ///
     /// Args:
-    ///     max_moves: how many items at most leave a worker that is there and can run them; items without such an
-    ///         owner are placed all the same. The best of the moves are made, see docs/reference/assignment.md; call
-    ///         again for the next ones. None for all.
+    ///     max_moves: The most items that are taken from a worker that can run them, at least 0; None for no limit.
+    ///         Items without such an owner are always placed. The best moves are made first, see
+    ///         docs/reference/assignment.md; the next call makes more.
     /// Returns:
     ///     What changed.
     /// Raises:
@@ -175,7 +175,7 @@ impl Board {
         })
     }
 
-    /// Return who has an item as of the last placement; None if nobody. O(log items).
+    /// Return the owner of an item as of the last placement; None if it has none. O(log items).
     ///
     /// Raises:
     ///     ValueError: no such job or item.
@@ -186,7 +186,7 @@ impl Board {
         })
     }
 
-    /// Return item to worker, items in name order; those that nobody has are absent. ValueError for no such job.
+    /// Return item to worker, items in name order, without items that have no owner. ValueError for no such job.
     fn owners<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
         guarded(|| {
             let (view, result) = (self.board.borrow(py)?.view(job).raised()?, PyDict::new(py));
@@ -252,7 +252,7 @@ impl Board {
         })
     }
 
-    /// Return the items that nobody has, in name order. ValueError for no such job.
+    /// Return the items without an owner, in name order. ValueError for no such job.
     fn unplaced<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
             let view = self.board.borrow(py)?.view(job).raised()?;
@@ -295,8 +295,8 @@ fn pairs<'py>(previous: &Bound<'py, PyDict>) -> PyResult<Vec<Pair<'py>>> {
 
 /// What one placement changed: rows (job, item, source, target), sorted by job, then item.
 ///
-/// `source` is None for an item that nobody had, `target` is None for one that nobody can run any more. Each row is
-/// made when its turn comes.
+/// `source` is None for an item that had no owner, `target` is None for one that no worker can run any more. Rows are
+/// built one at a time.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Moves {
     delta: planner::Delta,
@@ -342,7 +342,7 @@ impl Moves {
     }
 }
 
-/// The rows of some jobs, each made when its turn comes: there may be a million.
+/// The rows of some jobs, built one at a time: there may be a million.
 #[pyclass(module = "latchwork._core")]
 pub struct MoveRows {
     moves: Py<Moves>,

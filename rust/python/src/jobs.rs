@@ -31,7 +31,7 @@ type Given<'py> = (Bound<'py, PyString>, Bound<'py, PyAny>, Bound<'py, PyDict>, 
 ///         name items and workers that are gone.
 ///     mode: "fast" or "compat"; matters to the two rendezvous strategies.
 /// Returns:
-///     For each job, in the order given, item to worker in item order; empty if nobody can run the job.
+///     For each job, in the order given, item to worker in item order; empty if no worker can run the job.
 /// Raises:
 ///     ValueError: unknown strategy or mode, a job or item given twice, a weight that is not finite and positive.
 ///     TypeError: an id, item or worker that is no str.
@@ -150,7 +150,7 @@ impl<'py> Read<'py> {
         Ok(Self { id, items, workers, weights, previous })
     }
 
-    /// Item to worker, in name order, without the items that nobody can run.
+    /// Item to worker, in name order, without items that no worker can run.
     fn owners(&self, py: Python<'py>, owners: &[u32]) -> PyResult<Bound<'py, PyDict>> {
         let result = PyDict::new(py);
         for (at, (item, &owner)) in self.items.iter().zip(owners).enumerate() {

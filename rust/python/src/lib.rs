@@ -30,7 +30,7 @@ enum Data<'py> {
 
 /// Hash with murmur3_x64_128.
 ///
-/// It is no cryptographic hash: whoever chooses the input can make collisions.
+/// It is no cryptographic hash: collisions are easy to construct.
 ///
 /// Args:
 ///     data: bytes, or text that is hashed as UTF-8.

@@ -90,7 +90,7 @@ impl Network {
         self.to[arc ^ 1]
     }
 
-    /// Sends units over an arc, which must have room for them.
+    /// Sends units over an arc, which must have the capacity for them.
     fn carry(&mut self, arc: usize, units: u32) {
         self.room[arc] -= units;
         self.room[arc ^ 1] += units;
@@ -101,7 +101,7 @@ impl Network {
 
     /// Sends all excess to the nodes that lack units, at the least cost. Returns false if that is impossible.
     ///
-    /// `excess` must add up to zero; `potential` must make every arc with room cost at least zero:
+    /// `excess` must add up to zero; `potential` must make every arc with capacity left cost at least zero:
     /// `cost + potential[from] - potential[to] >= 0`. O(phases * arcs * (log nodes + rounds)).
     ///
     /// # Errors

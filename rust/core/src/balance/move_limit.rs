@@ -2,8 +2,8 @@
 //!
 //! Per job, a worker has some items still to give and some still to get. The best n moves are those after which the sum
 //! of the squares of these numbers, over all jobs and workers, is least; among such, those after which the squares of
-//! what each worker has still to give and to get over all jobs together are least. So who is furthest from its share
-//! gets nearest to it. Squares are convex, so this is a minimum-cost flow of n units,
+//! what each worker has still to give and to get over all jobs together are least. So the workers
+//! that are furthest from their shares come nearest to them. Squares are convex, so this is a minimum-cost flow of n units,
 //!
 //! ```text
 //! source - giver - (job, giver) - (job, taker) - taker - sink

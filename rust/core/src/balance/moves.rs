@@ -1,7 +1,7 @@
 //! From numbers to items: which items make up each worker's share, so that as many as possible stay where they were.
 //!
 //! Each worker keeps the first of its items in name order, as many as its share holds; what is left over goes, in name
-//! order, to the workers with room, in name order.
+//! order, to the workers that have too few, in name order.
 
 use crate::input::{Job, NO_OWNER};
 

@@ -1,4 +1,4 @@
-//! Jobs, workers and who has what, kept from one placement to the next.
+//! Jobs, workers and the owners of items, kept from one placement to the next.
 //!
 //! Changes are noted and cost little; `place` then works out one new placement for all of them. The result is the same
 //! as that of the strategy on the whole problem with the present owners as the previous ones.
@@ -16,7 +16,7 @@ use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::input::{check_weights, NO_OWNER};
 
-/// The jobs that a worker can run; None for all of them, including those that are added later.
+/// The jobs that a worker can run; None for all of them, including jobs that are added later.
 pub type Runs = Option<BTreeSet<String>>;
 
 /// A worker. It keeps its number until it has left and has no items; then the number is free for another.
@@ -338,8 +338,8 @@ impl Board {
         Ok(deferred)
     }
 
-    /// Returns the position of each worker number in name order. Of equal choices the first by name is made, whoever
-    /// joined first.
+    /// Returns the position of each worker number in name order. The first by name of equal choices is made,
+    /// in whatever order workers joined.
     fn ranks(&self) -> Vec<u32> {
         let mut order: Vec<usize> = (0..self.workers.len()).collect();
         order.sort_unstable_by_key(|number| &self.workers[*number].name);

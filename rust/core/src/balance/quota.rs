@@ -1,4 +1,4 @@
-//! How many items of one job each worker may hold: its whole share, and who may hold one more.
+//! How many items of one job each worker may hold: its whole share, and which workers may hold one more.
 //!
 //! A worker's quota is `items * weight / sum of weights`. It gets the whole part for certain; the items that the whole
 //! parts leave over are *seats*, at most one per worker, and only for workers whose quota has a fraction. So loads stay

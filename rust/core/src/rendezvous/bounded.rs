@@ -1,4 +1,4 @@
-//! EvenlyRendezvous: rendezvous hashing with even loads, and no memory of what was before.
+//! EvenlyRendezvous: rendezvous hashing with even loads, independent of previous owners.
 //!
 //! Items in name order take the best-scoring worker that is not full. A worker is full when it holds its whole share
 //! and no seat is left that it may take, or when it has one.
@@ -93,7 +93,7 @@ impl Room {
         self.count[at] += 1;
     }
 
-    /// Those with room, in name order.
+    /// Returns the workers that are not full, in name order.
     fn open(&self, share: &Share) -> Vec<u32> {
         (0..self.count.len() as u32).filter(|&worker| self.has_room(worker, share)).collect()
     }

@@ -4,7 +4,7 @@
 //! only at the pairs that it can decide differently:
 //!
 //! * a worker that joins, or whose weight rises, is compared with each item's owner: O(items + workers);
-//! * a worker that leaves, or whose weight falls, has its own items assigned anew: O(items + its items x workers).
+//! * a worker that leaves, or whose weight falls, has its own items assigned again: O(items + its items x workers).
 //!
 //! Workers have *slots*, which stay the same while places in name order shift, so that a change need not touch the
 //! owners of items that stay. A slot is used again when its worker has left.

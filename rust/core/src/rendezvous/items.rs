@@ -1,6 +1,6 @@
 //! Items by their hashes: which is given twice, and where some of them stand.
 //!
-//! Items of equal hashes are told apart by their texts, which callers compare.
+//! Callers compare the texts of items with equal hashes.
 
 use crate::cancel::Cancel;
 use crate::error::{filled, Error};

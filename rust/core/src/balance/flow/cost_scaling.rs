@@ -1,7 +1,7 @@
 //! Near the least cost in few steps: cost scaling by push and relabel, for arcs whose units cost more and more.
 //!
-//! A flow is within `e` of the least cost if no arc with room has a reduced cost below `-e`. Each round divides `e` and
-//! restores that: arcs that would pay carry what pays, and nodes that then hold too much push it on, lowering their
+//! A flow is within `e` of the least cost if no arc with capacity left has a reduced cost below `-e`. Each round divides
+//! `e` and restores that: arcs that would pay carry what pays, and nodes that then hold too much push it on, lowering their
 //! potential until an arc pays. An arc carries as many units at once as pay, so that counts matter as little as costs.
 //! Method: Goldberg and Tarjan, "Finding minimum-cost circulations by successive approximation", 1990.
 
@@ -17,8 +17,8 @@ const LOWEST: i64 = -(1 << 60);
 const LOOKS: u64 = 512;
 
 impl Run<'_> {
-    /// Changes flow, excess and potentials so that few short distances are left. As before, no arc with room has a
-    /// negative reduced cost afterwards.
+    /// Changes flow, excess and potentials so that few short distances are left. As before, no arc with capacity left has
+    /// a negative reduced cost afterwards.
     pub(super) fn approach(&mut self) -> Result<(), Error> {
         let greatest = (0..self.net.to.len()).filter(|arc| self.net.room[*arc] > 0).map(|arc| self.net.cost[arc].abs());
         let mut within = greatest.max().unwrap_or(0) / DIVISOR;

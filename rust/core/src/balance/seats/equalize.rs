@@ -2,11 +2,11 @@
 //!
 //! A chain leads from a worker over a job in which it has a seat to a worker of that job that has none, and so on. It is
 //! worth moving a seat along it when what the first worker saves is more than what the last one pays. The workers that
-//! would save most are relieved first; once they reach nobody cheaper, they and all they reach are settled at that
+//! would save most are relieved first; once they reach no cheaper worker, they and all they reach are settled at that
 //! price: no chain leaves them, and none into them pays. The prices are what `gains` may rely on:
 //!
 //! - a worker at price p saves at most p by giving a seat and pays at least p for another;
-//! - within a job, nobody without a seat has a lower price than anybody with one.
+//! - within a job, no worker without a seat has a lower price than one with a seat.
 
 use super::graph::Graph;
 use crate::balance::quota::Loads;

@@ -1,8 +1,8 @@
 //! Balanced: even per job, then even over all jobs, then the fewest moves; exactly.
 //!
 //! Per job the whole shares are fixed and only the seats are open (see `quota`), so the problem is which workers get
-//! them. A seat costs what it adds to the sum of squared loads, and gains one where it keeps an item in place. That is
-//! a minimum-cost flow from jobs over seats to workers, with convex costs. It is solved in three steps:
+//! them. The cost of a seat is its part in the sum of squared loads; its gain is one if it keeps an item in place. That
+//! is a minimum-cost flow from jobs over seats to workers, with convex costs. It is solved in three steps:
 //!
 //! 1. `start`: a greedy placement of the seats that is near the optimum of both aims;
 //! 2. `equalize`: moves seats along chains of jobs until the sum of squares is least, and leaves prices that prove it;
