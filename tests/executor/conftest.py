@@ -10,9 +10,17 @@ import latchwork
 import patience
 from executor.work import WORK
 from latchwork.executor import Executor, ExecutorWorker
+from latchwork.primitives import WorkQueue
+from latchwork.store import system_namespace
 from trials.remote import Remote
 
 PATIENCE_S = 100.0
+
+
+def lanes(store):
+    """The lanes that have tasks, or had some and were not looked at since then."""
+    with WorkQueue(system_namespace(store, "executor"), "default/backlog") as backlog:
+        return backlog.partitions()
 
 
 @pytest.fixture

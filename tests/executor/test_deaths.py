@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from executor.conftest import PATIENCE_S
+from executor.conftest import PATIENCE_S, lanes
 from executor.work import kill_node, mark, slow_where, square, wait, where
 from latchwork.errors import SessionLost
 from latchwork.executor import All, Key, Label, Member, NoSuchMember, RoundRobin, TaskDied, Weighted
@@ -131,7 +131,7 @@ def test_queued_tasks_of_a_dead_submitter_are_dropped_and_running_ones_stopped(
     submitter.kill()
     eventually(lambda: store.children("running/stops"))
     assert pools().submit(square, 2).result(PATIENCE_S) == 4
-    eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
+    eventually(lambda: lanes(store) == [])
     assert starts(store, "queued") == []
 
 
@@ -144,7 +144,7 @@ def test_a_lost_submitters_session_fails_its_futures(workers, pools, store, even
         future.result(PATIENCE_S)
     workers()
     assert pool.submit(square, 3).result(PATIENCE_S) == 9
-    eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
+    eventually(lambda: lanes(store) == [])
     assert starts(store, "failed") == []
 
 
@@ -181,7 +181,7 @@ def test_all_but_one_of_the_copies_may_die(workers, pool, store, eventually, cop
         end_session(worker)
     store.put("copies/go", b"")
     assert future.result(PATIENCE_S) in {worker.node_id for worker in made}
-    eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
+    eventually(lambda: lanes(store) == [])
 
 
 def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(workers, pool, store, eventually):
@@ -193,7 +193,7 @@ def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(worke
     pool.flush(PATIENCE_S)
     assert future.cancel()
     gone.close()
-    eventually(lambda: store.children("@executor/default/backlog/partitions") == ["m.n1"])
+    eventually(lambda: lanes(store) == ["m.n1"])
     assert busy.stats().taken == 1
     store.put("blocker/go", b"")
     assert blocker.result(PATIENCE_S) == "n1"

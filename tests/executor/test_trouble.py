@@ -375,7 +375,7 @@ def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(workers, 
     system_namespace(store, "executor").put(
         "default/backlog/partitions/any/items/0-000000000000-x/raw", b"no item at all"
     )
-    system_namespace(store, "executor").put("default/backlog/partitions/any/claims/0-000000000000-x/raw2", b"no claim")
+    system_namespace(store, "executor").put("default/backlog/partitions/any/holders/raw2", b"no holder")
     worker = workers(slots=2)
     others_end(pool)
     assert worker.health().ok

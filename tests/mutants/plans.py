@@ -76,24 +76,18 @@ DEFECTS = (
     ),
     Defect(
         "Plans",
-        "a claim that lands between two reads is orphaned",
+        "a claim that lands while it is kept from landing is orphaned",
         "primitives/queue/in_doubt.py",
-        "                if await ask(self._store.get, claim.key) is None:\n",
-        "                if claim.key:\n",
-        id_of(
-            "plans/torn_reads", "a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found", on="memory-claim"
-        ),
+        "                return found if _has_claim(found, claim.claim) else None\n",
+        "                return None\n",
+        id_of("plans/torn_reads", "a_claim_that_lands_while_it_is_kept_from_landing_is_found", on="memory"),
     ),
     Defect(
         "Plans",
-        "an end that lands between two reads counts as lost",
-        "primitives/queue/claims.py",
-        "        if claim is not None and not is_same:  # no snapshot",
-        "        if claim is not None and item is claim:  # no snapshot",
-        id_of(
-            "plans/torn_reads",
-            "an_end_that_lands_between_the_reads_of_its_claim_and_of_its_item_has_landed",
-            on="memory",
-        ),
+        "the removal of an item that is claimed does not tell its holder",
+        "primitives/queue/work_queue.py",
+        "        if if_taken and item.claim:\n",
+        "        if if_taken and not item.claim:\n",
+        id_of("plans/torn_reads", "an_end_of_unknown_outcome_is_no_end_if_the_item_was_removed", on="memory"),
     ),
 )

@@ -1,17 +1,16 @@
-"""Reads of several keys are of no one moment: what lands between two of them is not taken for what it is not."""
+"""What lands while an end of unknown outcome is looked at is not taken for what it is not."""
 
 from __future__ import annotations
 
 import pytest
 
-from latchwork._base.decoding import encode
 from latchwork.errors import LockLost, OutcomeUnknown
 from latchwork.plans.keys import PARTITION
 from latchwork.primitives import WorkQueue
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
-from latchwork.primitives.queue.items import Names, QueueItem
+from latchwork.primitives.queue.items import Holder, Names, QueueItem
 from latchwork.store.steps import run
-from latchwork.types import Absent, At, Create, Put
+from latchwork.types import At, Put
 from patience import eventually
 
 NAMES = Names("b")
@@ -24,66 +23,70 @@ def backlog(store):
         yield made
 
 
-def lands_between(monkeypatch, store, land, *, first=0):
-    """Have something happen, once, after one of the two keys of a read was read, and before the other is."""
-    read, left = store.get_many, [land]
-
-    def get_many(keys, **options):
-        found = [None, None]
-        found[first] = read([keys[first]], **options)[0]
-        if left:
-            left.pop()()
-        found[1 - first] = read([keys[1 - first]], **options)[0]
-        return found
-
-    monkeypatch.setattr(store, "get_many", get_many)
-
-
-@pytest.mark.parametrize("first", [pytest.param(0, id="claim"), pytest.param(1, id="item")])
-def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(monkeypatch, store, backlog, first):
-    """Else it stays, claimed, and nobody runs it; or its run cannot be ended, and it runs again."""
+def in_doubt(store):
+    """A claim whose transaction may have been committed, the writes that would do it, and where it is noted."""
     item = store.get(NAMES.item(PARTITION, "s", "one"))
-    key, session = NAMES.claim_of(QueueItem("one", partition=PARTITION, sort_key="s")), store.session
-    body, taken = encode({"nonce": "ours"}), QueueItem.of(item).taken().to_bytes()
-    doubts = ClaimsInDoubt(store, "a test")
-    doubt = ClaimInDoubt(key, item.key, "ours", session, item)
+    holder = Holder(NAMES, PARTITION, store.session)
+    claim, doubts = holder.new_claim(), ClaimsInDoubt(store, "a test")
+    doubt = ClaimInDoubt(item.key, claim, holder, item)
     doubts.note([doubt])
-    lands_between(
-        monkeypatch,
-        store,
-        lambda: store.commit([At(item), Absent(key)], [Put(item.key, taken), Create(key, body, session)]),
-        first=first,
-    )
+    writes = [Put(item.key, QueueItem.of(item).taken(claim).to_bytes()), Put(holder.key, b"", store.session)]
+    return doubts, doubt, [At(item)], writes
+
+
+def test_a_claim_that_lands_while_it_is_kept_from_landing_is_found(monkeypatch, store, backlog):
+    """Else it stays, claimed, and nobody runs it."""
+    doubts, doubt, checks, writes = in_doubt(store)
+    commit = store.commit
+
+    def land_first(*arguments):
+        monkeypatch.undo()
+        commit(checks, writes)
+        return commit(*arguments)
+
+    monkeypatch.setattr(store, "commit", land_first)
     found = run(doubts.settle(doubt))
     assert found is not None
-    assert found[0].key == key
-    assert QueueItem.of(found[1]).attempts == 1
+    assert QueueItem.of(found).attempts == 1
 
 
-def test_a_claim_of_unknown_outcome_whose_item_somebody_removed_goes_too(store, backlog):
-    """Else it stays as long as its session, and who puts the item anew has it taken by nobody."""
-    item = store.get(NAMES.item(PARTITION, "s", "one"))
-    key, session = NAMES.claim_of(QueueItem("one", partition=PARTITION, sort_key="s")), store.session
-    doubts = ClaimsInDoubt(store, "a test")
-    doubt = ClaimInDoubt(key, item.key, "ours", session, item)
-    store.commit([], [Put(item.key, b"{}"), Create(key, encode({"nonce": "ours"}), session)])
-    store.delete(item.key)
-    doubts.note([doubt])
+def test_a_claim_of_unknown_outcome_that_no_take_uses_is_released(store, backlog):
+    _, _, checks, writes = in_doubt(store)
+    store.commit(checks, writes)
+    assert len(backlog.claims()) == 1
+    eventually(lambda: backlog.claims() == {})
+    assert backlog.items()[0].attempts == 1
+
+
+def test_a_claim_of_unknown_outcome_whose_item_was_removed_is_no_claim(store, backlog):
+    doubts, doubt, checks, writes = in_doubt(store)
+    store.commit(checks, writes)
+    store.delete(NAMES.item(PARTITION, "s", "one"))
     assert run(doubts.settle(doubt)) is None
-    eventually(lambda: store.get(key) is None)
 
 
-def test_an_end_that_lands_between_the_reads_of_its_claim_and_of_its_item_has_landed(monkeypatch, store, backlog):
-    """Else it is told that its item was removed, and what it took along is forgotten."""
+def test_an_end_of_unknown_outcome_is_no_end_if_the_item_was_removed(store, backlog):
+    """Else the writes that went with it are believed to be there."""
     (claim,) = backlog.try_take([PARTITION])
     part = claim.ack_part()
-    lands_between(monkeypatch, store, lambda: store.commit(part.checks, part.ops))
+    assert backlog.remove(backlog.find(PARTITION, "s", "one"), if_taken=True)
+    with pytest.raises(LockLost, match="was removed"):
+        part.landed(OutcomeUnknown("the connection broke"))
+    eventually(lambda: store.list("b/partitions/any/removed", recursive=True) == [])
+
+
+def test_an_end_that_lands_before_it_is_asked_for_has_landed(store, backlog):
+    (claim,) = backlog.try_take([PARTITION])
+    part = claim.ack_part()
+    store.commit(part.checks, part.ops)
     assert part.landed(OutcomeUnknown("the connection broke"))
 
 
-def test_an_item_that_somebody_removed_is_lost_all_the_same(store, backlog):
+def test_an_end_of_unknown_outcome_whose_holder_is_gone_is_lost(store, backlog):
     (claim,) = backlog.try_take([PARTITION])
     part = claim.ack_part()
-    store.delete(claim.item.key)
-    with pytest.raises(LockLost, match="was removed"):
+    store.delete_tree(f"b/partitions/{PARTITION}/holders")
+    with WorkQueue(store, "b") as other:
+        other.try_take([PARTITION])[0].ack()
+    with pytest.raises(LockLost):
         part.landed(OutcomeUnknown("the connection broke"))

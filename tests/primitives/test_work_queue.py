@@ -42,7 +42,8 @@ def test_nothing_is_left_of_items_that_are_done_once_a_taker_has_looked(backlog,
         with claim:
             assert claim.value in {b"s/small", LARGE}
     assert take(mine) == []
-    assert store.list("work", recursive=True) == []
+    assert [entry for entry in store.list("work", recursive=True) if entry.owner is None] == []
+    assert mine.partitions() == []
 
 
 def test_many_are_taken_in_one_transaction_and_ended_in_one_of_the_callers(backlog, connect, monkeypatch):
@@ -60,6 +61,17 @@ def test_many_are_taken_in_one_transaction_and_ended_in_one_of_the_callers(backl
     with pytest.raises(LockLost):
         claims[0].ack()
     assert (mine.size(), len(store.children("done")), len(take(mine, 45))) == (20, 30, 5)
+
+
+def test_a_claim_and_its_end_write_one_key_each(backlog, connect, monkeypatch):
+    store = connect(session_ttl_s=30.0)
+    mine, written, commit = backlog(store=store), [], store.commit
+    fill(mine, *(f"s/{n:02d}" for n in range(40)))
+    take(mine)[0].ack()  # it writes its holder once
+    monkeypatch.setattr(store, "commit", lambda checks, ops: written.append(len(ops)) or commit(checks, ops))
+    for claim in take(mine, 20):
+        claim.ack()
+    assert written == [20, *[1] * 20]
 
 
 def test_a_part_that_was_refused_leaves_the_item_ours(backlog, store):
@@ -231,7 +243,7 @@ def test_an_end_after_an_outsider_took_the_claim_away_changes_nothing(backlog, s
     mine, other = backlog(), backlog()
     fill(mine, "s/1")
     (claim,) = take(mine)
-    store.delete("work/partitions/any/claims/s/1")
+    store.delete_tree("work/partitions/any/holders")
     (theirs,) = take(other)
     for end in (lambda: claim.ack(ops=[Put("result", b"wrong")]), claim.release, claim.bury):
         with pytest.raises(LockLost):
@@ -246,7 +258,7 @@ def test_an_end_without_a_claim_is_refused_though_nobody_else_has_the_item(backl
     mine = backlog()
     fill(mine, "s/1")
     (claim,) = take(mine)
-    store.delete("work/partitions/any/claims/s/1")
+    store.delete_tree("work/partitions/any/holders")
     with pytest.raises(LockLost):
         getattr(claim, end)()
     assert (mine.items()[0].why, mine.dead_letters()) == ("", [])

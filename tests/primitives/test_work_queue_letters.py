@@ -64,7 +64,7 @@ def test_letters_of_items_with_one_id_have_names_of_their_own(backlog, store):
     second.release("second")
     dying = backlog()
     take(dying)
-    store.delete("work/partitions/any/claims/c/1")
+    store.delete_tree("work/partitions/any/holders")
     assert take(mine) == []
     letters = {letter.path: letter for letter in mine.dead_letters()}
     assert set(letters) == {"any/a/1", "any/b/1", "any/c/1"}
@@ -100,7 +100,7 @@ def test_keys_that_nobody_here_wrote_are_skipped_and_what_is_no_item_is_a_dead_l
     fill(mine, "s/2")
     store.put("work/partitions/any/items/stray", b"")
     store.put("work/partitions/any/items/a/b/c", b"")
-    store.put("work/partitions/any/claims/x", b"")
+    store.put("work/partitions/any/holders/x", b"")
     store.put("work/partitions/any/items/s/1", b"\xff\nwhat")
     assert [item.path for item in mine.items()] == ["any/s/1", "any/s/2"]
     assert values(take(mine, 9)) == [b"s/2"]

@@ -68,17 +68,18 @@ def test_an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_c
     store, mine, claims = connect(), backlog(max_attempts=1), []
     fill(mine, "1")
     other = backlog(store=store, max_attempts=1)
-    listing = store.list
+    listing, children = store.list, store.children
 
-    def claims_before_items(prefix, **options):
-        """What a look sees whose claims are older than its items."""
-        if "/claims/" in prefix:
-            return []
+    def taken_before(prefix, **options):
         if "/items/" in prefix and not claims:
             claims.extend(mine.try_take(["any"]))
         return listing(prefix, **options)
 
-    monkeypatch.setattr(store, "list", claims_before_items)
+    def without_holders(prefix, **options):
+        return [] if prefix.endswith("/holders") else children(prefix, **options)
+
+    monkeypatch.setattr(store, "list", taken_before)
+    monkeypatch.setattr(store, "children", without_holders)
     assert other.try_take(["any"]) == []
     assert other.dead_letters() == []
     assert claims[0].attempts == 1
@@ -86,11 +87,39 @@ def test_an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_c
     assert mine.size() == 0
 
 
+def test_an_item_whose_holder_was_not_seen_is_not_taken(backlog, connect, monkeypatch):
+    """A look may read holders from before, or of another server."""
+    store, mine = connect(), backlog()
+    fill(mine, "1")
+    (claim,) = mine.try_take(["any"])
+    children = store.children
+    monkeypatch.setattr(
+        store, "children", lambda prefix, **options: [] if prefix.endswith("/holders") else children(prefix, **options)
+    )
+    assert backlog(store=store).try_take(["any"]) == []
+    assert (claim.is_held, mine.find("any", "s", "1").attempts) == (True, 1)
+    claim.ack()
+
+
+def test_a_taker_whose_holder_is_gone_takes_with_another(backlog, store):
+    """Else what it takes is free for all at once, and it cannot end it."""
+    mine = backlog()
+    fill(mine, "1", "2")
+    (lost,) = mine.try_take(["any"])
+    store.delete_tree("work/partitions/any/holders")
+    claims = mine.try_take(["any"], limit=2) or mine.try_take(["any"], limit=2)
+    assert [claim.item.id for claim in claims][-1] == "2"
+    for claim in claims:
+        claim.ack()
+    with pytest.raises(LockLost):
+        lost.ack()
+
+
 def test_an_item_that_is_removed_between_look_and_burial_is_no_dead_letter(backlog, connect, monkeypatch):
     store, mine = connect(), backlog()
     fill(mine, "1")
     mine.try_take(["any"])
-    store.delete("work/partitions/any/claims/s/1")
+    store.delete_tree("work/partitions/any/holders")
     other = backlog(store=store, max_attempts=1)
     removed = []
     meanwhile(store, monkeypatch, lambda: removed.append(mine.remove(mine.find("any", "s", "1"))))
@@ -159,7 +188,7 @@ def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, m
     looks, listing = [], store.list
     monkeypatch.setattr(store, "list", lambda *args, **options: looks.append(args) or listing(*args, **options))
     assert ids(mine.try_take(["any"])) == ["291"]
-    assert len(looks) == 2  # the items and the claims of one stretch
+    assert len(looks) == 1  # the items of one stretch
     taken[0].release()
     assert ids(mine.try_take(["any"])) == ["292"]  # for a moment
     monkeypatch.undo()
@@ -181,7 +210,8 @@ def test_a_take_reads_a_part_of_a_long_partition(backlog, connect, monkeypatch):
         return found
 
     monkeypatch.setattr(store, "list", counting)
-    monkeypatch.setattr(store, "children", lambda *_args, **_options: pytest.fail("names of all were read"))
+    children = store.children
+    monkeypatch.setattr(store, "children", lambda prefix: read.append(len(found := children(prefix))) or found)
     mine.try_take(["any"])
     assert mine.wait_free("any", 0)
     assert sum(read) <= 50
@@ -311,7 +341,7 @@ def test_the_end_of_an_item_that_was_removed_behind_a_lost_answer_is_told_as_los
 def test_a_take_that_lands_after_it_gave_up_leaves_its_items_to_others(monkeypatch):
     monkeypatch.setattr("latchwork.primitives.queue.in_doubt._LEFT_TO_TAKES_S", 0.2)
     url = f"memory://late-{uuid.uuid4().hex}/test"
-    late = Fault("land_late", op="commit", key="work/partitions/any/claims/*", delay_s=1.5)
+    late = Fault("land_late", op="commit", key="work/partitions/any/holders/*", delay_s=1.5)
     with FaultyStore(latchwork.connect(url), [late]) as store, latchwork.connect(url) as third:
         mine, other = WorkQueue(store, "work"), WorkQueue(third, "work")
         fill(mine, "1", "2")

@@ -138,45 +138,59 @@ def test_closing_gives_up_the_place_that_was_kept(staying, eventually):
 # What is told, as a server may tell it: key by key.
 
 
-def entry_of(item_id, version, **about):
+def entry_of(item_id, version, holder=""):
     item = QueueItem(item_id)
-    value = (item.taken() if about.get("is_taken") else item).to_bytes()
+    value = (item.taken(f"{holder}.{version:016x}") if holder else item).to_bytes()
     return Change(NAMES.item("any", "s", item_id), Entry(NAMES.item("any", "s", item_id), value, version, 1, version))
 
 
-def test_an_item_that_we_took_is_not_told_before_its_claim_is():
+def item_gone(item_id):
+    return Change(NAMES.item("any", "s", item_id), None)
+
+
+def holder_of(holder, version):
+    key = NAMES.holder("any", holder)
+    return Change(key, None if version is None else Entry(key, b"", version, 1, version, "s1"))
+
+
+ONE, TWO = "1" * 16, "2" * 16
+
+
+def test_an_item_that_we_took_is_not_told_before_its_holder_is():
     look = IsFree(NAMES, "any", lambda _: True)
     assert look([entry_of("a", 1)])
     assert ids(look.free_items(20)) == ["a"]
     look.ours["s", "a"] = 2
-    assert not look([entry_of("a", 2, is_taken=True)])
-    assert look([entry_of("a", 3)])  # it was given back, and we never heard of the claim
+    assert not look([entry_of("a", 2, ONE)])
+    assert look([entry_of("a", 3)])  # it was given back, and we never heard of the holder
     assert ids(look.free_items(20)) == ["a"]
 
 
 def test_an_item_that_is_gone_is_ours_no_more():
     look = IsFree(NAMES, "any", lambda _: True)
     look.ours["s", "a"] = 2
-    look([entry_of("a", 2, is_taken=True)])
-    look([Change(NAMES.item("any", "s", "a"), None)])
+    look([entry_of("a", 2, ONE)])
+    look([item_gone("a")])
     assert look.ours == {}
-
-
-def claim_of(item_id, version):
-    key = NAMES.claim_of(QueueItem(item_id, partition="any", sort_key="s"))
-    return Change(key, None if version is None else Entry(key, b"", version, 1, version, "s1"))
-
-
-def item_of(item_id, version):
-    return entry_of(item_id, version) if version else Change(NAMES.item("any", "s", item_id), None)
 
 
 def test_a_take_and_the_end_of_an_item_wake_nobody():
     look = IsFree(NAMES, "any", lambda _: True)
-    assert not look.matters([entry_of("a", 2, is_taken=True), claim_of("a", 2)])
-    assert not look.matters([claim_of("a", None), item_of("a", None)])
-    assert look.matters([claim_of("a", None)])
-    assert look.matters([claim_of("a", None), entry_of("a", 3)])
+    assert not look.matters([entry_of("a", 2, ONE), holder_of(ONE, 2)])
+    assert not look([entry_of("a", 2, ONE), holder_of(ONE, 2)])
+    assert not look.matters([entry_of("b", 3, ONE)])
+    assert not look.matters([item_gone("a")])
+    assert look.matters([entry_of("a", 3)])
+    assert look.matters([entry_of("a", 3, TWO)])
+    assert look.matters([holder_of(ONE, None)])
+
+
+def test_the_end_of_a_holder_frees_all_items_that_it_has():
+    look = IsFree(NAMES, "any", lambda _: True)
+    assert not look([holder_of(ONE, 1), *(entry_of(item_id, 2, ONE) for item_id in "abc"), holder_of(TWO, 3)])
+    assert not look([entry_of("b", 4, TWO), item_gone("c")])
+    assert look([holder_of(ONE, None)])
+    assert ids(look.free_items(20)) == ["a"]
 
 
 def test_whatever_makes_an_item_free_wakes():
@@ -184,9 +198,18 @@ def test_whatever_makes_an_item_free_wakes():
     for _ in range(300):
         look = IsFree(NAMES, "any", lambda item: item.id == "a")
         for version in range(1, 12):
-            of = [(chance.choice((item_of, claim_of)), chance.choice("ab")) for _ in range(chance.randrange(1, 4))]
-            changes = [make(name, version if chance.random() < 0.5 else None) for make, name in of]
+            changes = [
+                chance.choice(
+                    (
+                        entry_of(chance.choice("ab"), version, chance.choice(("", ONE, TWO))),
+                        item_gone(chance.choice("ab")),
+                        holder_of(chance.choice((ONE, TWO)), chance.choice((version, None))),
+                    )
+                )
+                for _ in range(chance.randrange(1, 4))
+            ]
             batch = list({change.key: change for change in changes}.values())
             before = look._good | look._bad
+            wakes = look.matters(batch)
             look(batch)
-            assert not (look._good | look._bad) - before or look.matters(batch)
+            assert not (look._good | look._bad) - before or wakes

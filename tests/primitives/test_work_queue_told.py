@@ -150,7 +150,7 @@ def test_a_told_take_whose_answer_is_lost_is_had_by_the_next_take_or_by_nobody(
     found = told("1/a")
     with FaultyStore(connect(session_ttl_s=10.0)) as store:
         mine = WorkQueue(store, "work")
-        store.add(Fault(fault, op="commit", key="work/partitions/any/claims/*", delay_s=0.3))
+        store.add(Fault(fault, op="commit", key="work/partitions/any/items/*", delay_s=0.3))
         with pytest.raises(OutcomeUnknown):
             mine.take_items(found)
         assert store.faults

@@ -41,7 +41,7 @@ from latchwork.tasks import (
     after_failure,
     type_name,
 )
-from latchwork.types import Check, Create, Exists, Fence, Op
+from latchwork.types import Check, Committed, Create, Exists, Fence, Op
 
 _log = logging.getLogger(__name__)
 
@@ -451,8 +451,10 @@ class LargeOutcomes:
                 self._written[claim] = found
         return found.ref
 
-    def named(self, claim: QueueClaim, *_: object) -> None:
-        """Note that a stored result refers to the outcome."""
+    def named(self, claim: QueueClaim, done: Committed | None) -> None:
+        """Note that a stored result refers to the outcome. After a lost answer ``over`` finds out whether one does."""
+        if done is None:
+            return
         with self._lock:
             self._written.pop(claim, None)
 

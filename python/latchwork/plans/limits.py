@@ -143,8 +143,8 @@ class ParallelLimiter:
             if entry.owner == self._session.id and entry.value.decode("utf-8", "replace") not in running
         }
         for key in mine.keys() & self._idle:  # seen twice, so no claim is in progress
-            lane, _, rest = mine[key].value.decode("utf-8", "replace").partition("/")
-            claims = await ask(plan_store.store.get, plan_store.claim_key(lane, rest))
-            if claims is None:
+            lane, sort_key, name = mine[key].value.decode("utf-8", "replace").split("/", 2)
+            item = await ask(plan_store.queue.find, lane, sort_key, name)
+            if item is None or await ask(plan_store.queue.holder, item) is None:
                 await plan_store.commit(TxnPart([At(mine[key])], [Delete(key)]))
         self._idle = set(mine)

@@ -57,10 +57,6 @@ class PlanStore:
         """Return the prefix of the queue items with a sort key."""
         return self.queue.key(PARTITION, sort_key, "x")[:-2]
 
-    def claim_key(self, lane: str, rest: str) -> str:
-        """Return the key of the claim of an item, given as ``<sort key>/<id>`` in a partition."""
-        return f"{self.keys.queue}/partitions/{lane}/claims/{rest}"
-
     async def count_added(self, plan_id: str) -> int:
         """Return how many tasks were added since the start, at least."""
         entry = await ask(self.store.get, self.keys.adds(plan_id))

@@ -61,7 +61,8 @@ def lines_of(folder):
 
 
 def left_of(store, keys):
-    """What no run that is over leaves: items, claims, who runs, slots, results, cancels, second parts of specs."""
+    """What no run that is over leaves: items, who runs, slots, results, cancels, second parts of specs."""
     prefixes = (keys.backlog, keys.shards, keys.cancels, keys.every_data, keys.slots)
     found = [entry.key for prefix in prefixes for entry in store.list(prefix, recursive=True)]
-    return [key for key in found if not ("/sort_keys/" in key or "/takers/" in key or key.endswith(("/poke", "/size")))]
+    stays = ("/sort_keys/", "/takers/", "/holders/")
+    return [key for key in found if not (any(part in key for part in stays) or key.endswith(("/poke", "/size")))]

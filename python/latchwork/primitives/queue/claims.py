@@ -1,25 +1,25 @@
 """A claimed item: it belongs to its taker until the taker ends the claim, or the taker's session ends.
 
-The claim is a session-bound key. Every end of it is one transaction on condition that the claim is unchanged, its
-session alive, and the item as the take wrote it. So of all clients that ever took an item at most one can end it; and
-an item that is removed, or removed and put again, while it is claimed cannot be ended by the claim it had before.
+A take writes its holder into the item. A holder is a session-bound key, one for all claims of a queue object in a
+partition: they all end when it disappears. Every end of a claim is one transaction on condition that the item is as the
+take wrote it, its holder there, and its session alive. So of all clients that ever took an item at most one can end it;
+and an item that is removed, or removed and put again, while it is claimed cannot be ended by the claim it had before.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from latchwork._base.decoding import encode
 from latchwork._base.event import Signal
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, OwnershipLost
-from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt, delete_claim_later
-from latchwork.primitives.queue.items import Names, QueueItem, index_op, letter_op, new_id, other_letter
+from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt, delete_later
+from latchwork.primitives.queue.items import Holder, Names, QueueItem, index_op, letter_op, other_letter
 from latchwork.primitives.waiting.common import Deadline, check_text
 from latchwork.primitives.waiting.waits import Waiter, check_member
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
@@ -28,7 +28,7 @@ from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, ending, steps_of
 from latchwork.store.store import Store
-from latchwork.types import At, Check, Committed, Create, Delete, Entry, Fence, Op, Put
+from latchwork.types import Check, Committed, Create, Delete, Exists, Fence, Op, Put
 
 if TYPE_CHECKING:
     from typing import Self
@@ -44,7 +44,8 @@ class Standing(Enum):
 
     OURS = "ours"
     GONE = "gone"
-    REMOVED = "removed"  # the claim exists, and its item is not the one that was taken
+    ENDED = "ended"  # the item is not as the take wrote it, and no other client can have taken it
+    REMOVED = "removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +86,16 @@ class QueueClaim(GuardsWork):
         attempts: how often the item was taken, this time included.
     """
 
-    def __init__(self, info: QueueInfo, item: QueueItem, value: bytes, claim: Entry, *, session: Session) -> None:
+    def __init__(self, info: QueueInfo, item: QueueItem, value: bytes, token: int, *, holder: Holder) -> None:
         self.item = item
         self.value = value
         self.attempts = item.attempts
         self._info = info
         self._names = info.names
         self._store = info.store
-        self._claim = claim
-        self._session = session
+        self._token = token
+        self._holder = holder
+        self._session = holder.session
         self._home = info.home
         self._has_ended = False
         self._is_ending = False
@@ -167,8 +169,8 @@ class QueueClaim(GuardsWork):
     def fence(self) -> Fence:
         """The check that the item is still ours, for every write that depends on it."""
         if self._fence is None:
-            checks = (At(self._claim), self.item.check, self._session.fence)
-            self._fence = self._store.fence(self._claim.created, *checks)
+            checks = (self.item.check, Exists(self._holder.key), self._session.fence)
+            self._fence = self._store.fence(self._token, *checks)
         return self._fence
 
     @property
@@ -321,17 +323,17 @@ class QueueClaim(GuardsWork):
         item = self.item.given_back(why)
         stored = (item if count else item.not_taken()).to_bytes()
         if partition is None or partition == item.partition:
-            return [Put(item.key, stored), Delete(self._claim.key)]
+            return [Put(item.key, stored)]
         check_member(partition, "partition")
         if self._info.is_bounded:
             raise ValueError(f"{self._info.what} is bounded, its items stay in their partitions; release it to its own")
         moved = self._names.item(partition, item.sort_key, item.id)
         index = index_op(self._names, partition, item.sort_key)
-        return [Delete(item.key), index, Create(moved, stored), Delete(self._claim.key)]
+        return [Delete(item.key), index, Create(moved, stored)]
 
     def _delete(self, *, keep_data: bool = False) -> list[Op]:
         data = [Delete(self._names.data(self.item.data_id))] if self.item.data_id and not keep_data else []
-        return [Delete(self.item.key), Delete(self._claim.key), *data]
+        return [Delete(self.item.key), *data]
 
     # The protocol of an end
 
@@ -360,7 +362,7 @@ class QueueClaim(GuardsWork):
         self._finish()
 
     async def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
-        """Commit once. While our session is alive, no other client removes the claim."""
+        """Commit once. While our holder exists, no other client ends the claim."""
         try:
             await ask(self._store.commit, [self.fence, *checks], ops)
         except Conflict as error:
@@ -388,23 +390,24 @@ class QueueClaim(GuardsWork):
 
     def _settle(self, standing: Standing, error: LatchworkError) -> None:
         """Return if an earlier try succeeded and its answer was lost; raise if the item was lost."""
-        if standing is Standing.GONE and self._is_in_doubt and self._session.remaining_s() > 0.0:
+        if standing is Standing.ENDED and self._is_in_doubt:
             return
         self._has_ended = True
-        if standing is Standing.REMOVED:  # our end would have removed the claim too
+        if standing is Standing.REMOVED:
             self._is_in_doubt = False
         self._end_ownership()
         raise self._lost_error(standing) from error
 
     async def _look(self) -> Standing:
-        """Ask the store about the claim."""
-        claim, item = await ask(self._store.get_many, [self._claim.key, self.item.key])
-        is_same = item is not None and item.version == self.item.version
-        if claim is not None and not is_same:  # no snapshot: our end may have landed between the reads of the two
-            claim = await ask(self._store.get, self._claim.key)
-        if claim is None or claim.version != self._claim.version:
+        """Ask the store about the claim. The item is read before the holder: while that exists nobody else takes it."""
+        item = await ask(self._store.get, self.item.key)
+        removed, holder = await ask(self._store.get_many, [self._names.removed(self.item), self._holder.key])
+        if holder is None:
+            self._holder.is_gone = True
             return Standing.GONE
-        return Standing.OURS if is_same else Standing.REMOVED
+        if item is not None and item.version == self.item.version:
+            return Standing.OURS
+        return Standing.ENDED if removed is None and self._is_in_doubt else Standing.REMOVED
 
     def _finish(self) -> None:
         """Note that the claim was ended by ourselves."""
@@ -418,8 +421,8 @@ class QueueClaim(GuardsWork):
 
     def _lost_error(self, standing: Standing = Standing.GONE) -> LockLost:
         if standing is Standing.REMOVED:
-            if not self._home.is_foreign:  # no other client removes the claim then
-                delete_claim_later(self._store, self._claim, self._session, self._what)
+            if not self._home.is_foreign:
+                delete_later(self._store, self._names.removed(self.item))
             return LockLost(f"{self._what} was removed while it was ours, nothing was changed; stop the work on it")
         if self._is_in_doubt:
             return LockLost(f"{self._what} is not ours any more, and whether we had ended it cannot be found out")
@@ -478,28 +481,20 @@ class CreateClaimed:
     session ends the item is there, free, with one attempt counted.
 
     Attributes:
-        ops: the writes that put and claim it.
+        ops: the writes that put and claim it, and its holder unless that exists.
     """
 
     def __init__(
-        self,
-        info: QueueInfo,
-        in_doubt: ClaimsInDoubt,
-        item: QueueItem,
-        about: Mapping[str, object],
-        *,
-        session: Session,
+        self, info: QueueInfo, in_doubt: ClaimsInDoubt, item: QueueItem, about: bytes, *, holder: Holder
     ) -> None:
         self._info = info
         self._in_doubt = in_doubt
-        self._item = item
-        self._session = session
-        self._claim_key = info.names.claim_of(item)
-        self._nonce = new_id()
+        self._item = item = replace(item, claim=holder.new_claim())
+        self._holder = holder
         self.ops: tuple[Op, ...] = (
             index_op(info.names, item.partition, item.sort_key),
             Create(item.key, item.to_bytes()),
-            Create(self._claim_key, encode({**about, "nonce": self._nonce}), session),
+            *(() if holder.exists else (Put(holder.key, about, holder.session),)),
         )
 
     def __repr__(self) -> str:
@@ -507,12 +502,12 @@ class CreateClaimed:
 
     def taken(self, done: Committed) -> QueueClaim | None:
         """Return the claim, from what was committed; None if it is not there. Call it once."""
-        found = {entry.key: entry for entry in done.entries if entry.key in (self._item.key, self._claim_key)}
-        item, claim = found.get(self._item.key), found.get(self._claim_key)
-        if item is None or claim is None:
+        found = next((entry for entry in done.entries if entry.key == self._item.key), None)
+        if found is None:
             return None
-        return QueueClaim(self._info, self._item.at(item), self._item.value, claim, session=self._session)
+        self._holder.exists = True
+        return QueueClaim(self._info, self._item.at(found), self._item.value, found.token, holder=self._holder)
 
     def doubtful(self) -> None:
         """Note that it may have been applied: the next take claims it, or it is released after a second."""
-        self._in_doubt.note([ClaimInDoubt(self._claim_key, self._item.key, self._nonce, self._session, None)])
+        self._in_doubt.note([ClaimInDoubt(self._item.key, self._item.claim, self._holder, None)])

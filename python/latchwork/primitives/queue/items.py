@@ -2,7 +2,9 @@
 
 Keys:  <name>/partitions/<partition>/sort_keys/<sort key>      empty, written by every put with that sort key: the index
        <name>/partitions/<partition>/items/<sort key>/<id>     an item: a line of JSON, then the value if it is small
-       <name>/partitions/<partition>/claims/<sort key>/<id>    the taker of that item, bound to its session; JSON
+       <name>/partitions/<partition>/holders/<id>              a taker that has claims there, bound to its session; JSON
+       <name>/partitions/<partition>/removed/<holder>/<sort key>/<id>   an item was removed while it was claimed: its
+                                                               holder deletes this when it finds out
        <name>/data/<number>                                    the value of an item, if it is large
        <name>/dead/<letter>                                    an item that became a dead letter, and where it was
        <name>/takers/<partition>                               the tickets of waiting takers, see ``tickets``
@@ -15,7 +17,7 @@ import re
 import uuid
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct, convert, to_builtins
 
@@ -23,7 +25,10 @@ from latchwork._base.decoding import Count, Decoder, Whole, encode
 from latchwork.errors import BadRecord, ValueTooLarge
 from latchwork.primitives.waiting.common import check_bytes
 from latchwork.primitives.waiting.waits import check_member
-from latchwork.types import At, Create, Entry, Op, Put
+from latchwork.types import Absent, At, Check, Create, Entry, Op, Put
+
+if TYPE_CHECKING:
+    from latchwork.store.session import Session
 
 #: Values up to this size are kept in the item itself, and written again with each attempt.
 INLINE_BYTES = 4096
@@ -49,7 +54,7 @@ class Names:
         self.putters = f"{name}/putters"
 
     def partition(self, partition: str) -> str:
-        """The prefix of a partition: its index, items and claims."""
+        """The prefix of a partition: its index, items, holders and removed items."""
         return f"{self.partitions}/{partition}"
 
     def sort_keys(self, partition: str) -> str:
@@ -60,17 +65,26 @@ class Names:
         """The prefix of the items of a partition."""
         return f"{self.partitions}/{partition}/items"
 
-    def claims(self, partition: str) -> str:
-        """The prefix of the claims of a partition; sorted as the items are."""
-        return f"{self.partitions}/{partition}/claims"
+    def holders(self, partition: str) -> str:
+        """The prefix of the holders of claims in a partition."""
+        return f"{self.partitions}/{partition}/holders"
+
+    def holder(self, partition: str, holder: str) -> str:
+        """The key of a holder of claims."""
+        return f"{self.partitions}/{partition}/holders/{holder}"
 
     def item(self, partition: str, sort_key: str, item_id: str) -> str:
         """The key of an item."""
         return f"{self.partitions}/{partition}/items/{sort_key}/{item_id}"
 
-    def claim_of(self, item: QueueItem) -> str:
-        """The key of an item's claim."""
-        return f"{self.partitions}/{item.partition}/claims/{item.sort_key}/{item.id}"
+    def removed(self, item: QueueItem) -> str:
+        """The key that tells the holder of an item's claim that the item was removed."""
+        return f"{self.partitions}/{item.partition}/removed/{item.holder}/{item.sort_key}/{item.id}"
+
+    def free_checks(self, item: QueueItem) -> list[Check]:
+        """Return the checks that an item is as it was read, and has no claim, or one whose holder is gone."""
+        holder = item.holder
+        return [item.check, Absent(self.holder(item.partition, holder))] if holder else [item.check]
 
     def takers(self, partition: str) -> str:
         """The prefix of the tickets of the takers that wait for a partition."""
@@ -85,6 +99,30 @@ class Names:
         return f"{self.name}/data/{data_id}"
 
 
+class Holder:
+    """The holder of all claims of one queue object in a partition, while a session lasts.
+
+    Attributes:
+        id: its name, in the items that it has claimed.
+        key: its key.
+        session: the session that it is bound to.
+        exists: it was written.
+        is_gone: it was deleted, or its session has ended: it gets no more claims.
+    """
+
+    __slots__ = ("exists", "id", "is_gone", "key", "session")
+
+    def __init__(self, names: Names, partition: str, session: Session) -> None:
+        self.id = new_holder()
+        self.key = names.holder(partition, self.id)
+        self.session = session
+        self.exists = self.is_gone = False
+
+    def new_claim(self) -> str:
+        """Return what a take writes into its items."""
+        return f"{self.id}.{new_holder()}"
+
+
 class ItemHead(Struct, frozen=True, omit_defaults=True):
     """The header of a stored item, see ``QueueItem``. In a dead letter it also has the item's old position."""
 
@@ -93,13 +131,19 @@ class ItemHead(Struct, frozen=True, omit_defaults=True):
     why: str = ""
     data: Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
     nonce: str = ""
+    claim: Annotated[str, Meta(pattern=r"\A([0-9a-f]{16}\.[0-9a-f]{16})?\Z")] = ""
     partition: str = ""
     sort_key: str = ""
     id: str = ""
 
 
+class _ClaimOnly(Struct):
+    claim: str = ""
+
+
 _FIELDS = frozenset(ItemHead.__struct_fields__)
 _HEAD: Decoder[dict[str, Any]] = Decoder(dict[str, Any], "an item of a work queue")
+_CLAIM: Decoder[_ClaimOnly] = Decoder(_ClaimOnly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +162,8 @@ class QueueItem:
         letter: the name of a dead letter, for ``revive`` and ``drop``; empty for other items.
         key: the key it was read from.
         version: of that key, as it was read.
-        nonce: identifies its put, until its first take.
+        nonce: identifies its put.
+        claim: its last claim: the holder, and the take; empty if it was released since then, or never taken.
         more: fields of a later version, kept as they are.
     """
 
@@ -134,6 +179,7 @@ class QueueItem:
     key: str = field(default="", repr=False)
     version: Hashable = field(default=None, compare=False, repr=False)
     nonce: str = field(default="", compare=False, repr=False)
+    claim: str = field(default="", compare=False, repr=False)
     more: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -146,6 +192,11 @@ class QueueItem:
         """The priority in a ``Queue``, 0 (first) to 9 (last); None for an item of a ``WorkQueue``."""
         found = _PRIORITY.match(self.sort_key)
         return int(found[1]) if found is not None else None
+
+    @property
+    def holder(self) -> str:
+        """The holder of its last claim, which holds it while its key exists; empty if there is none."""
+        return self.claim.partition(".")[0]
 
     @property
     def check(self) -> At:
@@ -178,18 +229,18 @@ class QueueItem:
 
     def to_bytes(self, *place: str) -> bytes:
         """Encode it as an item; a dead letter with its old position."""
-        head = ItemHead(self.attempts, self.size, self.why, self.data_id, self.nonce, *place)
+        head = ItemHead(self.attempts, self.size, self.why, self.data_id, self.nonce, self.claim, *place)
         return encode({**self.more, **to_builtins(head)} if self.more else head) + b"\n" + self.value
 
     def at(self, entry: Entry) -> QueueItem:
         """Return the same item, at the key and in the version of an entry that holds it."""
-        return self._written(self.attempts, entry.key, entry.version)
+        return self._written(self.attempts, self.claim, entry.key, entry.version)
 
-    def taken(self) -> QueueItem:
-        """Return it with one more attempt."""
-        return self._written(self.attempts + 1, self.key, self.version)
+    def taken(self, claim: str) -> QueueItem:
+        """Return it with one more attempt, and a claim."""
+        return self._written(self.attempts + 1, claim, self.key, self.version)
 
-    def _written(self, attempts: int, key: str, version: Hashable) -> QueueItem:
+    def _written(self, attempts: int, claim: str, key: str, version: Hashable) -> QueueItem:
         """A ``replace`` in a fifth of the time: each take calls it twice."""
         return QueueItem(
             self.id,
@@ -204,12 +255,13 @@ class QueueItem:
             key,
             version,
             self.nonce,
+            claim,
             self.more,
         )
 
     def given_back(self, why: str) -> QueueItem:
         """Return it with the reason of its release, or of the dead letter."""
-        return replace(self, why=why[:MAX_WHY_CHARS])
+        return replace(self, why=why[:MAX_WHY_CHARS], claim="")
 
     def not_taken(self) -> QueueItem:
         """Return it as if the last attempt had not happened."""
@@ -217,7 +269,7 @@ class QueueItem:
 
     def revived(self) -> QueueItem:
         """Return it with all its attempts left."""
-        return replace(self, attempts=0, why="", nonce="")
+        return replace(self, attempts=0, why="", nonce="", claim="")
 
 
 def put_ops(
@@ -281,7 +333,7 @@ def check_inline(value: bytes, what: str) -> bytes:
 
 
 def place_of(key: str, prefix: str) -> tuple[str, str] | None:
-    """Return sort key and id of a key below a prefix of items or claims; None for a key that is neither."""
+    """Return sort key and id of a key below a prefix of items; None for another key."""
     sort_key, _, item_id = key[len(prefix) + 1 :].partition("/")
     return (sort_key, item_id) if item_id and "/" not in item_id else None
 
@@ -291,8 +343,19 @@ def name_of(entry: Entry) -> str:
     return entry.key[entry.key.rindex("/") + 1 :]
 
 
+def holder_in(entry: Entry) -> str:
+    """Return the holder of the last claim of a stored item; empty if there is none, or if it is no item."""
+    found = _CLAIM.find(entry.value.partition(b"\n")[0])
+    return found.claim.partition(".")[0] if found is not None else ""
+
+
+def new_holder() -> str:
+    """Return a name for a holder, or for a take."""
+    return uuid.uuid4().hex[:16]
+
+
 def new_id() -> str:
-    """Return a name for a large value, or a nonce."""
+    """Return a name for a large value, or the nonce of a put."""
     return uuid.uuid4().hex
 
 
@@ -324,6 +387,7 @@ def _read(entry: Entry, place: tuple[str, str, str] | None, letter: str = "") ->
         entry.key,
         entry.version,
         head.nonce,
+        head.claim,
         more,
     )
 

@@ -1,9 +1,9 @@
 """Reads a partition of a work queue from its head, page by page, for items that no client has claimed.
 
 A partition has an index: a key for each sort key, written again by every put with that sort key. The first sort keys
-are read from the index, then stretches of their items together with the claims of the same stretches. So no request
-reads, or makes a server count, more than the items of one sort key: etcd counts all keys of a range, however few of
-them are asked for.
+are read from the index, then stretches of their items. So no request reads, or makes a server count, more than the
+items of one sort key: etcd counts all keys of a range, however few of them are asked for. An item says who has claimed
+it. The holders of claims are read once, when the first such item is seen.
 
 A taker that sees many claimed items at the head briefly remembers where the first free one was, and starts there.
 Otherwise a take would cost more the more items are claimed.
@@ -30,7 +30,7 @@ from latchwork._base.interrupts import call_outside
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
 from latchwork.primitives.queue.claims import QueueInfo
-from latchwork.primitives.queue.items import Names, name_of
+from latchwork.primitives.queue.items import Names, holder_in, name_of
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store
@@ -108,12 +108,13 @@ async def glance(info: QueueInfo, partition: str) -> Glance:
     """
     store, names = info.store, info.names
     sort_keys = await ask(store.children, names.sort_keys(partition), stale_ok=True)
+    holders: Sequence[str] | None = None
     for sort_key in sort_keys[:_GLANCED]:
-        claimed = set(await ask(store.children, f"{names.claims(partition)}/{sort_key}", stale_ok=True))
-        limit = len(claimed) + SPARE
-        items = await ask(store.list, f"{names.items(partition)}/{sort_key}", limit=limit, stale_ok=True)
-        free = [entry for entry in items if name_of(entry) not in claimed]
-        if free or len(items) == limit:
+        items = await ask(store.list, f"{names.items(partition)}/{sort_key}", limit=SPARE, stale_ok=True)
+        if holders is None and any(map(holder_in, items)):
+            holders = await ask(store.children, names.holders(partition), stale_ok=True)
+        free = [entry for entry in items if holder_in(entry) not in (holders or ())]
+        if free or len(items) == SPARE:
             return Glance(free, is_whole=False)
         if not items:  # leave it to a look, which removes it from the index
             return Glance([], is_whole=sort_key == sort_keys[-1])
@@ -160,6 +161,7 @@ class Pages:
         tidies: remove sort keys without items from the index.
         keeps_last: but not the last one, into which the next put goes.
         start: where to start instead of at the head.
+        mine: our own holder, which exists; empty if there is none.
     """
 
     def __init__(
@@ -171,12 +173,15 @@ class Pages:
         tidies: bool = False,
         keeps_last: bool = False,
         start: Stretch | None = None,
+        mine: str = "",
     ) -> None:
         self.partition = partition
         self._store = info.store
         self._index = info.names.sort_keys(partition)
         self._items = info.names.items(partition)
-        self._claims = info.names.claims(partition)
+        self._holders_prefix = info.names.holders(partition)
+        self._mine = mine
+        self._holders: set[str] | None = None
         self._limit = min(wanted + SPARE, LONGEST_PAGE)
         self._tidies = tidies
         self._keeps_last = keeps_last
@@ -194,13 +199,10 @@ class Pages:
         if not self._todo:
             return None
         round_, self._todo = self._todo[: self._together], self._todo[self._together :]
-        found = await Lists(self._store, [part for stretch in round_ for part in self._parts(stretch)])
+        found = await Lists(self._store, [self._part(stretch) for stretch in round_])
         free: list[Entry] = []
-        for n, stretch in enumerate(round_):
-            items, claims = found[2 * n], found[2 * n + 1]
-            claimed = {name_of(entry) for entry in await self._claims_to(stretch, items, claims)}
-            self._look_for_first(stretch, items, claimed)
-            free += [entry for entry in items if name_of(entry) not in claimed]
+        for n, (stretch, items) in enumerate(zip(round_, found, strict=True)):
+            free += await self._free_of(stretch, items)
             if len(items) == stretch.limit:  # the rest of it comes before the sort keys after it
                 longer = min(LONGEST_PAGE, 2 * stretch.limit)
                 rest = Stretch(stretch.mark, stretch.sort_key, longer, name_of(items[-1]))
@@ -225,14 +227,23 @@ class Pages:
         """The stretch that begins with the first free item; None when there was none."""
         return self._first
 
-    def _look_for_first(self, stretch: Stretch, items: Sequence[Entry], claimed: set[str]) -> None:
+    async def _free_of(self, stretch: Stretch, items: Sequence[Entry]) -> list[Entry]:
+        """Return the free items of a stretch. Holders are read after items: one that is missing then is gone."""
+        holders = [holder_in(entry) for entry in items]
+        if self._holders is None and not {"", self._mine}.issuperset(holders):
+            self._holders = set(await ask(self._store.children, self._holders_prefix))
+        taken = self._holders if self._holders is not None else {self._mine} - {""}
+        free: list[Entry] = []
         after = stretch.after
-        for name in map(name_of, items if self._first is None else ()):
-            if name not in claimed:
+        for entry, holder in zip(items, holders, strict=True):
+            if holder in taken:
+                self._skipped += self._first is None
+                after = name_of(entry)
+                continue
+            if self._first is None:
                 self._first = replace(stretch, after=after)
-                return
-            after = name
-            self._skipped += 1
+            free.append(entry)
+        return free
 
     async def _read_index(self) -> None:
         marks = await ask(self._store.list, self._index, limit=SORT_KEYS_READ, start_after=self._last_read)
@@ -240,22 +251,9 @@ class Pages:
         self._last_read = marks[-1].key if marks else self._last_read
         self._todo = [Stretch(mark, name_of(mark), self._limit) for mark in marks]
 
-    def _parts(self, stretch: Stretch) -> list[tuple[str, int, str | None]]:
-        """Return the lists of a stretch: its items, and as many claims."""
-        return [self._part(self._items, stretch, stretch.after), self._part(self._claims, stretch, stretch.after)]
-
-    def _part(self, prefix: str, stretch: Stretch, after: str | None) -> tuple[str, int, str | None]:
-        below = f"{prefix}/{stretch.sort_key}"
-        return below, stretch.limit, None if after is None else f"{below}/{after}"
-
-    async def _claims_to(self, stretch: Stretch, items: Sequence[Entry], claims: list[Entry]) -> list[Entry]:
-        """Return the claims up to the last item: more than were read if some are on items that are gone."""
-        while items and len(claims) % stretch.limit == 0 and claims and name_of(claims[-1]) < name_of(items[-1]):
-            (more,) = await Lists(self._store, [self._part(self._claims, stretch, name_of(claims[-1]))])
-            if not more:
-                break
-            claims = [*claims, *more]
-        return claims
+    def _part(self, stretch: Stretch) -> tuple[str, int, str | None]:
+        below = f"{self._items}/{stretch.sort_key}"
+        return below, stretch.limit, None if stretch.after is None else f"{below}/{stretch.after}"
 
     async def _tidy(self, stretch: Stretch) -> None:
         is_last = not self._has_more and stretch.mark.key == self._last_read

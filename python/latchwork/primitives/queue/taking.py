@@ -1,6 +1,7 @@
 """Taking items from a work queue: the first ones that no client has claimed, many in one transaction.
 
-A claim is created in the transaction that counts the attempt, on condition that the item is as it was read.
+A claim is written into its item in the transaction that counts the attempt, on condition that the item is as it was
+read, that our holder exists, and that the holder of an earlier claim of the item does not.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from latchwork._base.decoding import encode
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
-from latchwork.primitives.queue.items import QueueItem, letter_op, new_id, other_letter, shown
+from latchwork.primitives.queue.items import Holder, QueueItem, letter_op, other_letter, shown
 from latchwork.primitives.queue.pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share, glance
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, called, steps_of
-from latchwork.types import Absent, Check, Create, Delete, Entry, Op, Put
+from latchwork.types import Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
 
@@ -81,11 +82,11 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TakeTry:
-    """One item that is to be taken: where it was read, as it was read, and what the caller adds."""
+    """One item that is to be taken: where it was read, as it was read, that it is free, and what the caller adds."""
 
     source: Any
     item: QueueItem
-    claim_key: str
+    free: Sequence[Check]
     checks: Sequence[Check]
     ops: Sequence[Op]
 
@@ -104,10 +105,10 @@ def batch_of(tries: Sequence[TakeTry], most: int) -> list[TakeTry]:
     writes = size = 0
     for each in tries[:most]:
         more = {op.key for op in each.ops}
-        checks.update(each.checks)
-        writes += 2 + len(each.ops)
+        checks.update(each.free, each.checks)
+        writes += 1 + len(each.ops)
         size += each.size
-        full = writes > MOST_WRITES or len(checks) + len(batch) + 1 > MOST_WRITES or size > MOST_BYTES
+        full = writes > MOST_WRITES or len(checks) > MOST_WRITES or size > MOST_BYTES
         if batch and (full or not keys.isdisjoint(more)):
             break
         keys |= more
@@ -118,7 +119,7 @@ def batch_of(tries: Sequence[TakeTry], most: int) -> list[TakeTry]:
 def blamed(batch: Sequence[TakeTry], failed: Sequence[object]) -> tuple[list[TakeTry], list[TakeTry]]:
     """Return, of a refused transaction, the items that others took or changed, and those whose extra checks failed."""
     keys = {getattr(each, "key", None) for each in failed}
-    lost = [each for each in batch if each.item.key in keys or each.claim_key in keys]
+    lost = [each for each in batch if not keys.isdisjoint(getattr(check, "key", None) for check in each.free)]
     refused = [each for each in batch if each not in lost and _is_refused(each, failed, keys)]
     return lost, refused
 
@@ -146,18 +147,19 @@ class Taking:
         self._store = info.store
         self._names = info.names
         self._what = info.what
-        self._about = about
+        self._about = encode(about)
         self._in_doubt = ClaimsInDoubt(info.store, info.what)
+        self._holders: dict[str, Holder] = {}
         self._hints: dict[str, Hint] = {}
         self._kept: dict[str, Kept] = {}
 
     async def try_take(self, wish: Wish, session: Session) -> list[QueueClaim]:
         """Take the first free items."""
-        return await self._collect(partial(self._take_from_partitions, wish, session), session)
+        return await self._collect(partial(self._take_from_partitions, wish, session))
 
     async def take_items(self, items: Sequence[QueueItem], wish: Wish, session: Session) -> list[QueueClaim]:
         """Take these items as they were read."""
-        claims = await self._collect(partial(self._take_of, list(items), wish, session), session)
+        claims = await self._collect(partial(self._take_of, list(items), wish, session))
         if len(claims) > 1:
             places = {item.key: at for at, item in enumerate(items)}
             claims.sort(key=lambda claim: places.get(claim.item.key, len(places)))
@@ -165,7 +167,7 @@ class Taking:
 
     async def take_known(self, items: Sequence[QueueItem], wish: Wish, session: Session) -> list[QueueClaim]:
         """Take the first of these items that is still as it was read; if none is, look."""
-        return await self._collect(partial(self._take_known, items, wish, session), session)
+        return await self._collect(partial(self._take_known, items, wish, session))
 
     async def _take_known(
         self, items: Sequence[QueueItem], wish: Wish, session: Session, claims: list[QueueClaim]
@@ -181,7 +183,7 @@ class Taking:
 
         With ``is_sure`` no item is returned only if there is none on any server; without it the caller waits then.
         """
-        return await self._collect(partial(self._take_at_a_glance, wish, session, is_sure), session)
+        return await self._collect(partial(self._take_at_a_glance, wish, session, is_sure))
 
     async def _take_at_a_glance(self, wish: Wish, session: Session, is_sure: bool, claims: list[QueueClaim]) -> None:
         (partition,) = wish.partitions
@@ -199,7 +201,7 @@ class Taking:
         for partition in self._worth_a_look(wish):
             await self._take_from_partition(partition, wish, session, claims)
 
-    async def _collect(self, take: Callable[[list[QueueClaim]], Steps[object]], session: Session) -> list[QueueClaim]:
+    async def _collect(self, take: Callable[[list[QueueClaim]], Steps[object]]) -> list[QueueClaim]:
         """Collect claims. Trouble with later items does not lose the claims before them."""
         claims: list[QueueClaim] = []
         try:
@@ -209,14 +211,14 @@ class Taking:
                 raise
             _log.info("%s: %d items were taken, the others not: %s", self._what, len(claims), error)
         except BaseException:  # a callback failed, or an interrupt: no caller gets the claims
-            self.give_up(claims, session)
+            self.give_up(claims)
             raise
         return claims
 
-    def give_up(self, claims: Iterable[QueueClaim], session: Session) -> None:
+    def give_up(self, claims: Iterable[QueueClaim]) -> None:
         """Leave claims that no caller gets to the next take; otherwise they are released in the background."""
         self._in_doubt.note(
-            ClaimInDoubt.certain(claim._claim, claim.item.key, session)  # noqa: SLF001
+            ClaimInDoubt(claim.item.key, claim.item.claim, claim._holder, None)  # noqa: SLF001
             for claim in claims
         )
 
@@ -240,16 +242,17 @@ class Taking:
             kept.entries = await self._take_of(kept.fresh(now), wish, session, claims)
             if len(claims) > had:
                 return
-        hint = self._hints.pop(partition, None)
+        holder, hint = self._holder(partition, session), self._hints.pop(partition, None)
+        mine = holder.id if holder.exists else ""
         wanted = (wish.limit - len(claims)) * share.count + (READ_AHEAD if share.is_known else 0)
         if hint is not None and now < hint.until:
-            pages = Pages(self._info, partition, wanted, tidies=True, start=hint.start)
+            pages = Pages(self._info, partition, wanted, tidies=True, start=hint.start, mine=mine)
             await self._take_from(pages, wish, session, claims, share)
             if len(claims) >= wish.limit or (share.is_known and len(claims) > had):
                 self._hints[partition] = Hint(pages.first or hint.start, hint.until)
                 return
         in_order = self._info.is_numbered  # always from the head, and the next put needs the last sort key
-        pages = Pages(self._info, partition, wanted, tidies=True, keeps_last=in_order)
+        pages = Pages(self._info, partition, wanted, tidies=True, keeps_last=in_order, mine=mine)
         await self._take_from(pages, wish, session, claims, share)
         found = None if in_order else pages.hint(now + HINT_S)
         if found is not None:
@@ -279,7 +282,15 @@ class Taking:
         """Return the writes that put and claim an item."""
         key = self._names.item(partition, sort_key, item_id)
         item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
-        return CreateClaimed(self._info, self._in_doubt, item, self._about, session=session)
+        holder = self._holder(partition, session)
+        return CreateClaimed(self._info, self._in_doubt, item, self._about, holder=holder)
+
+    def _holder(self, partition: str, session: Session) -> Holder:
+        """Return the holder of our claims in a partition; a new one if the session is another, or it was deleted."""
+        holder = self._holders.get(partition)
+        if holder is None or holder.session is not session or holder.is_gone:
+            holder = self._holders[partition] = Holder(self._names, partition, session)
+        return holder
 
     async def _take_of(self, free: list[R], wish: Wish, session: Session, claims: list[QueueClaim]) -> list[R]:
         """Take from a page, or of items that were read before; return the rest of them.
@@ -300,7 +311,7 @@ class Taking:
                 tries = [each for each in tries if each not in batch]
             except Conflict as error:
                 lost, refused = blamed(batch, error.failed)
-                if not (lost or refused):
+                if not (lost or refused or self._has_lost_holder(batch, session, error)):
                     raise
                 await self._report_refused(refused, wish)
                 tries = [each for each in tries if each not in lost and each not in refused]
@@ -319,24 +330,26 @@ class Taking:
         try:
             item = source if isinstance(source, QueueItem) else QueueItem.of(source)
         except BadRecord:
-            await self.bury(shown(cast("Entry", source)), nothing_more)
+            item = shown(cast("Entry", source))
+            await self.bury(item, item.why, nothing_more)
             return None
         if item.attempts >= self._info.max_attempts:
             why = item.why or f"taken {item.attempts} times, and never acknowledged"
-            await self.bury(item.given_back(why), wish.extra_dead)
+            await self.bury(item, why, wish.extra_dead)
             return None
         if not wish.accept(item):
             return None
         checks, ops = wish.extra(item)  # noqa: S610 - no Django here
-        return TakeTry(source, item, self._names.claim_of(item), tuple(checks), tuple(ops))
+        return TakeTry(source, item, self._names.free_checks(item), tuple(checks), tuple(ops))
 
-    async def bury(self, item: QueueItem, extra: Extra) -> bool:
+    async def bury(self, item: QueueItem, why: str, extra: Extra) -> bool:
         """Dead-letter an item that no client has claimed: its takers died, or its record is broken."""
-        checks, ops = extra(item)
+        dead_item = item.given_back(why)
+        checks, ops = extra(dead_item)
         letter = item.id
         while True:
-            dead = letter_op(self._names, item, letter)
-            held = [item.check, Absent(self._names.claim_of(item)), *checks]
+            dead = letter_op(self._names, dead_item, letter)
+            held = [*self._names.free_checks(item), *checks]
             try:
                 await ask(self._store.commit, held, [Delete(item.key), dead, *ops])
             except Conflict as error:
@@ -345,57 +358,68 @@ class Taking:
                     return False
                 letter = other_letter(item.id)
             else:
-                _log.warning("%s: item %s is a dead letter: %s", self._what, item.path, item.why)
+                _log.warning("%s: item %s is a dead letter: %s", self._what, item.path, why)
                 return True
 
     async def _claim(self, batch: Sequence[TakeTry], session: Session) -> list[QueueClaim]:
         """Claim these, all or none."""
-        nonce = new_id()
-        body = encode({**self._about, "nonce": nonce})
-        taken = [each.item.taken() for each in batch]
-        checks: list[Check] = [each.item.check for each in batch]
-        ops: list[Op] = []
-        for each, item in zip(batch, taken, strict=True):
-            ops += [Put(item.key, item.to_bytes()), Create(each.claim_key, body, session)]
+        holders = {each.item.partition: self._holder(each.item.partition, session) for each in batch}
+        claims = {partition: holder.new_claim() for partition, holder in holders.items()}
+        taken = [each.item.taken(claims[each.item.partition]) for each in batch]
+        checks: dict[Check, None] = {Exists(holder.key): None for holder in holders.values() if holder.exists}
+        ops: list[Op] = [Put(item.key, item.to_bytes()) for item in taken]
+        ops += [Put(each.key, self._about, session) for each in holders.values() if not each.exists]
         for each in batch:
-            checks += each.checks
+            checks.update(dict.fromkeys((*each.free, *each.checks)))
             ops += each.ops
         try:
-            written = (await ask(self._store.commit, checks, ops)).entries
+            written = (await ask(self._store.commit, list(checks), ops)).entries
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):  # or interrupted
                 self._in_doubt.note(
-                    ClaimInDoubt(each.claim_key, each.item.key, nonce, session, each.item) for each in batch
+                    ClaimInDoubt(item.key, item.claim, holders[item.partition], each.item)
+                    for each, item in zip(batch, taken, strict=True)
                 )
             raise
-        pairs = [(item.at(written[2 * n]), written[2 * n + 1]) for n, item in enumerate(taken)]
-        return await self._claimed(pairs, session)
+        for holder in holders.values():
+            holder.exists = True
+        return await self._claimed(
+            [
+                QueueClaim(self._info, item.at(entry), item.value, entry.token, holder=holders[item.partition])
+                for item, entry in zip(taken, written, strict=False)  # the items come first
+            ]
+        )
 
-    async def _claimed(self, pairs: Sequence[tuple[QueueItem, Entry]], session: Session) -> list[QueueClaim]:
-        """Return the claims on items, with their values."""
-        if not any(item.data_id for item, _ in pairs):
-            return [QueueClaim(self._info, item, item.value, claim, session=session) for item, claim in pairs]
+    def _has_lost_holder(self, batch: Sequence[TakeTry], session: Session, error: Conflict) -> bool:
+        """Note that a holder of ours is gone, if a take was refused for that: the next one writes another."""
+        failed = {getattr(each, "key", None) for each in error.failed}
+        lost = [each for each in {self._holder(each.item.partition, session) for each in batch} if each.key in failed]
+        for holder in lost:
+            holder.is_gone = True
+        return bool(lost)
+
+    async def _claimed(self, claims: list[QueueClaim]) -> list[QueueClaim]:
+        """Return claims with their large values."""
+        if not any(claim.item.data_id for claim in claims):
+            return claims
         try:
-            return await self._with_large_values(pairs, session)
+            return await self._with_large_values(claims)
         except BaseException:
-            self._in_doubt.note(ClaimInDoubt.certain(claim, item.key, session) for item, claim in pairs)
+            self.give_up(claims)
             raise
 
-    async def _with_large_values(self, pairs: Sequence[tuple[QueueItem, Entry]], session: Session) -> list[QueueClaim]:
-        values: dict[str, bytes] = {}
-        for data_id in [item.data_id for item, _ in pairs if item.data_id]:
-            data = await ask(self._store.get, self._names.data(data_id))
+    async def _with_large_values(self, claims: Sequence[QueueClaim]) -> list[QueueClaim]:
+        found = []
+        for claim in claims:
+            data_id = claim.item.data_id
+            data = await ask(self._store.get, self._names.data(data_id)) if data_id else None
             if data is not None:
-                values[data_id] = data.value
-        claims = []
-        for item, entry in pairs:
-            value = values.get(item.data_id) if item.data_id else item.value
-            claim = QueueClaim(self._info, item, value or b"", entry, session=session)
-            if value is None:
+                claim.value = data.value
+            if data_id and data is None:
                 await steps_of(claim.bury)("its value is gone, somebody deleted it")
             else:
-                claims.append(claim)
-        return claims
+                found.append(claim)
+        return found
 
     async def _settle_in_doubt(self, wish: Wish, session: Session, claims: list[QueueClaim]) -> None:
         """Take the claims in doubt that turn out to exist, and whose items are wanted now."""
@@ -405,18 +429,16 @@ class Taking:
                 return
             if doubtful.item_key.rpartition("/")[0].rpartition("/")[0] not in wanted:
                 continue
-            landed = await self._in_doubt.settle(doubtful)
-            if landed is None:
+            entry = await self._in_doubt.settle(doubtful)
+            if entry is None:
                 continue
-            claim, entry = landed
+            item = QueueItem.of(entry)
+            claim = QueueClaim(self._info, item, item.value, entry.token, holder=doubtful.holder)
             is_wanted = False
             try:
-                item = QueueItem.of(entry)
                 is_wanted = wish.accept(item)
-            except BadRecord as error:
-                _log.info("%s: %s", self._what, error)
             finally:
                 if not is_wanted:
-                    self._in_doubt.note([ClaimInDoubt.certain(claim, entry.key, session)])
+                    self.give_up([claim])
             if is_wanted:
-                claims += await self._claimed([(item, claim)], session)
+                claims += await self._claimed([claim])

@@ -20,7 +20,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
-from latchwork.primitives.queue.items import Names, QueueItem, place_of
+from latchwork.primitives.queue.items import Names, QueueItem, holder_in, place_of
 from latchwork.primitives.queue.pages import Pages
 from latchwork.primitives.queue.taking import Accept
 from latchwork.primitives.waiting.common import Deadline
@@ -248,25 +248,29 @@ class Seen:
 
     version: Hashable
     item: QueueItem | None
+    holder: str
     is_wanted: bool
 
 
 class IsFree:
     """Follows a partition, and returns whether an accepted item is free. Single-threaded.
 
+    An item is free unless the holder of its claim exists.
+
     Attributes:
         is_found: whether one is. The wait is also done when a free item is not accepted, until those after it know.
         lets_pass: those after it know of the free item that is not accepted, and do not wait.
         ours: versions of items that we took: a server that reports a take key by key shows such an item before its
-            claim, and it looks free.
+            holder, and it looks free.
     """
 
     def __init__(self, names: Names, partition: str, accept: Accept) -> None:
         self._items = names.items(partition)
-        self._claims = names.claims(partition)
+        self._holders = names.holders(partition)
         self._accept = accept
         self._known: dict[tuple[str, str], Seen] = {}
-        self._claimed: set[tuple[str, str]] = set()
+        self._claimed: dict[str, set[tuple[str, str]]] = {}
+        self._there: set[str] = set()
         self._good: set[tuple[str, str]] = set()
         self._bad: set[tuple[str, str]] = set()
         self.is_found = False
@@ -276,24 +280,28 @@ class IsFree:
     def __call__(self, batch: Batch) -> bool:
         """Note changes; return whether the wait is done."""
         for change in batch:
-            self._note(change)
+            if change.key.startswith(f"{self._holders}/"):
+                self._note_holder(change.key[len(self._holders) + 1 :], is_there=change.entry is not None)
+        for change in batch:
+            if change.key.startswith(f"{self._items}/"):
+                self._note_item(change)
         self.is_found = bool(self._good)
         return self.is_found or (bool(self._bad) and not self.lets_pass)
 
     def matters(self, changes: Iterable[Change]) -> bool:
-        """Return whether an item may have become free by changes. Called by another thread, it looks at nothing else.
+        """Return whether an item may have become free by changes. Called by another thread.
 
-        It does by its own change, unless it was claimed in the same transaction, and by the end of its claim, unless
-        it ended with that.
+        It does by its own change, unless a holder that is there has claimed it, and by the end of its holder.
         """
-        places = {each.key: each.entry is not None for each in changes}
-        items, claims = f"{self._items}/", f"{self._claims}/"
-        for key, is_there in places.items():
-            if is_there and key.startswith(items) and not places.get(claims + key[len(items) :]):
-                return True
-            if not is_there and key.startswith(claims) and places.get(items + key[len(claims) :]) is not False:
-                return True
-        return False
+        items, holders, there = f"{self._items}/", f"{self._holders}/", set[str]()
+        for each in changes:
+            if each.key.startswith(holders):
+                if each.entry is None:
+                    return True
+                there.add(each.key[len(holders) :])
+        entries = (each.entry for each in changes if each.key.startswith(items) and each.entry is not None)
+        found = map(holder_in, entries)
+        return any(not holder or (holder not in there and holder not in self._there) for holder in found)
 
     def free_items(self, most: int) -> list[QueueItem]:
         """Return the free items that are accepted, in order; none if there are more, or if one is a broken record.
@@ -306,24 +314,34 @@ class IsFree:
         items = [self._known[place].item for place in places]
         return [] if None in items else items  # type: ignore[return-value]
 
-    def _note(self, change: Change) -> None:
-        is_item = change.key.startswith(f"{self._items}/")
-        if not (is_item or change.key.startswith(f"{self._claims}/")):
-            return
-        place = place_of(change.key, self._items if is_item else self._claims)
+    def _note_holder(self, holder: str, *, is_there: bool) -> None:
+        (self._there.add if is_there else self._there.discard)(holder)
+        for place in self._claimed.get(holder, ()):
+            self._sort(place)
+
+    def _note_item(self, change: Change) -> None:
+        place = place_of(change.key, self._items)
         if place is None:
             return
-        if not is_item:
-            (self._claimed.discard if change.entry is None else self._claimed.add)(place)
-        elif change.entry is None:
-            self._known.pop(place, None)
+        before = self._known.pop(place, None)
+        if before is not None and before.holder:
+            self._claimed[before.holder].discard(place)
+            if not self._claimed[before.holder]:
+                del self._claimed[before.holder]
+        if change.entry is None:
             self.ours.pop(place, None)
         else:
-            self._known[place] = self._read(change.entry)
+            seen = self._known[place] = self._read(change.entry)
+            if seen.holder:
+                self._claimed.setdefault(seen.holder, set()).add(place)
+        self._sort(place)
+
+    def _sort(self, place: tuple[str, str]) -> None:
+        """Note whether an item is free, and whether it is accepted."""
         self._good.discard(place)
         self._bad.discard(place)
         seen = self._known.get(place)
-        if seen is not None and place not in self._claimed and self.ours.get(place, self) != seen.version:
+        if seen is not None and seen.holder not in self._there and self.ours.get(place, self) != seen.version:
             (self._good if seen.is_wanted else self._bad).add(place)
 
     def _read(self, entry: Entry) -> Seen:
@@ -331,8 +349,8 @@ class IsFree:
         try:
             item = QueueItem.of(entry)
         except BadRecord:
-            return Seen(entry.version, None, is_wanted=True)
-        return Seen(entry.version, item, is_wanted=self._accept(item))
+            return Seen(entry.version, None, "", is_wanted=True)
+        return Seen(entry.version, item, item.holder, is_wanted=self._accept(item))
 
 
 def _is_wanted(entry: Entry, accept: Accept) -> bool:

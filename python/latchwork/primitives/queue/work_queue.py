@@ -3,7 +3,7 @@
 Keys:   see ``items``
 Order:  partitions as the taker lists them; in a partition by sort key, under a sort key by id, as text. Puts do not
         wait for each other: the key that those with one sort key share is written without a condition.
-Claim:  a session-bound key for the item. When its session ends the claim vanishes, and the item is where it was.
+Claim:  the item names its holder, a session-bound key. When that vanishes with its session, the item is free.
 
 docs/design/groups-and-queues.md has the steps, the races, and why a partition is never read as a whole.
 """
@@ -23,22 +23,24 @@ from latchwork.primitives.queue.items import (
     check_inline,
     check_payload,
     check_place,
+    holder_in,
     index_op,
+    name_of,
     new_id,
     place_of,
     put_ops,
     shown,
 )
-from latchwork.primitives.queue.pages import Share, check_partitions, tidy
+from latchwork.primitives.queue.pages import LONGEST_PAGE, Lists, Share, check_partitions, tidy
 from latchwork.primitives.queue.puts import OrderedPuts
 from latchwork.primitives.queue.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
 from latchwork.primitives.queue.waiting import IsFree, Wait, Waiting
 from latchwork.primitives.waiting.common import Closable, Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import Steps, ask, driven
+from latchwork.store.steps import Steps, ask, driven, steps_of
 from latchwork.store.store import Store
-from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
+from latchwork.types import At, Check, Create, Delete, Entry, Op, Put
 
 
 class WorkQueue(Closable):
@@ -235,11 +237,11 @@ class WorkQueue(Closable):
 
     def removal(self, item: QueueItem, *, if_taken: bool = False) -> tuple[list[Check], list[Op]]:
         """Return ``remove`` as checks and writes for a transaction of yours. Does no I/O."""
-        checks: list[Check] = [item.check]
-        if not if_taken:
-            checks.append(Absent(self._names.claim_of(item)))
-        data = [Delete(self._names.data(item.data_id))] if item.data_id else []
-        return checks, [Delete(item.key), *data]
+        checks: list[Check] = [item.check] if if_taken else self._names.free_checks(item)
+        ops: list[Op] = [Delete(self._names.data(item.data_id))] if item.data_id else []
+        if if_taken and item.claim:
+            ops.append(Put(self._names.removed(item), b""))
+        return checks, [Delete(item.key), *ops]
 
     @driven
     async def remove(
@@ -286,7 +288,7 @@ class WorkQueue(Closable):
             OutcomeUnknown: it is a dead letter or not.
         """
         self._waits.check()
-        return await self._taking.bury(item.given_back(check_text(why, "the reason")), lambda _: (checks, ops))
+        return await self._taking.bury(item, check_text(why, "the reason"), lambda _: (checks, ops))
 
     # Taking
 
@@ -511,8 +513,7 @@ class WorkQueue(Closable):
     @driven
     async def partitions(self) -> list[str]:
         """Return the partitions that have items, or had some and were not looked at since then; sorted."""
-        self._waits.check()
-        return list(await ask(self._store.children, self._names.partitions))
+        return list(await self._partitions(None))
 
     @driven
     async def find(self, partition: str, sort_key: str, item_id: str) -> QueueItem | None:
@@ -562,27 +563,39 @@ class WorkQueue(Closable):
 
     @driven
     async def claims(self, partition: str | None = None, limit: int = 1000) -> dict[str, Ticket]:
-        """Return the holders of claims by ``<partition>/<sort key>/<id>``, sorted, up to ``limit``."""
+        """Return the holders of claims by ``<partition>/<sort key>/<id>``, sorted, up to ``limit``.
+
+        Reads items in order until as many claims are found, or all items.
+        """
         found: dict[str, Ticket] = {}
         for each in await self._partitions(partition):
-            prefix = self._names.claims(each)
-            entries = await self._list_places(prefix, limit - len(found))
-            found.update({f"{each}{entry.key[len(prefix) :]}": Ticket.of(entry) for entry in entries})
+            prefix = self._names.items(each)
+            holders = {name_of(entry): entry for entry in await ask(self._store.list, self._names.holders(each))}
+            after: str | None = None
+            while holders and len(found) < limit:
+                page = await ask(self._store.list, prefix, recursive=True, limit=LONGEST_PAGE, start_after=after)
+                for entry in page:
+                    holder = holders.get(holder_in(entry))
+                    if holder is not None and place_of(entry.key, prefix) is not None and len(found) < limit:
+                        found[f"{each}{entry.key[len(prefix) :]}"] = Ticket.of(holder)
+                if len(page) < LONGEST_PAGE:
+                    break
+                after = page[-1].key
         return found
 
     @driven
     async def holder(self, item: QueueItem) -> Ticket | None:
-        """Return the holder of the claim on an item; None if it is not claimed."""
-        self._waits.check()
-        entry = await ask(self._store.get, self._names.claim_of(item))
-        return None if entry is None else Ticket.of(entry)
+        """Return the holder of the claim on an item, as it was read; None if it is not claimed."""
+        return (await steps_of(self.holders)([item]))[0]
 
     @driven
     async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
-        """Return the holder of the claim on each of these items; None for an item that is not claimed."""
+        """Return the holder of the claim on each of these items, as read; None for one that is not claimed."""
         self._waits.check()
-        keys = [self._names.claim_of(item) for item in items]
-        return [None if entry is None else Ticket.of(entry) for entry in await ask(self._store.get_many, keys)]
+        keys = {item.claim: self._names.holder(item.partition, item.holder) for item in items if item.holder}
+        entries = dict(zip(keys, await ask(self._store.get_many, list(keys.values())), strict=True)) if keys else {}
+        found = [entries.get(item.claim) for item in items]
+        return [None if entry is None else Ticket.of(entry) for entry in found]
 
     @driven
     async def takers(self, partition: str) -> list[Ticket]:
@@ -616,19 +629,9 @@ class WorkQueue(Closable):
         self._waits.check()
         if partition is not None:
             return [check_member(partition, "partition")]
-        return list(await ask(self._store.children, self._names.partitions))
-
-    async def _list_places(self, prefix: str, limit: int) -> list[Entry]:
-        """List items or claims below a prefix, without keys that can be neither."""
-        found: list[Entry] = []
-        after: str | None = None
-        while (left := limit - len(found)) > 0:
-            page = await ask(self._store.list, prefix, recursive=True, limit=left, start_after=after)
-            found += [entry for entry in page if place_of(entry.key, prefix) is not None]
-            if len(page) < left:
-                break
-            after = page[-1].key
-        return found
+        names = await ask(self._store.children, self._names.partitions)
+        marks = await Lists(self._store, [(self._names.sort_keys(name), 1, None) for name in names]) if names else []
+        return [name for name, found in zip(names, marks, strict=True) if found]  # others have holders only
 
     # Dead letters
 

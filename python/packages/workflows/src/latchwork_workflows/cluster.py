@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latchwork.primitives import Group, GroupMember
+from latchwork.errors import BadRecord
+from latchwork.primitives import Group, GroupMember, QueueItem
 from latchwork.store import Store
+from latchwork.types import Entry
 from latchwork_workflows.exchange import Running, cancel_sent_at
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.services import Line, WorkerSeen
@@ -44,35 +46,38 @@ class StoreCluster:
     def line(self, lane: str, most: int) -> Line | None:
         """Return the first ``most`` unclaimed items of a partition. None: too many are claimed to tell.
 
-        Claims are read first. So items claimed meanwhile count as unclaimed, but never the reverse.
+        Holders of claims are read last. So items claimed meanwhile count as unclaimed, but never the reverse.
         """
-        prefix = f"{self._keys.backlog}/partitions/{lane}"
-        taken = set(self._names(f"{prefix}/claims", _MOST_TAKEN, recursive=True))
-        if len(taken) == _MOST_TAKEN:
-            return None
-        wanted = most + len(taken) + 1
-        shelves = self._names(f"{prefix}/sort_keys", wanted)
-        names = self._head(f"{prefix}/items", shelves, wanted)
-        free = [each for each in names if each not in taken]
-        return Line(tuple(free[:most]), is_whole=max(len(names), len(shelves)) < wanted and len(free) <= most)
+        prefix, wanted = f"{self._keys.backlog}/partitions/{lane}", most + 1
+        while True:
+            shelves = self._names(f"{prefix}/sort_keys", wanted)
+            items = self._head(f"{prefix}/items", shelves, wanted)
+            holders = self._store.children(f"{prefix}/holders")
+            free = [each.key[len(prefix) + len("/items/") :] for each in items if _holder(each) not in holders]
+            is_whole = max(len(items), len(shelves)) < wanted
+            if is_whole or len(free) > most:
+                return Line(tuple(free[:most]), is_whole=is_whole and len(free) <= most)
+            if len(items) - len(free) >= _MOST_TAKEN:
+                return None
+            wanted *= 2
 
-    def _head(self, prefix: str, shelves: Sequence[str], wanted: int) -> list[str]:
-        """Return the first items of these sort keys, as ``<sort key>/<id>``: ``wanted`` or a few more, or all if fewer.
+    def _head(self, prefix: str, shelves: Sequence[str], wanted: int) -> list[Entry]:
+        """Return the first items of these sort keys: ``wanted`` or a few more, or all if fewer.
 
         Reads one sort key at a time, because etcd counts the whole range of a list even with a limit.
         """
-        found: list[str] = []
+        found: list[Entry] = []
         for at in range(0, len(shelves), _TOGETHER):
             if len(found) >= wanted:
                 break
             part = [f"{prefix}/{each}" for each in shelves[at : at + _TOGETHER]]
             begun = [self._store.begin("list", each, limit=wanted - len(found)) for each in part]
-            found += [entry.key[len(prefix) + 1 :] for each in begun for entry in each.result()]
+            found += [entry for each in begun for entry in each.result()]
         return found
 
-    def _names(self, prefix: str, most: int, *, recursive: bool = False) -> list[str]:
+    def _names(self, prefix: str, most: int) -> list[str]:
         """Return the first keys below a prefix, without the prefix."""
-        return [each.key[len(prefix) + 1 :] for each in self._store.list(prefix, recursive=recursive, limit=most)]
+        return [each.key[len(prefix) + 1 :] for each in self._store.list(prefix, limit=most)]
 
     def cancelled(self, attempts: Sequence[str]) -> dict[str, float]:
         """Return the attempts with a cancel request, with its time. 0: the time is unknown."""
@@ -88,6 +93,14 @@ class StoreCluster:
             if is_running:
                 running.setdefault(Running.of(entry.value).worker, []).append(x)
         return sorted(_seen(each, running.get(each.id, ())) for each in self._group.members())
+
+
+def _holder(entry: Entry) -> str:
+    """Return the holder of an item's claim; empty without one, and for a damaged item."""
+    try:
+        return QueueItem.of(entry).holder
+    except BadRecord:
+        return ""
 
 
 def _seen(member: GroupMember, running: Sequence[str]) -> WorkerSeen:
