@@ -43,7 +43,7 @@ _RECONNECT_S = 0.1
 _LOOK_TIMEOUT_S = 20.0
 #: Stores end the sessions of others this much after their deadline, each at another moment of it.
 _SWEEP_JITTER_S = 0.1
-_IDLE_SWEEP_S = 30.0
+_IDLE_SWEEP_S = 5.0
 
 
 class PostgresWatch(DeliveringWatch):
