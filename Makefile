@@ -38,6 +38,7 @@ help:
 	@echo '  make quick     unit and in-memory tests of what differs from main, at most 90 seconds; ARGS="BASE" for another base'
 	@echo '  make check     every test on every server, and all long forms (hours); or one of them:'
 	@echo '                 WHAT=tests             every test on every server, in its long form'
+	@echo '                 WHAT=kit               the conformance kit on every backend, and the mistakes it has to find (15 minutes)'
 	@echo '                 WHAT=faults            every fault on every backend, idle and busy, judged (an hour)'
 	@echo '                 WHAT=primitive-faults  every primitive through every fault on every server (30 minutes)'
 	@echo '                 WHAT=history           100,000 calls under faults on every backend, judged (40 minutes)'

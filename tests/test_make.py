@@ -28,6 +28,7 @@ TARGETS = {
 }
 CHECKS = [
     "tests",
+    "kit",
     "faults",
     "primitive-faults",
     "history",
@@ -80,7 +81,7 @@ def run(tmp_path):
     """Runs a script in a copy of its folder where every program says what it was given, and fails if it is told to."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     getting = ["install_test_servers", "build_etcd36", "install_zookeeper39", "install_postgres"]
-    inner = [*getting, "install_bench_peers", "run_tests", "check_core", "fuzz"]
+    inner = [*getting, "install_bench_peers", "run_tests", "check_core", "check_kit", "fuzz"]
     for name in ["bin/make", ".venv/bin/python", ".venv/bin/latchwork", *(f"scripts/{each}" for each in inner)]:
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import importlib
-import re
 import threading
 import time
 import types
 import uuid
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = "latchwork_testkit.conformance"
-_LEVELS = ("contract", "primitives", "faults", "histories")
-_PLACE = re.compile(rf"(?:^|/)(?P<level>{'|'.join(_LEVELS)})/test_(?P<area>\w+)\.py::(?:\w+::)?test_(?P<promise>\w+)")
+#: The property of a report that names the area of its promise, since a node ID depends on how the kit was named.
+_AREA = "latchwork_conformance_area"
 _ANSWERS = ("kept", "skipped", "broken")
 _THREAD_GRACE_S = 5.0
 _MARKERS = {
@@ -132,6 +132,13 @@ def no_thread_left_behind() -> Iterator[None]:
     assert not left, f"these threads are still running after close: {', '.join(left)}"
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note to which level and area of the kit a test belongs."""
+    level, area = item.path.parent, item.path.stem.removeprefix("test_").replace("_", " ")
+    if level.parent == Path(__file__).parent:
+        item.user_properties.append((_AREA, f"{level.name}: {area}"))
+
+
 class Promises:
     """Counts the promises kept, skipped and broken, and prints the table."""
 
@@ -142,14 +149,14 @@ class Promises:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count the outcome of a test. An error of its fixtures breaks its promise."""
-        found = _PLACE.search(report.nodeid)
-        if found is None or (report.passed and report.when != "call"):
+        area: Any = dict(report.user_properties).get(_AREA)
+        if area is None or (report.passed and report.when != "call"):
             return
-        area = f"{found['level']}: {found['area'].replace('_', ' ')}"
         if report.failed and report.nodeid not in self._broken:
             self._counts[area]["kept"] -= int(report.when == "teardown")  # its call was counted
             self._counts[area]["broken"] += 1
-            self._broken[report.nodeid] = f"{area}: {found['promise'].replace('_', ' ')}"
+            promise = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+            self._broken[report.nodeid] = f"{area}: {promise}"
         elif report.skipped:
             self._counts[area]["skipped"] += 1
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from latchwork import At, Conflict, KeyExists
+from latchwork import At, Conflict, Delete, KeyExists
 
 
 def test_put_creates_then_overwrites(store):
@@ -46,6 +46,12 @@ def test_tokens_grow_across_keys_and_clients(store, other):
     ]
     assert tokens == sorted(set(tokens))
     assert all(isinstance(token, int) for token in tokens)
+
+
+def test_a_deletion_takes_a_token_of_its_own(store):
+    first = store.put("a", b"v")
+    deletion = store.commit([], [Delete("a")])
+    assert first.token < deletion.token < store.put("b", b"v").token
 
 
 def test_create_refuses_a_key_that_exists_and_changes_nothing(store):

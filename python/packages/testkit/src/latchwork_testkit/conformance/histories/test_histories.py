@@ -1,0 +1,74 @@
+"""The calls of several clients on a few keys have an order that explains every answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+
+import pytest
+
+from latchwork_testkit.histories.calls import Call, History
+from latchwork_testkit.histories.checker import judge, minimise, timeline
+from latchwork_testkit.histories.clients import Clients
+from latchwork_testkit.histories.recorder import KEYS
+from latchwork_testkit.proxy import Proxy
+
+ROUND_S = 30.0 if os.environ.get("LATCHWORK_LONG_TESTS") else 4.0
+CLIENTS = 4
+
+
+def recorded(urls, hurt=lambda until: None):
+    """Let clients make random calls, and return their history and what went wrong."""
+    calls, mutex = {}, threading.Lock()
+
+    def sink(call: Call) -> None:
+        with mutex:
+            calls[call.number] = call
+
+    specs = [(f"c{number}", number * 1_000_000, url) for number, url in enumerate(urls)]
+    clients = Clients(specs, sink, patience_s=None, think_s=0.002)
+    try:
+        clients.go(seed=random.randrange(1 << 30))
+        hurt(time.monotonic() + ROUND_S)
+        time.sleep(0.5)
+        clients.stop()
+        problems = clients.finish()
+    finally:
+        clients.close()
+    return History(KEYS, dict.fromkeys(KEYS), 0, list(calls.values())), problems
+
+
+def check(history, problems):
+    assert problems == []
+    assert len(history.calls) > 20
+    judgement = judge(history)
+    assert judgement.is_good, "\n".join([*judgement.problems, timeline(minimise(history))])
+
+
+def test_a_history_without_faults_is_linearizable(backend_url):
+    history, problems = recorded([backend_url] * CLIENTS, lambda until: time.sleep(until - time.monotonic()))
+    check(history, problems)
+
+
+def test_a_history_with_cut_connections_is_linearizable(conformance_server, backend_url):
+    endpoint = getattr(conformance_server, "endpoint", "")
+    if not endpoint:
+        pytest.skip("no endpoint: the backend has no server of its own")
+    with contextlib.ExitStack() as opened:
+        ways = [opened.enter_context(Proxy(endpoint)) for _ in range(CLIENTS)]
+
+        def hurt(until):
+            rng = random.Random()
+            while time.monotonic() < until:
+                time.sleep(rng.uniform(0.1, 0.4))
+                way = rng.choice(ways)
+                way.hold(rng.choice(["requests", "answers"]))
+                time.sleep(rng.uniform(0.05, 0.2))
+                way.cut()
+                way.release()
+
+        history, problems = recorded([backend_url.replace(endpoint, way.endpoint) for way in ways], hurt)
+    check(history, problems)
