@@ -22,13 +22,13 @@ from fastapi.responses import HTMLResponse
 from fastapi.testclient import TestClient
 
 from latchwork_testkit.postgres import PostgresServer
+from latchwork_workflows.app import make_site
 from latchwork_workflows.db import Database, backfills, definitions, pools
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.db.tables import command, definition, instance, shard, task
 from latchwork_workflows.model.validate import checked
 from latchwork_workflows.schemas.pools import PoolSettings
-from latchwork_workflows.site import make_site
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Role
 

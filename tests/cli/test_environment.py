@@ -56,12 +56,12 @@ def test_a_node_refuses_to_be_read_by_processes_of_its_user(looked):
 #: Runs the commands that are nodes as far as their first step, and says whether their process may be read then.
 NODES = """
 import ctypes
-from latchwork_workflows.cli import nodes, serving
+from latchwork_workflows.cli import nodes, serve
 prctl = ctypes.CDLL(None).prctl
 def home_of(*_):
     raise SystemExit(prctl(3, 0, 0, 0, 0))
-nodes.home_of = serving.home_of = home_of
-for command in (nodes.master, nodes.worker, serving.serve, serving.api):
+nodes.home_of = serve.home_of = home_of
+for command in (nodes.master, nodes.worker, serve.serve, serve.api):
     prctl(4, 1, 0, 0, 0)
     try:
         command()

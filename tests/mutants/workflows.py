@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a database restored from a backup is served",
-        "latchwork_workflows/owning.py",
+        "latchwork_workflows/shard_ownership.py",
         "        if marked > seq:\n",
         "        if marked < 0:\n",
         id_of("workflows/master", "a_database_from_before_is_refused_where_results_were_deleted_since", on="memory"),
@@ -88,7 +88,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "two concurrent edits close a cycle",
-        "latchwork_workflows/db/families.py",
+        "latchwork_workflows/db/related_runs.py",
         '    if connection.dialect.name != "sqlite":\n',
         "    if False:\n",
         id_of("workflows/rings", "of_two_that_are_written_at_once_and_start_each_other_one_is_refused", on="postgres"),
@@ -158,7 +158,7 @@ DEFECTS = (
         "Workflow master",
         "settings are not checked again before the write",
         "latchwork_workflows/services/workflows.py",
-        "        wrong += naming.problems(wanted, settings.of_project(connection, wanted.project))\n",
+        "        wrong += usage.problems(wanted, settings.of_project(connection, wanted.project))\n",
         "",
         id_of("workflows/settings", "what_was_removed_between_the_check_and_the_write_is_refused_too", on="file"),
     ),

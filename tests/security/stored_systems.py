@@ -16,7 +16,7 @@ from latchwork.primitives.queue.items import QueueItem
 from latchwork.tasks import BlobRef, StoredRetry
 from latchwork.types import Entry
 from latchwork.worker_group import records as groups
-from latchwork_workflows import exchange
+from latchwork_workflows import messages
 from latchwork_workflows.worker import attempt
 
 BLOB = BlobRef("owner", "id", 5, "ab")
@@ -28,9 +28,9 @@ TASK = plans.TaskRecord(
 PLAN = plans.PlanRecord(plans.PlanState.READY, 1, "t", failed=(("a", "why"),), keep_results_s=5.0)
 WORKER = groups.WorkerInfo("127.0.0.1", {"http": 80}, "n", "r", "d", {"gpu": 2.0}, 3, "k", "running", 1, 1, "i")
 GROUP = groups.GroupRecord("r1", 4, next_rank=2, created=5.0, labels={"team": "a"})
-HEAD = exchange.Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 60.0)
-SPEC = exchange.Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"got.rows": 3}, 1.5e9, "Europe/Berlin")
-ENDED = exchange.Result(exchange.Outcome.FAILURE, 9, "w1", "h", 1.0, 2.5, 47, -9, {"rows": 3}, "killed", "1/7.log")
+HEAD = messages.Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 60.0)
+SPEC = messages.Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"got.rows": 3}, 1.5e9, "Europe/Berlin")
+ENDED = messages.Result(messages.Outcome.FAILURE, 9, "w1", "h", 1.0, 2.5, 47, -9, {"rows": 3}, "killed", "1/7.log")
 
 
 def at(value, key="k"):
@@ -97,11 +97,11 @@ ROWS = {
         groups.encode_lease(WORKER),
         lambda value: (groups.read_incarnation(at(value)), groups.read_key(at(value))),
     ),
-    "attempt of a workflow": ("workflows.exchange", SPEC.to_bytes()[0], exchange.Spec.of),
+    "attempt of a workflow": ("workflows.messages", SPEC.to_bytes()[0], messages.Spec.of),
     "who runs an attempt": (
-        "workflows.exchange", exchange.Running("w1", "h", 5.0, "it was drained").to_bytes(), exchange.Running.of
+        "workflows.messages", messages.Running("w1", "h", 5.0, "it was drained").to_bytes(), messages.Running.of
     ),
-    "result of an attempt": ("workflows.exchange", ENDED.to_bytes(), exchange.Result.of),
+    "result of an attempt": ("workflows.messages", ENDED.to_bytes(), messages.Result.of),
     "outputs of an attempt": ("workflows.worker.attempt", dumped(rows=17), read_outputs),
     "epoch of workers": (
         "worker_group.records",

@@ -18,10 +18,10 @@ from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import attempt, command, event, instance, shard
-from latchwork_workflows.exchange import Head, Result, Running, Spec
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.keys import Item, Keys, workflows_store
 from latchwork_workflows.master.shard import ShardRun, Tools
+from latchwork_workflows.messages import Head, Result, Running, Spec
 from latchwork_workflows.model.validate import checked
 from latchwork_workflows.schemas.workflows import AppliedVersion
 from latchwork_workflows.services import Parts

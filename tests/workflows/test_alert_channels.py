@@ -16,7 +16,7 @@ from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.maintenance import Doctor, document_of, import_document
 from latchwork_workflows.master import Master
-from latchwork_workflows.master.chores import Chores
+from latchwork_workflows.master.cleanup import Chores
 from latchwork_workflows.model.validate import validate
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.services import Parts

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 import pytest
 import sqlalchemy as sa
 
+from latchwork_workflows.alerts.delivery import NotSent
 from latchwork_workflows.alerts.sender import WAYS, Sender
-from latchwork_workflows.alerts.sending import NotSent
 from latchwork_workflows.db import alerts
 from latchwork_workflows.db.alerts import put
 from latchwork_workflows.db.database import DatabaseUnavailable

@@ -11,10 +11,10 @@ import trustme
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 
-from latchwork_workflows.alerts import by_apprise
+from latchwork_workflows.alerts import apprise_channel
 from latchwork_workflows.alerts.channels import AppriseOptions
+from latchwork_workflows.alerts.delivery import NotSent
 from latchwork_workflows.alerts.messages import Message
-from latchwork_workflows.alerts.sending import NotSent
 from latchwork_workflows.state.alerts import Answer
 from patience import eventually
 from workflows.mail_servers import HookServer, running
@@ -80,7 +80,7 @@ def test_a_url_that_apprise_does_not_know_is_given_up_at_once(office):
 
 def told_by(url):
     with pytest.raises(NotSent) as refused:
-        by_apprise.send(Message("subject", "text", "<1@x>", {}), AppriseOptions.model_construct(url=url), 0.0)
+        apprise_channel.send(Message("subject", "text", "<1@x>", {}), AppriseOptions.model_construct(url=url), 0.0)
     return refused.value
 
 

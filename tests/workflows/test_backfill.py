@@ -14,8 +14,8 @@ from latchwork_workflows.db import runs as rows
 from latchwork_workflows.db.tables import backfill, command, instance
 from latchwork_workflows.errors import BadRequest
 from latchwork_workflows.master.backfills import MOST_AT_ONCE
+from latchwork_workflows.model.backfill_dates import MOST_MOMENTS, moments_of
 from latchwork_workflows.model.model import ScheduleSpec
-from latchwork_workflows.model.moments import MOST_MOMENTS, moments_of
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.state.backfills import BackfillState, Progress, next_step
 from patience import eventually

@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from latchwork_workflows.db import result_cache as result_cache_db
 from latchwork_workflows.db.tables import instance, parameter, result_cache
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.master.chores import Chores
-from latchwork_workflows.model.caching import cache_key_of
+from latchwork_workflows.master.cleanup import Chores
+from latchwork_workflows.model.cache_key import cache_key_of
 from latchwork_workflows.model.validate import checked
 from latchwork_workflows.model.values import Run
 from latchwork_workflows.state import Outcome

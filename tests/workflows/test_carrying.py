@@ -3,13 +3,12 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db import Database, definitions, tables
+from latchwork_workflows.db import Database, definitions, tables, workflow_queries
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.maintenance import document_of, import_document, missing_bundles
-from latchwork_workflows.model.forms import as_yaml, read
+from latchwork_workflows.model.yaml_format import as_yaml, read
 from latchwork_workflows.web import Role
 from workflows.hands import a_workflow
 
@@ -57,7 +56,7 @@ def test_what_is_exported_is_imported_and_then_the_same(full, other):
     assert "a long password" not in str(document)
     assert "scrypt" not in str(document)
     with other.read() as connection:
-        (row,) = [each for each in catalog.listed(connection) if each.name == "nightly"]
+        (row,) = [each for each in workflow_queries.listed(connection) if each.name == "nightly"]
         assert (row.online, row.scheduled) == (True, False)
         kinds = connection.execute(sa.select(tables.event.c.kind)).scalars().all()
     assert kinds == ["import"]
@@ -125,7 +124,7 @@ def test_an_import_that_fails_on_its_way_writes_nothing(full, other, monkeypatch
     def fail(*_args):
         raise RuntimeError("died here")
 
-    monkeypatch.setattr("latchwork_workflows.maintenance.carrying._put_account", fail)
+    monkeypatch.setattr("latchwork_workflows.maintenance.transfer._put_account", fail)
     with pytest.raises(RuntimeError):
         import_document(other, document_of(full), by="test")
     assert document_of(other)["workflows"] == []

@@ -13,13 +13,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.db import Database, Shard, families, pools
+from latchwork_workflows.db import Database, Shard, pools, related_runs
 from latchwork_workflows.db.database import DatabaseUnavailable, FairLock
 from latchwork_workflows.db.migrations import needs_upgrade, upgrade, versions
 from latchwork_workflows.db.tables import about, instance, metadata, shard
 from latchwork_workflows.errors import NotOwner, SchemaTooNew
 from latchwork_workflows.installation import initialize
-from latchwork_workflows.state.families import Span
+from latchwork_workflows.state.related_runs import Span
 from patience import eventually
 
 
@@ -271,7 +271,7 @@ def test_the_newest_run_of_a_span_is_found_without_a_look_at_those_of_other_span
                 said.append((f"{'EXPLAIN QUERY PLAN' if database.is_sqlite else 'EXPLAIN'} {text}", given))
             return text, given
 
-        families.newest(connection, 7, Span(0.0, 1.0), [1, 2])
+        related_runs.newest(connection, 7, Span(0.0, 1.0), [1, 2])
         told = str(connection.exec_driver_sql(*said[0]).all())
         assert "ix_instance_code_schedule_time_id" in told
         assert "Sort" not in told

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from latchwork.schedules import Cron
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.builder import Workflow, add, shell, task, workflow
-from latchwork_workflows.model.forms import read, write
 from latchwork_workflows.model.model import Definition, plan_of
-from latchwork_workflows.model.settings.naming import Settings
+from latchwork_workflows.model.settings.usage import Settings
 from latchwork_workflows.model.templates import fill
 from latchwork_workflows.model.validate import checked, validate
 from latchwork_workflows.model.values import Run, values_of
+from latchwork_workflows.model.yaml_format import read, write
 from latchwork_workflows.types import TaskTypes
 from workflows.flows import extract, load, nightly
 

@@ -14,7 +14,7 @@ from latchwork_workflows.db.tables import waiting
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.master import held_tasks
 from latchwork_workflows.state import InstanceState, Outcome, TaskState
-from latchwork_workflows.state.families import WINDOWS, of_run, spans
+from latchwork_workflows.state.related_runs import WINDOWS, of_run, spans
 from patience import eventually
 from workflows.hands import Stage, a_workflow
 

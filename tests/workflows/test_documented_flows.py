@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from latchwork_workflows import shell, workflow
-from latchwork_workflows.model.built import BUILT
-from latchwork_workflows.model.forms import read
+from latchwork_workflows.local_run import try_out
+from latchwork_workflows.model.defined import BUILT
 from latchwork_workflows.model.validate import checked
-from latchwork_workflows.trying import try_out
+from latchwork_workflows.model.yaml_format import read
 from latchwork_workflows.types import TaskTypes
 
 REPOSITORY = Path(__file__).resolve().parents[2]

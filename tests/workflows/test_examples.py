@@ -10,11 +10,11 @@ import pytest
 
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.home import Home
-from latchwork_workflows.model.forms import read
-from latchwork_workflows.model.moments import DateRange
+from latchwork_workflows.local_run import try_out
+from latchwork_workflows.model.backfill_dates import DateRange
 from latchwork_workflows.model.validate import checked
+from latchwork_workflows.model.yaml_format import read
 from latchwork_workflows.serve import Serve, ServeOptions
-from latchwork_workflows.trying import try_out
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker import WorkerOptions
 

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
-from latchwork_workflows.exchange import INLINE_BYTES, MOST_RESULT_BYTES, Head, Result, Running, Spec
 from latchwork_workflows.keys import Item, attempt_of, lane_of, log_ref, pools_of, shelf_of, worker_group_of, x_of
+from latchwork_workflows.messages import INLINE_BYTES, MOST_RESULT_BYTES, Head, Result, Running, Spec
 from latchwork_workflows.state import Outcome
 
 HEAD = Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 600.0)

@@ -6,11 +6,11 @@ import tracemalloc
 import pytest
 
 from latchwork_workflows.model.expressions import MOST_STEPS, Budget, Expression, ExpressionError
-from latchwork_workflows.model.forms import read
 from latchwork_workflows.model.logical import chosen
 from latchwork_workflows.model.model import TaskSpec
-from latchwork_workflows.model.settings.naming import Settings
+from latchwork_workflows.model.settings.usage import Settings
 from latchwork_workflows.model.validate import validate
+from latchwork_workflows.model.yaml_format import read
 from latchwork_workflows.types import TaskTypes
 
 NAMES = {

@@ -11,12 +11,12 @@ import typer
 
 from latchwork.cli.main import application
 from latchwork.errors import LatchworkError
+from latchwork_workflows.app import check_reach, make_site
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.home import Home
 from latchwork_workflows.logs import LogStoreMismatch
 from latchwork_workflows.serve import Serve, ServeOptions
-from latchwork_workflows.site import check_reach, make_site
 from latchwork_workflows.web import Role
 from latchwork_workflows.worker import WorkerOptions
 from patience import eventually

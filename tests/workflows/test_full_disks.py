@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from latchwork._base.files import replace_file, trouble_of
-from latchwork_workflows.cli.opening import Repeats
+from latchwork_workflows.cli.options import Repeats
 from levels import LONG
 from patience import eventually
 

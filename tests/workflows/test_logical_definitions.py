@@ -4,8 +4,8 @@ import pytest
 
 from latchwork_workflows import On, conditions, dependent, shell, sub_process, switch, task, workflow
 from latchwork_workflows.errors import DefinitionInvalid, WrongState
-from latchwork_workflows.model.forms import read, write
 from latchwork_workflows.model.validate import checked, problems_of
+from latchwork_workflows.model.yaml_format import read, write
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
 

@@ -21,8 +21,8 @@ from latchwork_workflows.logs import (
     clean_text,
     open_logs,
 )
-from latchwork_workflows.logs.keeping import AGAIN_S, KEPT_BYTES
-from latchwork_workflows.logs.places import LogFile
+from latchwork_workflows.logs.attempt_log import AGAIN_S, KEPT_BYTES
+from latchwork_workflows.logs.store import LogFile
 from patience import eventually
 
 REF = "7/11/42/1.99.log"

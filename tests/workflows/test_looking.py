@@ -1,8 +1,8 @@
 """What a shard's master sees of its part of the store, and what it has seen before."""
 
 from latchwork.types import Entry
-from latchwork_workflows.exchange import Result
 from latchwork_workflows.master.inputs import MOST_RESULTS, Looking
+from latchwork_workflows.messages import Result
 from latchwork_workflows.state import Outcome
 
 PREFIX = "default/shards/0"

@@ -23,7 +23,7 @@ from latchwork_workflows.db.tables import (
 from latchwork_workflows.installation import initialize, installation_of
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.master import Master, Retention
-from latchwork_workflows.master.chores import Chores
+from latchwork_workflows.master.cleanup import Chores
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -10,7 +10,7 @@ from latchwork_workflows.db.tables import attempt, event, task
 from latchwork_workflows.errors import BadRequest, DefinitionInvalid, UnknownWorkflow, WrongState
 from latchwork_workflows.maintenance import Doctor, import_document
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.model.settings.checks import url_problem
+from latchwork_workflows.model.settings.validation import url_problem
 from latchwork_workflows.model.values import Run, values_of
 from latchwork_workflows.services import workflows
 from latchwork_workflows.state import Outcome

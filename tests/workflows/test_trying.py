@@ -3,7 +3,7 @@
 import pytest
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.model.branching import On, conditions, dependent, switch
+from latchwork_workflows.model.branches import On, conditions, dependent, switch
 from latchwork_workflows.model.builder import shell, task, workflow
 from workflows import flows
 

@@ -16,7 +16,7 @@ import latchwork
 from latchwork.types import Put
 from latchwork_workflows.keys import workflows_store
 from latchwork_workflows.model.builder import shell, workflow
-from latchwork_workflows.model.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
+from latchwork_workflows.model.task_functions import http, mapreduce, noop, of_type, procedure, spark, sql
 from latchwork_workflows.model.validate import validate
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes

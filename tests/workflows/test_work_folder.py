@@ -13,9 +13,9 @@ import latchwork
 from latchwork.errors import LatchworkError
 from latchwork_workflows import Home, Serve, ServeOptions
 from latchwork_workflows.bundles import BadBundle, BundleCache, pack
-from latchwork_workflows.exchange import Outcome
 from latchwork_workflows.keys import workflows_store
 from latchwork_workflows.logs import open_logs
+from latchwork_workflows.messages import Outcome
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 
 from . import working

@@ -8,9 +8,9 @@ from pathlib import Path
 import latchwork
 from latchwork.primitives import WorkQueue
 from latchwork.types import Create
-from latchwork_workflows.exchange import Head, Result, Running, Spec
 from latchwork_workflows.keys import Item, Keys, shelf_of, workflows_store
 from latchwork_workflows.logs import open_logs
+from latchwork_workflows.messages import Head, Result, Running, Spec
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 from patience import eventually
 

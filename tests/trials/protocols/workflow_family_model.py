@@ -31,8 +31,8 @@ from latchwork_workflows.state import (
     TaskState,
     advance,
 )
-from latchwork_workflows.state.families import asked, may_be_asked, told
 from latchwork_workflows.state.records import FAILED, OVER
+from latchwork_workflows.state.related_runs import asked, may_be_asked, told
 from trials.protocols.simulator import Simulation, Unknown
 from trials.protocols.workflow_model import NotOwner, WorkflowSimulation
 

@@ -4,9 +4,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from latchwork_testkit.chromium import find_chromium
+from latchwork_workflows.app import admin_link, make_site
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.migrations import upgrade
-from latchwork_workflows.site import admin_link, make_site
 from latchwork_workflows.web import HttpServer
 from missing import found_or_skipped
 from workflows.web.seeds import Seeds

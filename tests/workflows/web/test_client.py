@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from latchwork.errors import LatchworkError, Unavailable
+from latchwork_workflows.app import make_site
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.errors import (
     BadRequest,
@@ -21,7 +22,6 @@ from latchwork_workflows.errors import (
 )
 from latchwork_workflows.model.builder import task, workflow
 from latchwork_workflows.services import Parts
-from latchwork_workflows.site import make_site
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import HttpServer
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY

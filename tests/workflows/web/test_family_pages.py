@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db import families, runs
+from latchwork_workflows.db import related_runs, runs
 from latchwork_workflows.db.tables import definition, instance, task
 from workflows.web.seeds import apply, shell
 
@@ -132,7 +132,7 @@ def test_who_looks_for_children_reads_no_other_runs_whatever_the_statistics_say(
 
     with seeds.database.read() as connection:
         sa.event.listen(connection, "before_cursor_execute", explained)
-        assert families.children(connection, list(family.tasks.values()))[family.task("load")].id == family.child
-        assert [each.id for each in families.children_of(connection, family.id)] == [family.child]
+        assert related_runs.children(connection, list(family.tasks.values()))[family.task("load")].id == family.child
+        assert [each.id for each in related_runs.children_of(connection, family.id)] == [family.child]
     assert len(plans) > 3
     assert not [each for each in plans if each[0].startswith("SCAN instance")]

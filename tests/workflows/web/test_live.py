@@ -9,18 +9,18 @@ import pytest
 
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import LatchworkError
-from latchwork_workflows.model.forms import read
+from latchwork_workflows.app import admin_link, make_site
 from latchwork_workflows.model.model import plan_of
 from latchwork_workflows.model.validate import checked
+from latchwork_workflows.model.yaml_format import read
 from latchwork_workflows.services import Parts
-from latchwork_workflows.site import admin_link, make_site
 from latchwork_workflows.state import Claimed, Ended, Outcome
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.base import ParamsModel
 from latchwork_workflows.types.shell import Shell
-from latchwork_workflows.ui.editing import editor
-from latchwork_workflows.ui.editing.editor import with_task
-from latchwork_workflows.ui.editing.places import line_of
+from latchwork_workflows.ui.editor import editor
+from latchwork_workflows.ui.editor.editor import with_task
+from latchwork_workflows.ui.editor.yaml_positions import line_of
 from latchwork_workflows.web import Bar, Bars, FormInvalid, HttpServer, fields_of, graph_svg, values_of
 from latchwork_workflows.web.pages import duration, harmless
 from patience import eventually

@@ -6,9 +6,9 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
+from latchwork_workflows.app import make_site
+from latchwork_workflows.db import run_queries
 from latchwork_workflows.db.tables import instance
-from latchwork_workflows.db.views import instances
-from latchwork_workflows.site import make_site
 from workflows.web.seeds import BAD, GOOD, HALF, Seeds
 
 
@@ -71,8 +71,8 @@ def test_the_newest_runs_of_a_workflow_are_found_by_its_own_index_behind_a_long_
     seen = []
     with database.read() as connection:
         sa.event.listen(connection, "before_cursor_execute", lambda *args: seen.append(args[2:4]))
-        found = instances.newest(connection, codes=[old], state=state, most=8)
-        recent = instances.recent(connection, [old, long], 8)
+        found = run_queries.newest(connection, codes=[old], state=state, most=8)
+        recent = run_queries.recent(connection, [old, long], 8)
         plans = [
             "\n".join(connection.exec_driver_sql(f"EXPLAIN {text}", values).scalars())
             for text, values in list(seen)

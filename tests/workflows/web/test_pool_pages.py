@@ -5,11 +5,11 @@ import re
 import pytest
 import sqlalchemy as sa
 
+from latchwork_workflows.app import make_site
 from latchwork_workflows.db import grants, pools
 from latchwork_workflows.db.tables import command, event, task
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.schemas.pools import PoolSettings
-from latchwork_workflows.site import make_site
 from latchwork_workflows.state import Claimed
 from latchwork_workflows.web import Role
 from workflows.web.seeds import BAD, BILLING, GOOD, HALF, NIGHTLY, apply, shell, works

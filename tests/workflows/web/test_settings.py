@@ -3,8 +3,8 @@
 import pytest
 from fastapi.testclient import TestClient
 
+from latchwork_workflows.app import make_site
 from latchwork_workflows.db import settings
-from latchwork_workflows.site import make_site
 from workflows.web.seeds import Seeds
 from workflows.web.test_hostile import NASTY, harmless
 

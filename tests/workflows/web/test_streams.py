@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from latchwork_workflows.site import make_site
+from latchwork_workflows.app import make_site
 from latchwork_workflows.state import Claimed
 from latchwork_workflows.web import HttpServer, Role, live
 from patience import eventually

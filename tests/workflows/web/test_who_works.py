@@ -3,10 +3,10 @@
 import pytest
 import sqlalchemy as sa
 
+from latchwork_workflows.app import make_site
 from latchwork_workflows.db import schedules
 from latchwork_workflows.db.tables import command, task
 from latchwork_workflows.services import WorkerSeen
-from latchwork_workflows.site import make_site
 from latchwork_workflows.state import Claimed
 from workflows.web.seeds import BILLING, NIGHTLY, apply, shell
 

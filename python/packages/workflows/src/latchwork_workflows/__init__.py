@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from latchwork_workflows.home import Home
     from latchwork_workflows.installation import Installation, adopt_store, initialize, installation_of
     from latchwork_workflows.keys import Keys
-    from latchwork_workflows.model.branching import On, conditions, dependent, sub_process, switch
+    from latchwork_workflows.model.backfill_dates import DateRange
+    from latchwork_workflows.model.branches import On, conditions, dependent, sub_process, switch
     from latchwork_workflows.model.builder import (
         Alerts,
         Cron,
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
         task,
         workflow,
     )
-    from latchwork_workflows.model.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
-    from latchwork_workflows.model.moments import DateRange
+    from latchwork_workflows.model.task_functions import http, mapreduce, noop, of_type, procedure, spark, sql
     from latchwork_workflows.schemas.alerts import Alert, Channel
     from latchwork_workflows.schemas.backfills import Backfill
     from latchwork_workflows.schemas.pools import Pool, PoolDetail
@@ -48,7 +48,7 @@ else:
         __name__,
         {
             "latchwork_workflows.client": ("BackfillRef", "RunRef", "WorkflowClient"),
-            "latchwork_workflows.model.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
+            "latchwork_workflows.model.branches": ("On", "conditions", "dependent", "sub_process", "switch"),
             "latchwork_workflows.model.builder": (
                 "Alerts",
                 "Cron",
@@ -59,7 +59,7 @@ else:
                 "task",
                 "workflow",
             ),
-            "latchwork_workflows.model.kinds": (
+            "latchwork_workflows.model.task_functions": (
                 "http",
                 "mapreduce",
                 "noop",
@@ -68,7 +68,7 @@ else:
                 "spark",
                 "sql",
             ),
-            "latchwork_workflows.model.moments": ("DateRange",),
+            "latchwork_workflows.model.backfill_dates": ("DateRange",),
             "latchwork_workflows.errors": (
                 "DefinitionInvalid",
                 "NotAllowed",

@@ -8,8 +8,8 @@ from latchwork.errors import BadRecord
 from latchwork.primitives import Group, GroupMember, QueueItem
 from latchwork.store import Store
 from latchwork.types import Entry
-from latchwork_workflows.exchange import Running, cancel_sent_at
 from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.messages import Running, cancel_sent_at
 from latchwork_workflows.services import Line, WorkerSeen
 
 #: The order of a partition with more claimed items is not read.

@@ -17,6 +17,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from latchwork.store import connect
+from latchwork_workflows.app import LOCAL, admin_link, check_reach, is_local, make_site
 from latchwork_workflows.cluster import StoreCluster
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
@@ -25,7 +26,6 @@ from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys, Order
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.master import Master, Retention
-from latchwork_workflows.site import LOCAL, admin_link, check_reach, is_local, make_site
 from latchwork_workflows.web import HttpServer, listening, tls_context
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 

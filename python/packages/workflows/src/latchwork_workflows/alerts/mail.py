@@ -12,8 +12,8 @@ from email.utils import formatdate
 
 from latchwork.spi import counted, reason
 from latchwork_workflows.alerts.channels import SmtpOptions, sender_of
+from latchwork_workflows.alerts.delivery import Deadline, NotSent, tls_of
 from latchwork_workflows.alerts.messages import Message, line
-from latchwork_workflows.alerts.sending import Deadline, NotSent, tls_of
 from latchwork_workflows.state.alerts import Answer
 
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}

@@ -18,10 +18,10 @@ import sqlalchemy as sa
 from latchwork.clock import Clock, Signal, SystemClock
 from latchwork.errors import LatchworkError
 from latchwork.spi import call_user, mutex, reason
-from latchwork_workflows.alerts import by_apprise, mail, webhook
+from latchwork_workflows.alerts import apprise_channel, mail, webhook
 from latchwork_workflows.alerts.channels import checked_channel, filled
+from latchwork_workflows.alerts.delivery import NotSent
 from latchwork_workflows.alerts.messages import Message, Told, line, message_of, with_rows
-from latchwork_workflows.alerts.sending import NotSent
 from latchwork_workflows.db import Database, alerts
 from latchwork_workflows.db.alerts import Sending, Taken
 from latchwork_workflows.errors import NotOwner
@@ -42,7 +42,7 @@ REST_S = 10.0
 _AGAIN_S = 1.0
 Send: TypeAlias = Callable[[Message, Any, float], str]
 #: Send function by kind of channel.
-WAYS: Mapping[str, Send] = {"smtp": mail.send, "webhook": webhook.send, "apprise": by_apprise.send}
+WAYS: Mapping[str, Send] = {"smtp": mail.send, "webhook": webhook.send, "apprise": apprise_channel.send}
 
 
 class Sender:

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from latchwork.spi import reason
 from latchwork_workflows.alerts.channels import WebhookOptions, check_url
+from latchwork_workflows.alerts.delivery import Deadline, NotSent, tls_of
 from latchwork_workflows.alerts.messages import Message, line
-from latchwork_workflows.alerts.sending import Deadline, NotSent, tls_of
 from latchwork_workflows.state.alerts import Answer
 
 #: Maximum number of bytes of an answer that are read.

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from latchwork_workflows.api import models as m
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.model.forms import write
+from latchwork_workflows.model.yaml_format import write
 from latchwork_workflows.schemas.problems import FieldProblem
 from latchwork_workflows.schemas.schedules import FireTimes, Schedule, ScheduleChange
 from latchwork_workflows.schemas.workflows import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latchwork.spi import Json, UsageError, command, group, listed, told
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, home_of, opened_database
+from latchwork_workflows.cli.options import DatabaseUrl, HomeDir, home_of, opened_database
 
 if TYPE_CHECKING:
     from latchwork_workflows.db import DatabaseAccounts

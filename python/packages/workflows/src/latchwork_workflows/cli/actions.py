@@ -15,7 +15,7 @@ import typer
 
 from latchwork.errors import BadRecord
 from latchwork.spi import FAILURE, Json, Line, UsageError, command, printable, read_json, say, say_json, show, told
-from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 from latchwork_workflows.cli.runs import STYLES, RunId, check_task, plain
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from latchwork.spi import (
     told,
     utc_text,
 )
-from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, client_of, home_of
 
 if TYPE_CHECKING:
     from latchwork_workflows import Alert, Channel

@@ -24,7 +24,7 @@ from latchwork.spi import (
     utc_text,
 )
 from latchwork_workflows.cli.actions import DryRun, NoCache, Params, PriorityWord, params_of
-from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
     from latchwork_workflows import Backfill, DateRange

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from latchwork.spi import Json, UsageError, command, group, listed, told
-from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, client_of, home_of
 
 #: As people write the grantee that stands for all projects.
 _ALL = "all"

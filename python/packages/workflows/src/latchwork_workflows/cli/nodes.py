@@ -15,7 +15,7 @@ from typer.models import OptionInfo
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.spi import Json, UsageError, command, counted, group, refuse_readers, renamed, say, say_json, told
-from latchwork_workflows.cli.opening import (
+from latchwork_workflows.cli.options import (
     DatabaseUrl,
     HomeDir,
     LogsUrl,

@@ -22,7 +22,7 @@ from latchwork.spi import (
     show,
     utc_text,
 )
-from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 from latchwork_workflows.cli.workflows import show_definition
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from latchwork.spi import (
     told,
 )
 from latchwork_workflows.cli.actions import value_of
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.options import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

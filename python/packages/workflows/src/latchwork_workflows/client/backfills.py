@@ -17,7 +17,7 @@ from latchwork_workflows.client.transport import (
     project_and_name,
     request_of,
 )
-from latchwork_workflows.model.moments import DateRange
+from latchwork_workflows.model.backfill_dates import DateRange
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun, FollowingBackfills
 from latchwork_workflows.schemas.commands import CommandSent
 

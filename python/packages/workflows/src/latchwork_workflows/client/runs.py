@@ -9,7 +9,7 @@ from typing import Any
 from latchwork.errors import WaitTimeout
 from latchwork_workflows.client.transport import Deadline, Transport, check_params, path, project_and_name, request_of
 from latchwork_workflows.errors import WrongState
-from latchwork_workflows.logs.places import LogPart
+from latchwork_workflows.logs.store import LogPart
 from latchwork_workflows.schemas.commands import Command, CommandSent
 from latchwork_workflows.schemas.runs import ChildRun, Explanation, RecoverRequest, Run, RunDetail, StartRequest
 from latchwork_workflows.schemas.tasks import Attempt, Task, TaskDetail

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from latchwork_workflows.bundles import pack
 from latchwork_workflows.client.transport import Transport, path, project_and_name
-from latchwork_workflows.deploying import bundled, code_of, workflows_of
+from latchwork_workflows.deployment import bundled, code_of, workflows_of
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.errors import Problem as DefinitionProblem
 from latchwork_workflows.model.builder import Workflow as BuiltWorkflow

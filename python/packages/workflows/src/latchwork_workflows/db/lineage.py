@@ -12,7 +12,7 @@ from latchwork_workflows.db import settings
 from latchwork_workflows.db.tables import definition, definition_version
 from latchwork_workflows.model.lineage import NAMING, Named, named_by
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.model.settings.naming import Settings, problems
+from latchwork_workflows.model.settings.usage import Settings, problems
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any

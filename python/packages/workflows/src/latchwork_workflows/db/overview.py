@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
+from latchwork_workflows.db import run_queries
 from latchwork_workflows.db.tables import IS_ACTIVE, command, instance, shard, task
-from latchwork_workflows.db.views import instances
 from latchwork_workflows.state import TaskState
 
 #: A row, by the names of its columns.
@@ -52,7 +52,7 @@ def active(connection: sa.Connection, codes: Collection[int] | None = None, most
     )
     if codes is not None:
         some = some.where(_CODE.in_(codes))
-    return instances.by_id(connection, list(connection.execute(some).scalars()))
+    return run_queries.by_id(connection, list(connection.execute(some).scalars()))
 
 
 def queued_lanes(connection: sa.Connection, instances_: Collection[int]) -> dict[int, set[str]]:
@@ -70,7 +70,7 @@ def failed_since(
     connection: sa.Connection, since: float, codes: Collection[int] | None = None, most: int = 20
 ) -> list[Row]:
     """Return the instances that failed after a time, newest first. Searches only the newest failures."""
-    rows = instances.newest(connection, codes=codes, state="failure", most=most * 5)
+    rows = run_queries.newest(connection, codes=codes, state="failure", most=most * 5)
     return [row for row in rows if (row.ended_at or 0.0) >= since][:most]
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork_workflows.db.tables import connection as connections
 from latchwork_workflows.db.tables import environment, parameter
-from latchwork_workflows.model.settings.naming import Settings
+from latchwork_workflows.model.settings.usage import Settings
 from latchwork_workflows.schemas.settings import SettingKind
 
 Row: TypeAlias = Any

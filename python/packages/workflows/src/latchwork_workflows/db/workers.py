@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
+from latchwork_workflows.db.run_queries import TASK
 from latchwork_workflows.db.tables import attempt, definition, instance, task
-from latchwork_workflows.db.views.instances import TASK
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any

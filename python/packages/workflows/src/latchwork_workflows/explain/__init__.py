@@ -3,8 +3,8 @@
 Tasks that the master runs itself have a separate module.
 """
 
-from latchwork_workflows.explain.held import Held
-from latchwork_workflows.explain.known import Ahead, Crew, Full, Known, blamed, why
+from latchwork_workflows.explain.held_task import Held
 from latchwork_workflows.explain.run import Around, Cause, causes
+from latchwork_workflows.explain.task import Ahead, Crew, Full, Known, blamed, why
 
 __all__ = ["Ahead", "Around", "Cause", "Crew", "Full", "Held", "Known", "blamed", "causes", "why"]

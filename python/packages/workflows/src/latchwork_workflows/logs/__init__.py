@@ -3,9 +3,9 @@
 How logs are split into objects and how secrets are masked is internal.
 """
 
-from latchwork_workflows.logs.keeping import AttemptLog, Health
-from latchwork_workflows.logs.masking import Mask
-from latchwork_workflows.logs.places import LogMissing, LogPart, LogStore, LogStoreMismatch, clean_text
+from latchwork_workflows.logs.attempt_log import AttemptLog, Health
+from latchwork_workflows.logs.mask import Mask
+from latchwork_workflows.logs.store import LogMissing, LogPart, LogStore, LogStoreMismatch, clean_text
 from latchwork_workflows.logs.urls import open_logs
 
 __all__ = [

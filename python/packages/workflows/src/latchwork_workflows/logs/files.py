@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from latchwork.spi import replace_file
-from latchwork_workflows.logs.places import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
+from latchwork_workflows.logs.store import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
 
 _PART = ".part"
 #: The mode of logs and bundles: accessible to the user and the group of the worker only.

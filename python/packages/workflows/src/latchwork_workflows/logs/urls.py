@@ -7,8 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 from latchwork.errors import LatchworkError
 from latchwork_workflows.logs.files import FileLogs
-from latchwork_workflows.logs.places import LogStore
-from latchwork_workflows.logs.segments import SegmentLogs
+from latchwork_workflows.logs.object_store import SegmentLogs
+from latchwork_workflows.logs.store import LogStore
 
 
 class BadLogsUrl(LatchworkError, ValueError):

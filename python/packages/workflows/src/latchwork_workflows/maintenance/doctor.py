@@ -28,9 +28,9 @@ from latchwork_workflows.db.schedules import ahead_text
 from latchwork_workflows.db.tables import command, definition, instance, task
 from latchwork_workflows.db.tables import shard as shard_
 from latchwork_workflows.errors import StoreMismatch
-from latchwork_workflows.exchange import Result
 from latchwork_workflows.installation import check_pair, installation_of
 from latchwork_workflows.keys import PROJECT, Item, Keys, is_attempt, pool_key, pools_of, workflows_store, x_of
+from latchwork_workflows.messages import Result
 from latchwork_workflows.state import InstanceState, TaskState
 
 #: Seconds for which a temporary state may last.

@@ -12,8 +12,8 @@ from latchwork.errors import LatchworkError
 from latchwork.spi import MAX_TIME_S, is_number, reason
 from latchwork_workflows.db.commands import CommandRow
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
+from latchwork_workflows.model.backfill_dates import MOST_MOMENTS, MOST_PARALLEL
 from latchwork_workflows.model.model import PRIORITIES, Priority
-from latchwork_workflows.model.moments import MOST_MOMENTS, MOST_PARALLEL
 from latchwork_workflows.state import (
     Event,
     ForceStart,

@@ -19,10 +19,10 @@ from latchwork_workflows.db import Database, settings
 from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import NotOwner
-from latchwork_workflows.exchange import cancel_of
 from latchwork_workflows.keys import Item, Keys
 from latchwork_workflows.master.commands import is_of_run, why_of
 from latchwork_workflows.master.state_cache import Plans, StateCache, SubmittedAttempt, Version
+from latchwork_workflows.messages import cancel_of
 from latchwork_workflows.model.logical import chosen
 from latchwork_workflows.model.specs import spec_of
 from latchwork_workflows.model.templates import CONNECTION, names_in

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import attempts, commands, families, grants
+from latchwork_workflows.db import attempts, commands, grants, related_runs
 from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.commands import CommandRow, CommandType, ask
 from latchwork_workflows.db.history import told as told_people
@@ -48,8 +48,8 @@ from latchwork_workflows.state import (
     index_of,
 )
 from latchwork_workflows.state.conditions import Condition, Other, verdict
-from latchwork_workflows.state.families import MAX_DEPTH, asked, of_run, of_spans, spans, told
 from latchwork_workflows.state.records import OVER
+from latchwork_workflows.state.related_runs import MAX_DEPTH, asked, of_run, of_spans, spans, told
 from latchwork_workflows.types.logical import DependentParams, SubProcessParams
 
 _log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class HeldTasks:
 
     def abandoned(self, stored: Stored) -> None:
         """Stop the children of an instance that an error has ended, and delete its registrations as a dependent."""
-        families.forget_all(self._connection, stored.id)
+        related_runs.forget_all(self._connection, stored.id)
         for name, task in stored.known.tasks.items():
             if task.held or task.state is TaskState.PAUSED:
                 self.todo.append((stored.id, Call("stop", name)))
@@ -160,7 +160,7 @@ class HeldTasks:
         if call is None:
             self._tell_parent(stored)
         elif call.kind == "forget":
-            families.forget(self._connection, stored.ids[call.task])
+            related_runs.forget(self._connection, stored.ids[call.task])
         elif call.kind in self._kinds:
             task = stored.known.tasks[call.task]
             if task.held:
@@ -171,7 +171,7 @@ class HeldTasks:
 
     def finish(self) -> set[int]:
         """Write a wake-up command for each dependent of what has ended. Return the shards that have one."""
-        found = families.who_waits(self._connection, self._over, self._ended)
+        found = related_runs.who_waits(self._connection, self._over, self._ended)
         for shard, code in found:
             ask(self._connection, CommandType.WAKE, shard_id=shard, args={"code": code})
         return {shard for shard, _ in found}
@@ -195,7 +195,7 @@ class HeldTasks:
 
     def _open(self, stored: Stored, name: str, task: Task) -> None:
         """Create the child of a sub-process, or adopt the existing one and recover its failed tasks."""
-        child = families.child_of(self._connection, stored.ids[name])
+        child = related_runs.child_of(self._connection, stored.ids[name])
         if child is None:
             self._new_child(stored, name, task)
             return
@@ -236,12 +236,12 @@ class HeldTasks:
         """Record in the audit log of another project that its workflow was used, and who started the outermost run."""
         user = self._plans.get(self._connection, stored.code, stored.version).definition
         if user.project != project:
-            by = families.person_of(self._connection, self._with_above(stored)[-1])
+            by = related_runs.person_of(self._connection, self._with_above(stored)[-1])
             details = {"workflow": workflow, "from": user.key, "task": name, "from_run": stored.id}
             told_people(self._connection, kind, by=by, project=project, instance=run, details=details)
 
     def _ask_child(self, stored: Stored, call: Call) -> None:
-        number = families.child_of(self._connection, stored.ids[call.task])
+        number = related_runs.child_of(self._connection, stored.ids[call.task])
         child = self._writer.stored(number) if number is not None else None
         if child is None:
             return
@@ -258,11 +258,11 @@ class HeldTasks:
             self.todo.append((child.id, None))
 
     def _with_above(self, stored: Stored) -> list[int]:
-        return [stored.id, *families.above(self._connection, stored.parent)]
+        return [stored.id, *related_runs.above(self._connection, stored.parent)]
 
     def _tell_parent(self, child: Stored) -> None:
         """Report the state of a child to its parent, in the same transaction."""
-        place = families.parent_of(self._connection, child.parent or 0)
+        place = related_runs.parent_of(self._connection, child.parent or 0)
         parent = self._writer.stored(place.instance) if place is not None else None
         if place is None or parent is None:
             return
@@ -309,8 +309,8 @@ class HeldTasks:
                 )
             except UnknownWorkflow:
                 return None  # it may be created later
-            families.wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
-            found = [families.newest(self._connection, code, span, without) for span in spans(each.window, moment)]
+            related_runs.wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
+            found = [related_runs.newest(self._connection, code, span, without) for span in spans(each.window, moment)]
             said = of_spans(None if run is None else of_run(run.state, each.task, run.tasks) for run in found)
             if said:
                 used.update((project, each.workflow, run.id) for run in found if run is not None)
@@ -403,7 +403,7 @@ class WakeUps:
         if not after and self._is_on_its_way(code, row.id):
             self._go_on(code, 0)  # after the rest of that round
             return
-        found = families.waiting_for(self._connection, self._shard, code, after=after, most=MOST_WOKEN)
+        found = related_runs.waiting_for(self._connection, self._shard, code, after=after, most=MOST_WOKEN)
         for instance in found:
             self._wake(instance)
         if len(found) == MOST_WOKEN:

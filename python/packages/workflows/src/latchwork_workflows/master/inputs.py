@@ -11,10 +11,10 @@ from latchwork.errors import BadRecord, InvalidKey
 from latchwork.spi import counted
 from latchwork.types import Entry
 from latchwork_workflows.db.attempts import AttemptRow
-from latchwork_workflows.exchange import Result, Running
 from latchwork_workflows.keys import attempt_of, is_attempt, x_of
 from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt
+from latchwork_workflows.messages import Result, Running
 from latchwork_workflows.state import Claimed, Ended, Event, Lost, Outcome
 from latchwork_workflows.state.records import IN_HANDS
 

@@ -27,7 +27,7 @@ from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import join_store
 from latchwork_workflows.keys import Keys, Order, shard_name, workflows_store
 from latchwork_workflows.logs import LogStore
-from latchwork_workflows.master import chores
+from latchwork_workflows.master import cleanup
 from latchwork_workflows.master.shard import POLL_S as SHARD_POLL_S
 from latchwork_workflows.master.shard import ShardRun, Tools
 from latchwork_workflows.secrets import Secrets
@@ -85,7 +85,7 @@ class Master:
         name: str = "default",
         observers: Iterable[Observer] = (),
         logs: LogStore | None = None,
-        keep: chores.Retention | None = None,
+        keep: cleanup.Retention | None = None,
         chores_every_s: float = CHORES_EVERY_S,
         secrets: Secrets | None = None,
         alerts_every_s: float = POLL_S,
@@ -221,8 +221,8 @@ class Master:
     def _do_chores(self, context: JobContext) -> None:
         pause = partial(context.wait_stop, _CHORES_PAUSE_S)
         try:
-            chores.Chores(self._tools.database, self._logs, self._keep, pause=pause).run()
-        except chores.PASSING as error:
+            cleanup.Chores(self._tools.database, self._logs, self._keep, pause=pause).run()
+        except cleanup.PASSING as error:
             _log.warning("what is too old is deleted later: %s", error)
 
     def _send_alerts(self, context: JobContext) -> None:
@@ -240,7 +240,7 @@ class Master:
                 sender.run()
             except NotOwner as error:
                 _log.info("%s", error)
-            except chores.PASSING as error:
+            except cleanup.PASSING as error:
                 _log.warning("alerts are sent later: %s", error)
             finally:
                 forget()

@@ -14,9 +14,9 @@ from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.result_cache import Known
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.db.tables import event
-from latchwork_workflows.exchange import Result
 from latchwork_workflows.master.dispatcher import run_of
 from latchwork_workflows.master.state_cache import Plans, Version
+from latchwork_workflows.messages import Result
 from latchwork_workflows.state import Ended, Instance, Outcome, TaskState, advance, base_of, index_of
 
 _log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from latchwork_workflows.master.inputs import Debounce, Looking, Seen, missing, 
 from latchwork_workflows.master.pools import PoolSizes
 from latchwork_workflows.master.state_cache import Plans, StateCache, SubmittedAttempt
 from latchwork_workflows.master.writer import TurnWriter, Written
-from latchwork_workflows.owning import Owning
+from latchwork_workflows.shard_ownership import Owning
 from latchwork_workflows.state import Ended, Event, Outcome, Removed
 
 _log = logging.getLogger(__name__)

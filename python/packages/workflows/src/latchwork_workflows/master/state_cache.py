@@ -16,9 +16,9 @@ from latchwork.spi import mutex
 from latchwork_workflows.db import definitions
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.keys import x_of
-from latchwork_workflows.model.caching import cache_key_of
+from latchwork_workflows.model.cache_key import cache_key_of
 from latchwork_workflows.model.model import Definition, TaskSpec, plan_of
-from latchwork_workflows.model.settings.naming import connections_of, environments_of
+from latchwork_workflows.model.settings.usage import connections_of, environments_of
 from latchwork_workflows.model.validate import in_order
 from latchwork_workflows.model.values import Run
 from latchwork_workflows.state import Instance, InstanceState, Plan, Task, TaskState

@@ -12,13 +12,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.spi import reason
-from latchwork_workflows.db import attempts, commands, definitions, families, result_cache, runs, schedules
+from latchwork_workflows.db import attempts, commands, definitions, related_runs, result_cache, runs, schedules
 from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.commands import CommandRow, CommandType
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.db.tables import event
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
-from latchwork_workflows.exchange import Result
 from latchwork_workflows.keys import Order, attempt_of, log_ref
 from latchwork_workflows.master.backfills import Backfills
 from latchwork_workflows.master.commands import (
@@ -39,6 +38,7 @@ from latchwork_workflows.master.inputs import Runs, Told, in_mind, row_of
 from latchwork_workflows.master.notifications import Notifications, tell_takeover
 from latchwork_workflows.master.result_cache import ResultCache
 from latchwork_workflows.master.state_cache import Plans, StateCache, SubmittedAttempt, Version, stored_after
+from latchwork_workflows.messages import Result
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.model.specs import queue_key_of
 from latchwork_workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
@@ -480,7 +480,7 @@ class TurnWriter:
         stored = self.stored(instance)
         if stored is None:
             raise UnknownWorkflow(f"there is no run {instance} here that can be read")
-        families.check_alone(self._connection, instance, stored.parent, row.type)
+        related_runs.check_alone(self._connection, instance, stored.parent, row.type)
         version = self._plans.get(self._connection, stored.code, stored.version)
         after = advance(version.plan, stored.known, [wanted], self._now)
         self._concurrency.check_again(stored, version, row.type)

@@ -23,13 +23,13 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from latchwork_workflows.errors import DefinitionInvalid, Problem
-from latchwork_workflows.model.built import BUILT
+from latchwork_workflows.model.defined import BUILT
 from latchwork_workflows.model.model import AlertsSpec, Definition, Part, ScheduleSpec, TaskSpec
 from latchwork_workflows.model.validate import Checked, checked
 from latchwork_workflows.types import TaskTypes
 
 if TYPE_CHECKING:
-    from latchwork_workflows.trying import TestRun
+    from latchwork_workflows.local_run import TestRun
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -346,7 +346,7 @@ class Workflow:
         Raises:
             LatchworkError: The workflow has no such parameter.
         """
-        from latchwork_workflows.trying import try_out
+        from latchwork_workflows.local_run import try_out
 
         return try_out(self.definition, self.order, params, schedule_time)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from latchwork_workflows.exchange import Head, Spec
 from latchwork_workflows.keys import Order, lane_of, shelf_of
+from latchwork_workflows.messages import Head, Spec
 from latchwork_workflows.model.model import PRIORITIES, Definition, TaskSpec
 from latchwork_workflows.model.templates import CONNECTION, fill, names_in
 from latchwork_workflows.model.values import Run, values_of

@@ -20,14 +20,14 @@ from latchwork.schedules import Cron
 from latchwork.spi import MAX_TIME_S
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model import logical
-from latchwork_workflows.model.caching import names_secret
-from latchwork_workflows.model.forms import read
+from latchwork_workflows.model.cache_key import names_secret
+from latchwork_workflows.model.json_values import plain_problems
 from latchwork_workflows.model.model import NAME_PATTERN, Definition, TaskSpec
-from latchwork_workflows.model.plain import plain_problems
-from latchwork_workflows.model.settings import naming
-from latchwork_workflows.model.settings.naming import Settings
+from latchwork_workflows.model.settings import usage
+from latchwork_workflows.model.settings.usage import Settings
 from latchwork_workflows.model.templates import CONNECTION, SECRET, Reference, references
 from latchwork_workflows.model.values import OF_ELEMENTS
+from latchwork_workflows.model.yaml_format import read
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.registry import UnknownType
 
@@ -115,7 +115,7 @@ def checked(given: object, types: TaskTypes, settings: Settings | None = None) -
         else:
             problems += _references(definition, order, types, settings)
             problems += logical.problems(definition)
-    problems += naming.problems(definition, settings) if settings is not None else ()
+    problems += usage.problems(definition, settings) if settings is not None else ()
     if problems:
         raise DefinitionInvalid(problems)
     return Checked(definition, order)
@@ -152,7 +152,7 @@ def needs_of(text: str, types: TaskTypes) -> list[Problem]:
         values = list(_references(found.definition, found.order, types, nothing))
     else:
         values = []
-    return [*values, *naming.needs(found.definition)]
+    return [*values, *usage.needs(found.definition)]
 
 
 def _of_pydantic(error: Mapping[str, Any]) -> Problem:

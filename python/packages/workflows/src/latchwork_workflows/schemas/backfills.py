@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from latchwork_workflows.model.backfill_dates import MOST_PARALLEL, DateRange
 from latchwork_workflows.model.model import Priority
-from latchwork_workflows.model.moments import MOST_PARALLEL, DateRange
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.values import NoCache, Plain
 from latchwork_workflows.state import InstanceState

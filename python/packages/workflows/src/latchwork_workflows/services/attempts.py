@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from starlette.concurrency import run_in_threadpool
 
 from latchwork.errors import Unavailable
-from latchwork_workflows.db.views import instances
+from latchwork_workflows.db import run_queries
 from latchwork_workflows.logs import LogMissing, LogPart, LogStore, clean_text
 from latchwork_workflows.schemas.tasks import Attempt, LogText
 from latchwork_workflows.services import tasks
@@ -50,7 +50,7 @@ def find(parts: Parts, who: Identity, name: str) -> Found:
         raise Problem(404, f"there is no attempt {name}")
     row = tasks.row_of(parts, who, task)
     with parts.database.read() as connection:
-        found = instances.find_attempt(connection, task, n, claim)
+        found = run_queries.find_attempt(connection, task, n, claim)
     if found is None:
         raise Problem(404, f"there is no attempt {name}")
     return Found(attempt_of(found), found.log_ref, row)
@@ -164,7 +164,7 @@ def _look(parts: Parts, found: Found, offset: int, is_asked: bool) -> tuple[LogT
 def _is_over(parts: Parts, found: Found) -> bool:
     task, n, claim = (int(each) for each in found.attempt.id.split("."))
     with parts.database.read() as connection:
-        now = instances.find_attempt(connection, task, n, claim)
+        now = run_queries.find_attempt(connection, task, n, claim)
     return now is None or now.ended_at is not None
 
 

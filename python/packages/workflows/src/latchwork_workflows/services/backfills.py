@@ -9,15 +9,14 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import backfills
+from latchwork_workflows.db import backfills, workflow_queries
 from latchwork_workflows.db.commands import Asked, CommandType, ask, was_asked
 from latchwork_workflows.db.definitions import load as load_definition
-from latchwork_workflows.db.families import Behind
-from latchwork_workflows.db.families import behind as of_workflow
 from latchwork_workflows.db.history import told
-from latchwork_workflows.db.views import catalog
+from latchwork_workflows.db.related_runs import Behind
+from latchwork_workflows.db.related_runs import behind as of_workflow
+from latchwork_workflows.model.backfill_dates import DateRange, moments_of
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.model.moments import DateRange, moments_of
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.services.parts import Parts, need, seen, seen_codes
@@ -66,7 +65,7 @@ def behind(parts: Parts, who: Identity, project: str, name: str, dependents: str
         Problem: 403, the account may not run one of them; 404.
     """
     with parts.database.read() as connection:
-        seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         return [each.definition.key for each in _behind(connection, who, f"{project}.{name}", dependents)]
 
 
@@ -177,7 +176,7 @@ def listed(
     """
     with parts.database.read() as connection:
         if workflow and project:
-            there = catalog.find(connection, project, workflow)
+            there = workflow_queries.find(connection, project, workflow)
             codes: list[int] | None = [seen(who, there, f"workflow {project}.{workflow}").code]
         else:
             codes = seen_codes(connection, who, project)
@@ -220,7 +219,7 @@ def moments(parts: Parts, who: Identity, project: str, name: str, dates: DateRan
         Problem: 404, 422.
     """
     with parts.database.read() as connection:
-        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        row = seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         body = load_definition(connection, row.code, row.version)
     return _moments(dates, body)
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import backfills
+from latchwork_workflows.db import backfills, run_queries, workflow_queries
 from latchwork_workflows.db.commands import withdraw
 from latchwork_workflows.db.history import told
-from latchwork_workflows.db.views import catalog, instances
 from latchwork_workflows.schemas.commands import Command
 from latchwork_workflows.services import runs
 from latchwork_workflows.services.parts import Parts, need, seen
@@ -24,7 +23,7 @@ def get(parts: Parts, who: Identity, number: int) -> Command:
         Problem: 404.
     """
     with parts.database.read() as connection:
-        row = instances.find_command(connection, number)
+        row = run_queries.find_command(connection, number)
         if row is None:
             raise Problem(404, f"there is no command {number}")
         seen(who, _about(connection, row), f"command {number}")
@@ -34,12 +33,12 @@ def get(parts: Parts, who: Identity, number: int) -> Command:
 def _about(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:
     """Return the run, the backfill or the workflow that a command is about, with its project."""
     if row.instance is not None:
-        return instances.find(connection, row.instance)
+        return run_queries.find(connection, row.instance)
     args = row.args if isinstance(row.args, dict) else {}
     backfill, code = args.get("backfill"), args.get("code")
     if isinstance(backfill, int):
         return backfills.find(connection, backfill)
-    return catalog.by_code(connection, code) if isinstance(code, int) else None
+    return workflow_queries.by_code(connection, code) if isinstance(code, int) else None
 
 
 def stop(parts: Parts, who: Identity, number: int) -> None:
@@ -49,16 +48,16 @@ def stop(parts: Parts, who: Identity, number: int) -> None:
         Problem: 403, 404; 409 if it started no run, was refused, or its run has ended.
     """
     with parts.database.write() as connection:
-        row = instances.find_command(connection, number)
+        row = run_queries.find_command(connection, number)
         code = row.args.get("code") if row is not None and isinstance(row.args, dict) else None
-        workflow = catalog.by_code(connection, code) if isinstance(code, int) else None
+        workflow = workflow_queries.by_code(connection, code) if isinstance(code, int) else None
         of = seen(who, workflow, f"command {number} that starts something")
         need(who, Role.OPERATOR, of.project)
         if withdraw(connection, number, time.time(), by=who.name):
             details = {"workflow": of.name, "command": number}
             told(connection, "start withdrawn", by=who.name, project=of.project, details=details)
             return
-        row = instances.find_command(connection, number)
+        row = run_queries.find_command(connection, number)
     if row is None or row.instance is None:
         why = None if row is None else row.error
         raise Problem(409, f"command {number} has led to no run: {why or 'it asked for none'}", possible=[])

@@ -11,9 +11,8 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from latchwork_workflows.db import attempts, concurrency, families, grants, pools, workers
+from latchwork_workflows.db import attempts, concurrency, grants, pools, related_runs, run_queries, workers
 from latchwork_workflows.db.tables import shard
-from latchwork_workflows.db.views import instances
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow
 from latchwork_workflows.explain import Ahead, Around, Cause, Crew, Full, Held, Known, blamed, causes, why
 from latchwork_workflows.keys import Item, pool_key, pools_of, x_of
@@ -27,8 +26,8 @@ from latchwork_workflows.services.workers import tasks_of
 from latchwork_workflows.state import InstanceState, TaskState, base_of
 from latchwork_workflows.state.concurrency import GOING
 from latchwork_workflows.state.conditions import Ended, Other, leaves
-from latchwork_workflows.state.families import of_run as outcome_of
-from latchwork_workflows.state.families import of_spans, spans
+from latchwork_workflows.state.related_runs import of_run as outcome_of
+from latchwork_workflows.state.related_runs import of_spans, spans
 from latchwork_workflows.types.logical import DependentParams
 from latchwork_workflows.web import Identity
 
@@ -225,7 +224,7 @@ def explain(parts: Parts, who: Identity, run_id: int) -> Explanation:
     row = runs.row_of(parts, who, run_id)
     body = workflows.get(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
-        tasks = instances.tasks(connection, row.id, row.run)
+        tasks = run_queries.tasks(connection, row.id, row.run)
     found = reasons(parts, who, row, body, tasks, [each.name for each in tasks])
     cause = [Why(task=each.task, why=each.text) for each in of_run(parts, row, tasks, found)]
     return Explanation(cause=cause, tasks=found)
@@ -249,13 +248,13 @@ def held(
     chosen = [each for each in mine if _kind(specs[base_of(each.name)], each.name)]
     children = {
         row: (each.id, InstanceState(each.state))
-        for row, each in families.children(connection, [each.id for each in chosen]).items()
+        for row, each in related_runs.children(connection, [each.id for each in chosen]).items()
     }
     found = {}
     for task in chosen:
         spec = specs[base_of(task.name)]
         kind = _kind(spec, task.name)
-        elements = families.element_states(connection, row.id, task.run, task.name) if kind == "map" else {}
+        elements = related_runs.element_states(connection, row.id, task.run, task.name) if kind == "map" else {}
         is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
         others = wanted(connection, row, body, spec) if is_waiting else []
         found[task.name] = Held(kind, children.get(task.id), others, elements, task.until)
@@ -278,7 +277,7 @@ def wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec
     except ValidationError:
         return []
     moment = datetime.fromtimestamp(row.schedule_time, ZoneInfo(body.schedule.tz if body.schedule else "UTC"))
-    without = [row.id, *families.above(connection, row.parent_task)]
+    without = [row.id, *related_runs.above(connection, row.parent_task)]
     return [
         (each, _is_as_wanted(connection, body.project, each, moment, without))
         for each in dict.fromkeys(leaves(condition))
@@ -293,5 +292,5 @@ def _is_as_wanted(
         code = grants.resolve(connection, project, other.workflow, "dependent").code
     except (NotAllowed, UnknownWorkflow):
         return None
-    found = [families.newest(connection, code, span, without) for span in spans(other.window, moment)]
+    found = [related_runs.newest(connection, code, span, without) for span in spans(other.window, moment)]
     return of_spans(None if run is None else outcome_of(run.state, other.task, run.tasks) for run in found)

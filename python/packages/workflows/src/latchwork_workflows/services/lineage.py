@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from latchwork_workflows.db.views import catalog
+from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.model.lineage import Named
 from latchwork_workflows.services.parts import Parts, seen
 from latchwork_workflows.web import Identity, Role
@@ -50,8 +50,8 @@ def lineage(parts: Parts, who: Identity, *, project: str = "", workflow: str = "
     """
     with parts.database.read() as connection:
         if workflow:
-            seen(who, catalog.find(connection, project, workflow), f"workflow {project}.{workflow}")
-        rows = catalog.newest_versions(connection, who.projects())
+            seen(who, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
+        rows = workflow_queries.newest_versions(connection, who.projects())
         names = parts.lineage.of(connection, rows)
     known: dict[str, Row | None] = {f"{row.project}.{row.name}": row for row in rows}
     links = [

@@ -13,10 +13,9 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.db import Database
+from latchwork_workflows.db import Database, workflow_queries
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.lineage import Known
-from latchwork_workflows.db.views import catalog
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.types import TaskTypes
@@ -200,7 +199,7 @@ def need_any(who: Identity) -> None:
 def seen_codes(connection: sa.Connection, who: Identity, project: str = "") -> list[int] | None:
     """Return the codes of the workflows that the account may see, of all projects or of one. None: all workflows."""
     among = who.projects()
-    return None if among is None and not project else list(catalog.codes(connection, among, project))
+    return None if among is None and not project else list(workflow_queries.codes(connection, among, project))
 
 
 def seen(who: Identity, row: sa.Row[Any] | None, what: str) -> sa.Row[Any]:

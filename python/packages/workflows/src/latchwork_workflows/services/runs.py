@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from latchwork.spi import MAX_TIME_S, is_number
-from latchwork_workflows.db import families, runs
+from latchwork_workflows.db import related_runs, run_queries, runs, workflow_queries
 from latchwork_workflows.db.commands import INTERNAL, Asked, CommandType, ask, draw, is_restarting, was_asked
 from latchwork_workflows.db.definitions import load as load_definition
 from latchwork_workflows.db.history import told
-from latchwork_workflows.db.views import catalog, instances
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
+from latchwork_workflows.model.json_values import MOST_PARAMS_BYTES, plain_problems
 from latchwork_workflows.model.model import PRIORITIES, Definition, plan_of
-from latchwork_workflows.model.plain import MOST_PARAMS_BYTES, plain_problems
 from latchwork_workflows.model.validate import in_order
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import Run, RunDetail, StartRequest
@@ -56,7 +55,7 @@ def row_of(parts: Parts, who: Identity, run_id: int) -> Row:
         Problem: 404.
     """
     with parts.database.read() as connection:
-        return seen(who, instances.find(connection, run_id), f"run {run_id}")
+        return seen(who, run_queries.find(connection, run_id), f"run {run_id}")
 
 
 def run_of(row: Row) -> Run:
@@ -100,11 +99,11 @@ def listed(
     """
     with parts.database.read() as connection:
         if workflow and project:
-            row = seen(who, catalog.find(connection, project, workflow), f"workflow {project}.{workflow}")
+            row = seen(who, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
             codes: list[int] | None = [row.code]
         else:
             codes = seen_codes(connection, who, project)
-        rows = instances.newest(connection, codes=codes, state=state, before=before, most=limit)
+        rows = run_queries.newest(connection, codes=codes, state=state, before=before, most=limit)
     return [run_of(row) for row in rows]
 
 
@@ -116,7 +115,7 @@ def get(parts: Parts, who: Identity, run_id: int) -> RunDetail:
     """
     row = row_of(parts, who, run_id)
     with parts.database.read() as connection:
-        rows = instances.tasks(connection, row.id, row.run)
+        rows = run_queries.tasks(connection, row.id, row.run)
     return RunDetail(
         **dict(run_of(row)),
         tasks=[task_of(each) for each in rows],
@@ -132,7 +131,7 @@ def tasks(parts: Parts, who: Identity, run_id: int, number: int | None = None) -
     """
     row = row_of(parts, who, run_id)
     with parts.database.read() as connection:
-        return [task_of(each) for each in instances.tasks(connection, row.id, number or row.run)]
+        return [task_of(each) for each in run_queries.tasks(connection, row.id, number or row.run)]
 
 
 def attempts(parts: Parts, who: Identity, run_id: int) -> list[Attempt]:
@@ -143,7 +142,7 @@ def attempts(parts: Parts, who: Identity, run_id: int) -> list[Attempt]:
     """
     row = row_of(parts, who, run_id)
     with parts.database.read() as connection:
-        return [attempt_of(each) for each in instances.attempts(connection, row.id)]
+        return [attempt_of(each) for each in run_queries.attempts(connection, row.id)]
 
 
 def start(
@@ -187,7 +186,7 @@ def workflow_to_start(parts: Parts, who: Identity, project: str, name: str) -> t
         Problem: 403, 404.
     """
     with parts.database.read() as connection:
-        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        row = seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         need(who, Role.OPERATOR, project)
         return row, load_definition(connection, row.code, row.version)
 
@@ -334,7 +333,7 @@ def send(  # noqa: PLR0917 - one caller for each kind
 def sent(parts: Parts, asked: Asked) -> CommandSent:
     """Return a sent command, with its run if a master has already carried it out."""
     with parts.database.read() as connection:
-        row = instances.find_command(connection, asked.id)
+        row = run_queries.find_command(connection, asked.id)
     return CommandSent(command=asked.id, is_new=asked.is_new, run=None if row is None else row.instance)
 
 
@@ -344,7 +343,7 @@ def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: 
     if stored is None:
         raise Problem(404, f"there is no run {row.id}")
     try:
-        families.check_alone(connection, row.id, stored.parent, kind.value)
+        related_runs.check_alone(connection, row.id, stored.parent, kind.value)
         advance(_plan(connection, row), stored.known, [event], time.time())
     except WrongState as error:
         raise Problem(

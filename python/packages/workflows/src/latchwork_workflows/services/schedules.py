@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from latchwork.schedules import Cron
+from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.tables import schedule
-from latchwork_workflows.db.views import catalog
 from latchwork_workflows.schemas.schedules import LastFire, Schedule
 from latchwork_workflows.services.parts import Parts, need, seen
 from latchwork_workflows.web import Identity, Problem, Role
@@ -34,10 +34,10 @@ def listed(parts: Parts, who: Identity, *, project: str = "", workflow: str = ""
     """
     with parts.database.read() as connection:
         if workflow:
-            seen(who, catalog.find(connection, project, workflow), f"workflow {project}.{workflow}")
-        rows = catalog.schedules(connection, who.projects())
+            seen(who, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
+        rows = workflow_queries.schedules(connection, who.projects())
         rows = [row for row in rows if project in {"", row.project} and workflow in {"", row.name}]
-        last = catalog.last_fires(connection, [row.code for row in rows])
+        last = workflow_queries.last_fires(connection, [row.code for row in rows])
     now = time.time()
     return [_schedule(row, last.get(row.code), now, count) for row in rows]
 
@@ -60,12 +60,12 @@ def set_enabled(parts: Parts, who: Identity, project: str, name: str, *, enabled
     """
     now = time.time()
     with parts.database.write() as connection:
-        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        row = seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         need(who, Role.OPERATOR, project)
         there = sa.and_(schedule.c.code == row.code, schedule.c.enabled != enabled)
         values = {"enabled": True, "cursor": now} if enabled else {"enabled": False}
         connection.execute(sa.update(schedule).where(there).values(values))
-        if catalog.find_schedule(connection, row.code) is None:
+        if workflow_queries.find_schedule(connection, row.code) is None:
             raise Problem(404, f"workflow {project}.{name} has no schedule")
         kind = "schedule on" if enabled else "schedule off"
         told(connection, kind, by=who.name, project=project, details={"workflow": name})

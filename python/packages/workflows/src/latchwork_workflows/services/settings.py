@@ -14,7 +14,7 @@ from latchwork_workflows.db.history import told
 from latchwork_workflows.db.lineage import TRIES, missing
 from latchwork_workflows.db.settings import ALL
 from latchwork_workflows.errors import Problem as Wrong
-from latchwork_workflows.model.settings.checks import (
+from latchwork_workflows.model.settings.validation import (
     MOST,
     connection_problems,
     environment_problems,

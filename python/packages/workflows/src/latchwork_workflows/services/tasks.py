@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
-from latchwork_workflows.db import families
+from latchwork_workflows.db import related_runs, run_queries
 from latchwork_workflows.db.commands import CommandType
-from latchwork_workflows.db.views import instances
 from latchwork_workflows.model.logical import full_name
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.commands import CommandSent
@@ -30,7 +29,7 @@ def row_of(parts: Parts, who: Identity, task_id: int) -> Row:
         Problem: 404.
     """
     with parts.database.read() as connection:
-        return seen(who, instances.find_task(connection, task_id), f"task {task_id}")
+        return seen(who, run_queries.find_task(connection, task_id), f"task {task_id}")
 
 
 def get(parts: Parts, who: Identity, task_id: int) -> TaskDetail:
@@ -43,9 +42,9 @@ def get(parts: Parts, who: Identity, task_id: int) -> TaskDetail:
     run = runs.row_of(parts, who, row.instance)
     definition = workflows.get(parts, who, run.project, run.name, run.version).definition
     with parts.database.read() as connection:
-        tried = instances.attempts_of_task(connection, task_id)
-        tasks = families.plain_tasks(connection, row.instance, row.run)
-        counts = families.element_counts(connection, row.instance, row.run)
+        tried = run_queries.attempts_of_task(connection, task_id)
+        tasks = related_runs.plain_tasks(connection, row.instance, row.run)
+        counts = related_runs.element_counts(connection, row.instance, row.run)
     tasks += [row] if row.map_index >= 0 else []
     child = children(parts, who, [row.id]).get(row.id)
     return TaskDetail(
@@ -82,14 +81,14 @@ def parent(parts: Parts, who: Identity, row: Row) -> Row | None:
     if row.parent_task is None:
         return None
     with parts.database.read() as connection:
-        found = instances.find_task(connection, row.parent_task)
+        found = run_queries.find_task(connection, row.parent_task)
     return found if found is not None and who.may(Role.VIEWER, found.project) else None
 
 
 def children(parts: Parts, who: Identity, tasks: Collection[int]) -> Mapping[int, Row]:
     """Return the runs that these tasks started and the account may see, by the ID of the task."""
     with parts.database.read() as connection:
-        found = families.children(connection, tasks)
+        found = related_runs.children(connection, tasks)
     return {task: row for task, row in found.items() if who.may(Role.VIEWER, row.project)}
 
 
@@ -103,7 +102,7 @@ def children_of_run(
     """
     row = runs.row_of(parts, who, run_id)
     with parts.database.read() as connection:
-        found = families.children_of(connection, row.id, before=before, most=limit)
+        found = related_runs.children_of(connection, row.id, before=before, most=limit)
     return [ChildRun.of(each, round=each.run) for each in found if who.may(Role.VIEWER, each.project)]
 
 
@@ -119,7 +118,7 @@ def elements(
     if row.map_index >= 0:
         raise Problem(404, f"task {task_id} is an element of a map; ask for the elements of {base_of(row.name)}")
     with parts.database.read() as connection:
-        found = families.elements(connection, row, state=state.replace("\x00", ""), after=after, most=limit)
+        found = related_runs.elements(connection, row, state=state.replace("\x00", ""), after=after, most=limit)
     return [task_of(each) for each in found]
 
 

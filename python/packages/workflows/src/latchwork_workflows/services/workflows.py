@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import definitions, families, grants, settings
+from latchwork_workflows.db import definitions, grants, related_runs, settings, workflow_queries
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.tables import shard
-from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.model.forms import read, write
-from latchwork_workflows.model.settings import naming
+from latchwork_workflows.model.settings import usage
 from latchwork_workflows.model.validate import Checked, checked
+from latchwork_workflows.model.yaml_format import read, write
 from latchwork_workflows.schemas.workflows import AppliedVersion, Workflow, WorkflowDetail, WorkflowVersion
 from latchwork_workflows.services.parts import Parts, need, seen
 from latchwork_workflows.services.schedules import next_fires
@@ -33,7 +32,7 @@ def row_of(parts: Parts, who: Identity, project: str, name: str) -> Row:
         Problem: 404.
     """
     with parts.database.read() as connection:
-        return seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        return seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
 
 
 def listed(parts: Parts, who: Identity, *, contains: str = "", after: str = "", limit: int = 50) -> list[Workflow]:
@@ -48,7 +47,7 @@ def listed(parts: Parts, who: Identity, *, contains: str = "", after: str = "", 
     """
     project, _, name = after.replace("\x00", "").partition(".")
     with parts.database.read() as connection:
-        rows = catalog.listed(
+        rows = workflow_queries.listed(
             connection,
             among=who.projects(),
             contains=contains.replace("\x00", ""),
@@ -72,9 +71,9 @@ def get(parts: Parts, who: Identity, project: str, name: str, version: int | Non
         Problem: 404.
     """
     with parts.database.read() as connection:
-        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        row = seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         number = version or row.version
-        body = catalog.body(connection, row.code, number)
+        body = workflow_queries.body(connection, row.code, number)
     if body is None:
         raise Problem(404, f"workflow {project}.{name} has no version {number}; its newest is {row.version}")
     return WorkflowDetail(**dict(_workflow(row, time.time())), shown_version=number, definition=body)
@@ -89,8 +88,8 @@ def versions(
         Problem: 404.
     """
     with parts.database.read() as connection:
-        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
-        rows = catalog.versions(connection, row.code, before=before, most=limit)
+        row = seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        rows = workflow_queries.versions(connection, row.code, before=before, most=limit)
     return [WorkflowVersion.model_validate(each) for each in rows]
 
 
@@ -145,7 +144,7 @@ def apply(
     wanted = found.definition
     need(who, Role.EDITOR, wanted.project)
     with parts.database.write() as connection:
-        there = catalog.find(connection, wanted.project, wanted.name)
+        there = workflow_queries.find(connection, wanted.project, wanted.name)
         newest = there.version if there is not None else 0
         if base is not None and base != newest:
             raise Problem(
@@ -153,9 +152,9 @@ def apply(
                 f"{wanted.key} has version {newest} now, and version {base} was edited; compare them, then apply again",
                 version=newest,
             )
-        wrong = [*families.rings(connection, [wanted], may_see=partial(who.may, Role.VIEWER))[0]]
+        wrong = [*related_runs.rings(connection, [wanted], may_see=partial(who.may, Role.VIEWER))[0]]
         wrong += grants.problems(connection, wanted)
-        wrong += naming.problems(wanted, settings.of_project(connection, wanted.project))
+        wrong += usage.problems(wanted, settings.of_project(connection, wanted.project))
         if wrong:
             raise DefinitionInvalid(wrong)
         shards = connection.execute(sa.select(sa.func.count()).select_from(shard)).scalar_one()

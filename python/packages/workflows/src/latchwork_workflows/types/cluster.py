@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints
 from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 
 _CALL = "cluster.json"
-_BODY = Path(__file__).with_name("bodies") / "cluster_body.py"
+_PROGRAM = Path(__file__).with_name("programs") / "cluster_program.py"
 Word = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 ClassName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_$][\w$]*(\.[A-Za-z_$][\w$]*)*$", max_length=500)]
 ConfName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=200)]
@@ -129,4 +129,4 @@ def _command(argv: list[str], yarn: str | None, run: RunInfo) -> Command:
         run: The attempt.
     """
     call = json.dumps({"argv": argv, "tag": run.tag, "yarn": yarn})
-    return Command((run.python, str(_BODY), f"{run.folder}/{_CALL}"), files={_CALL: call.encode()})
+    return Command((run.python, str(_PROGRAM), f"{run.folder}/{_CALL}"), files={_CALL: call.encode()})

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, field_validator
 from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 
 _CALL = "http.json"
-_BODY = Path(__file__).with_name("bodies") / "http_body.py"
+_PROGRAM = Path(__file__).with_name("programs") / "http_program.py"
 
 
 class HttpParams(ParamsModel):
@@ -64,7 +64,7 @@ class Http:
         So no token is in a command line or an environment.
         """
         return Command(
-            (run.python, str(_BODY), f"{run.folder}/{_CALL}"),
+            (run.python, str(_PROGRAM), f"{run.folder}/{_CALL}"),
             env={"PYTHONUNBUFFERED": "1"},
             files={_CALL: params.model_dump_json().encode()},
         )

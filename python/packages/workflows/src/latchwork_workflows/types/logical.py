@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from latchwork_workflows.state.conditions import All, AnyOf, Condition, Ended, Other
-from latchwork_workflows.state.families import WINDOWS, known
 from latchwork_workflows.state.records import Rule
+from latchwork_workflows.state.related_runs import WINDOWS, known
 from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"

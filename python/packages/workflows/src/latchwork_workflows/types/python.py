@@ -12,7 +12,7 @@ from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 
 _CALL = "call.json"
 #: Started by its path. As a module it would import our packages first, which takes 250 ms for each task.
-_BODY = Path(__file__).with_name("bodies") / "python_body.py"
+_PROGRAM = Path(__file__).with_name("programs") / "python_program.py"
 FunctionName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$", max_length=500)
 ]
@@ -48,7 +48,7 @@ class Python:
         call = {"function": params.function, "args": params.args}
         path = {"PYTHONPATH": run.bundle} if run.bundle else {}
         return Command(
-            (run.python, str(_BODY), f"{run.folder}/{_CALL}"),
+            (run.python, str(_PROGRAM), f"{run.folder}/{_CALL}"),
             env={"PYTHONUNBUFFERED": "1", **path},
             files={_CALL: json.dumps(call).encode()},
         )

@@ -18,7 +18,7 @@ from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 _CALL = "sql.json"
 #: File with the rows to mail.
 ROWS = "rows.csv"
-_BODY = Path(__file__).with_name("bodies") / "sql_body.py"
+_PROGRAM = Path(__file__).with_name("programs") / "sql_program.py"
 Statement = Annotated[str, StringConstraints(min_length=1, max_length=200_000)]
 Procedure = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*){0,2}$", max_length=200)
@@ -174,7 +174,7 @@ def _command(
         "csv": f"{run.folder}/{keeps}" if keeps else "",
     }
     return Command(
-        (run.python, str(_BODY), f"{run.folder}/{_CALL}"),
+        (run.python, str(_PROGRAM), f"{run.folder}/{_CALL}"),
         env={"PYTHONUNBUFFERED": "1"},
         files={_CALL: json.dumps(call).encode()},
         keeps=keeps,

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
 from latchwork_workflows.api.models import MOST_ID, Id
-from latchwork_workflows.db.views import catalog
+from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.services import accounts as desk
 from latchwork_workflows.services.parts import need, parts_of
@@ -62,7 +62,7 @@ def users(request: Request, who: Who) -> HTMLResponse:
     need(who, Role.ADMIN)
     parts = parts_of(request)
     with parts.database.read() as connection:
-        projects = catalog.projects(connection)
+        projects = workflow_queries.projects(connection)
     values = {"accounts": parts.accounts.accounts(), "projects": projects, "roles": [each.word for each in Role]}
     return page(request, who, "users.html", link=None, **values)
 
@@ -94,7 +94,7 @@ def make_link(request: Request, who: Who, name: str) -> HTMLResponse:
     parts = parts_of(request)
     link = f"{str(request.base_url).rstrip('/')}/sign-in?link={desk.new_link(parts, who, name[:100])}"
     with parts.database.read() as connection:
-        projects = catalog.projects(connection)
+        projects = workflow_queries.projects(connection)
     values = {"accounts": parts.accounts.accounts(), "projects": projects, "roles": [each.word for each in Role]}
     return page(request, who, "users.html", link=(name, link), **values)
 

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from latchwork.spi import MAX_TIME_S
 from latchwork_workflows.api.models import MOST_ID, Id, NamePath
-from latchwork_workflows.db.views import catalog
+from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.errors import WrongState
+from latchwork_workflows.model.backfill_dates import MOST_MOMENTS, MOST_PARALLEL, DateRange
 from latchwork_workflows.model.model import PRIORITIES
-from latchwork_workflows.model.moments import MOST_MOMENTS, MOST_PARALLEL, DateRange
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest
 from latchwork_workflows.services import backfills, workflows
 from latchwork_workflows.services.parts import parts_of, valid
@@ -51,7 +51,7 @@ def list_backfills(
     found = backfills.listed(parts, who, project=project, workflow=workflow, before=before, limit=_MOST + 1)
     with parts.database.read() as connection:
         among = who.projects()
-        projects = [each for each in catalog.projects(connection) if among is None or each in among]
+        projects = [each for each in workflow_queries.projects(connection) if among is None or each in among]
     chosen = {"project": project, "workflow": workflow}
     more = address("/backfills", **chosen, before=found[_MOST - 1].id) if len(found) > _MOST else ""
     rows = [(each, _bar(each)) for each in found[:_MOST]]

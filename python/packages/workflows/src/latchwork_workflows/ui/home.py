@@ -9,8 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from latchwork_workflows.db import overview
-from latchwork_workflows.db.views import catalog
+from latchwork_workflows.db import overview, workflow_queries
 from latchwork_workflows.keys import worker_group_of
 from latchwork_workflows.services import schedules
 from latchwork_workflows.services.parts import WorkerSeen, parts_of, seen_codes
@@ -34,7 +33,7 @@ def home(request: Request, who: Who) -> HTMLResponse:
             "lag": overview.lag(connection),
         }
         lanes = overview.queued_lanes(connection, [each.id for each in values["active"]])
-        is_new = not catalog.listed(connection, among=who.projects(), most=1)
+        is_new = not workflow_queries.listed(connection, among=who.projects(), most=1)
     soon = [each for each in schedules.listed(parts, who) if each.next_fires]
     soon.sort(key=lambda each: each.next_fires)
     workers = parts.workers()

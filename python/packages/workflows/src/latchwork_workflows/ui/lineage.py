@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
-from latchwork_workflows.db.views import catalog
+from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.services.lineage import Lineage, Link, lineage
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN
@@ -40,7 +40,7 @@ def show(
     found = lineage(parts, who, project=project, workflow=workflow)
     with parts.database.read() as connection:
         among = who.projects()
-        projects = [each for each in catalog.projects(connection) if among is None or each in among]
+        projects = [each for each in workflow_queries.projects(connection) if among is None or each in among]
     focus = f"{project}.{workflow}" if workflow else ""
     is_drawn = found.links and (len(found.workflows) <= MOST_DRAWN or bool(draw))
     more = address("/lineage", project=project, workflow=workflow, start=start + _MOST)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
-from latchwork_workflows.db.views import catalog
+from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.schemas.pools import MAX_SIZE, project_of, project_pool
 from latchwork_workflows.services import pools
 from latchwork_workflows.services.parts import Parts, parts_of
@@ -89,7 +89,7 @@ def _page(
     parts = parts_of(request)
     found = [(each, project_of(each.name), _bar(each.used, each.size)) for each in pools.listed(parts, who)]
     with parts.database.read() as connection:
-        known = [project_pool(each) for each in sorted({*catalog.projects(connection), "default"})]
+        known = [project_pool(each) for each in sorted({*workflow_queries.projects(connection), "default"})]
     values: dict[str, Any] = {"pools": found, "known": known, "max_size": MAX_SIZE, "admissions": _ADMISSIONS}
     values |= {"sent": sent or {}, "refused": refused}
     return page(request, who, "pools.html", status, may_change=who.may(Role.EDITOR), **values)

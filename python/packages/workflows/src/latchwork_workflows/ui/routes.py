@@ -17,7 +17,7 @@ from latchwork_workflows.ui import (
     workers,
     workflows,
 )
-from latchwork_workflows.ui.editing import editor
+from latchwork_workflows.ui.editor import editor
 from latchwork_workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 from latchwork_workflows.web import Link, Role
 

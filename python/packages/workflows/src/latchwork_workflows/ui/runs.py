@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from latchwork_workflows.api.models import MOST_ID, Id
 from latchwork_workflows.api.runs import AttemptId
-from latchwork_workflows.db import families, history
-from latchwork_workflows.db.views import catalog, instances
+from latchwork_workflows.db import history, related_runs, run_queries, workflow_queries
 from latchwork_workflows.schemas.tasks import Attempt
 from latchwork_workflows.services import attempts, explanations, runs, tasks, workflows
 from latchwork_workflows.services.parts import Parts, parts_of, seen
@@ -59,7 +58,7 @@ def list_runs(
     rows = runs.listed(parts, who, project=project.replace("\x00", ""), state=wanted, before=before, limit=_MOST + 1)
     with parts.database.read() as connection:
         among = who.projects()
-        projects = [each for each in catalog.projects(connection) if among is None or each in among]
+        projects = [each for each in workflow_queries.projects(connection) if among is None or each in among]
     shown, more = older(rows, _MOST, "/runs", state=wanted, project=project)
     chosen = {"state": wanted, "project": project, "before": before}
     return page(request, who, "runs.html", rows=shown, older=more, states=_STATES, projects=projects, **chosen)
@@ -74,11 +73,11 @@ def show_run(
     row = runs.row_of(parts, who, run_id)
     body = workflows.get(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
-        all_tasks = families.plain_tasks(connection, row.id, row.run)
-        elements = families.element_counts(connection, row.id, row.run)
-        tried = [attempt_of(each) for each in instances.attempts(connection, row.id, run=row.run, most=500)]
+        all_tasks = related_runs.plain_tasks(connection, row.id, row.run)
+        elements = related_runs.element_counts(connection, row.id, row.run)
+        tried = [attempt_of(each) for each in run_queries.attempts(connection, row.id, run=row.run, most=500)]
         events = history.of_instance(connection, row.id, most=60)
-        asked = instances.open_commands(connection, row.id)
+        asked = run_queries.open_commands(connection, row.id)
     place = {task.name: number for number, task in enumerate(body.tasks)}
     all_tasks.sort(key=lambda each: place.get(each.name, 0))
     start = max(0, min(first, len(all_tasks)))
@@ -164,9 +163,9 @@ def show_task(
     row = runs.row_of(parts, who, task.instance)
     body = workflows.get(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
-        tried = [attempt_of(each) for each in instances.attempts_of_task(connection, task_id)]
-        others = families.plain_tasks(connection, task.instance, task.run)
-        counts = families.element_counts(connection, task.instance, task.run).get(task.name, {})
+        tried = [attempt_of(each) for each in run_queries.attempts_of_task(connection, task_id)]
+        others = related_runs.plain_tasks(connection, task.instance, task.run)
+        counts = related_runs.element_counts(connection, task.instance, task.run).get(task.name, {})
     if task.map_index >= 0:
         others.append(task)
     spec = next((each for each in body.tasks if each.name == base_of(task.name)), None)
@@ -254,9 +253,9 @@ def show_command(request: Request, who: Who, command_id: Id) -> Response:
     """Redirect to the run or backfill that a command has started, once it exists."""
     parts = parts_of(request)
     with parts.database.read() as connection:
-        command = instances.find_command(connection, command_id)
+        command = run_queries.find_command(connection, command_id)
         code = command.args.get("code") if command is not None and isinstance(command.args, dict) else None
-        found = catalog.by_code(connection, code) if isinstance(code, int) else None
+        found = workflow_queries.by_code(connection, code) if isinstance(code, int) else None
         workflow = seen(who, found, f"command {command_id}")
     if command is not None and command.backfill is not None:
         return led(f"/backfills/{command.backfill}")

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from latchwork.errors import BadRecord
 from latchwork.spi import read_json
-from latchwork_workflows.db.views import catalog
+from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.schemas.settings import Connection, Environment, Parameter, SettingKind
 from latchwork_workflows.services import grants
 from latchwork_workflows.services import settings as desk
@@ -141,7 +141,7 @@ def _page(
         "parameter": [_row(who, each) for each in desk.parameters(parts, who, chosen)],
     }
     with parts.database.read() as connection:
-        mine, known = who.projects(), catalog.projects(connection)
+        mine, known = who.projects(), workflow_queries.projects(connection)
     seen = sorted({*known, *who.roles} - {""}) if mine is None else sorted(mine)
     values: dict[str, Any] = {"found": found, "project": project, "projects": seen, "kind": kind, "sent": sent or {}}
     # A refused URL may contain a password.

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from latchwork.errors import BadRecord
 from latchwork.spi import read_json
 from latchwork_workflows.api.models import MOST_ID, NamePath
-from latchwork_workflows.db.views import instances
-from latchwork_workflows.model.forms import write
+from latchwork_workflows.db import run_queries
 from latchwork_workflows.model.model import PRIORITIES, Definition
+from latchwork_workflows.model.yaml_format import write
 from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.services import runs, schedules, workflows
 from latchwork_workflows.services.parts import parts_of, valid
@@ -43,7 +43,7 @@ def list_workflows(
     rows = workflows.listed(parts, who, contains=q.strip(), after=after, limit=_MOST + 1)
     more = address("/workflows", q=q, after=rows[_MOST - 1].key) if len(rows) > _MOST else ""
     with parts.database.read() as connection:
-        last = instances.recent(connection, [row.code for row in rows[:_MOST]], 8)
+        last = run_queries.recent(connection, [row.code for row in rows[:_MOST]], 8)
     shown = [(row, last.get(row.code, [])) for row in rows[:_MOST]]
     may_edit = who.may_somewhere(Role.EDITOR)
     return page(request, who, "workflows.html", rows=shown, q=q, older=more, may_edit=may_edit)
@@ -87,8 +87,8 @@ def run_grid(
     names = [each.name for each in shown.definition.tasks]
     part = names[task : task + _MOST_TASKS]
     with parts.database.read() as connection:
-        rows = instances.newest(connection, codes=[shown.code], before=before, most=_MOST_RUNS + 1)
-        cells = instances.task_states(connection, [row.id for row in rows[:_MOST_RUNS]], part)
+        rows = run_queries.newest(connection, codes=[shown.code], before=before, most=_MOST_RUNS + 1)
+        cells = run_queries.task_states(connection, [row.id for row in rows[:_MOST_RUNS]], part)
     path = f"/workflows/{project}/{name}/runs"
     columns, more = older(rows, _MOST_RUNS, path, task=task or None)
     following = address(path, before=before, task=task + _MOST_TASKS) if task + _MOST_TASKS < len(names) else ""

@@ -13,8 +13,8 @@ from latchwork.errors import BadRecord, ValueTooLarge
 from latchwork.primitives import QueueClaim
 from latchwork.spi import read_json, short
 from latchwork.tasks.children import ChildEnd
-from latchwork_workflows.exchange import Head, Result
 from latchwork_workflows.keys import log_ref
+from latchwork_workflows.messages import Head, Result
 from latchwork_workflows.state import Outcome
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from latchwork.spi import is_number
-from latchwork_workflows.logs.keeping import MOST_BYTES
+from latchwork_workflows.logs.attempt_log import MOST_BYTES
 from latchwork_workflows.model.model import NAME_PATTERN
 
 #: An attempt that was claimed this often and never ended has killed its workers.

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from latchwork.errors import LatchworkError
 from latchwork.spi import call_user, reason, secure_folder
 from latchwork_workflows.bundles import BadBundle, BundleCache
-from latchwork_workflows.exchange import Spec
 from latchwork_workflows.logs import LogStore, Mask
+from latchwork_workflows.messages import Spec
 from latchwork_workflows.model.templates import (
     CONNECTION,
     SECRET,

@@ -18,9 +18,9 @@ from latchwork.errors import BadRecord
 from latchwork.store import Store
 from latchwork.tasks import TaskContext, TaskStopped
 from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, ChildEnd, DeadlineExtender
-from latchwork_workflows.exchange import Result, Spec
 from latchwork_workflows.keys import Keys, rows_ref
 from latchwork_workflows.logs import AttemptLog, Health, LogStore
+from latchwork_workflows.messages import Result, Spec
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.worker.attempt import (
     MOST_BYTES,

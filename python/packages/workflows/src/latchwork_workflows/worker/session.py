@@ -37,9 +37,9 @@ from latchwork.tasks import (
 from latchwork.tasks.children import DeadlineExtender, end_left
 from latchwork.types import Absent, Change, Check, Create, Delete, Op
 from latchwork_workflows.bundles import BundleCache
-from latchwork_workflows.exchange import Head, Result, Running
 from latchwork_workflows.keys import Item, Keys
 from latchwork_workflows.logs import Health, LogStore
+from latchwork_workflows.messages import Head, Result, Running
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.state import Outcome as Word
 from latchwork_workflows.types import TaskTypes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from latchwork.spi import FAILURE, USAGE, Json, Line, command, counted, printable, say, say_json, show, utc_text
-from latchwork_workflows.cli.opening import (
+from latchwork_workflows.cli.options import (
     DatabaseUrl,
     HomeDir,
     LogsUrl,

@@ -14,13 +14,13 @@ import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from latchwork_workflows.alerts import ChannelInvalid, checked_channel
-from latchwork_workflows.db import Database, definitions, families, grants, tables
+from latchwork_workflows.db import Database, definitions, grants, related_runs, tables
 from latchwork_workflows.db.accounts import end_all
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.tables import channel, project_grant
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.model.settings.checks import (
+from latchwork_workflows.model.settings.validation import (
     ENVIRONMENT_NAME,
     connection_problems,
     environment_problems,
@@ -215,7 +215,7 @@ def _checked(document: Document, types: TaskTypes) -> list[Checked]:
 
 
 def _check_rings(connection: sa.Connection, found: Sequence[Checked]) -> None:
-    wrong = enumerate(families.rings(connection, [each.definition for each in found]))
+    wrong = enumerate(related_runs.rings(connection, [each.definition for each in found]))
     problems = [Problem(f"workflows[{number}].definition.{at}", why) for number, each in wrong for at, why in each]
     if problems:
         raise DefinitionInvalid(problems)

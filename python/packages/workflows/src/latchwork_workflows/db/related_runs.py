@@ -13,15 +13,15 @@ from pydantic import ValidationError
 from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork_workflows.db import definitions
+from latchwork_workflows.db.run_queries import TASK
 from latchwork_workflows.db.schedules import BY_SCHEDULE
 from latchwork_workflows.db.tables import definition, definition_version, instance, task, waiting
-from latchwork_workflows.db.views.instances import TASK
 from latchwork_workflows.errors import Problem, WrongState
 from latchwork_workflows.model.logical import full_name
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.state import InstanceState, TaskState, element
 from latchwork_workflows.state.conditions import Other, leaves
-from latchwork_workflows.state.families import Span, may_be_asked
+from latchwork_workflows.state.related_runs import Span, may_be_asked
 from latchwork_workflows.types.logical import DependentParams
 
 #: The PostgreSQL advisory lock for writing definitions that start other workflows.

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.spi import counted, reason
-from latchwork_workflows.logs.masking import Mask
-from latchwork_workflows.logs.places import LogFile, LogStore
+from latchwork_workflows.logs.mask import Mask
+from latchwork_workflows.logs.store import LogFile, LogStore
 
 _log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from starlette.responses import Response
 
 from latchwork_workflows.api.models import NamePath
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.model.forms import read, write
 from latchwork_workflows.model.model import TaskSpec
+from latchwork_workflows.model.yaml_format import read, write
 from latchwork_workflows.services import workflows
 from latchwork_workflows.services.parts import Parts, parts_of
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
-from latchwork_workflows.ui.editing.places import line_of
+from latchwork_workflows.ui.editor.yaml_positions import line_of
 from latchwork_workflows.ui.frame import led, page
 from latchwork_workflows.web import Field, FormInvalid, Identity, Problem, Role, Who, fields_of, values_of
 

@@ -23,7 +23,7 @@ from latchwork_workflows.cli.nodes import (
     order_of,
     worker_options,
 )
-from latchwork_workflows.cli.opening import (
+from latchwork_workflows.cli.options import (
     DatabaseUrl,
     HomeDir,
     LogsUrl,

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, cast
 from latchwork.errors import LatchworkError
 from latchwork.spi import call_user, reason
 from latchwork_workflows.bundles import BundleCache
-from latchwork_workflows.exchange import Spec
 from latchwork_workflows.logs import open_logs
-from latchwork_workflows.model.built import BUILT
+from latchwork_workflows.messages import Spec
+from latchwork_workflows.model.defined import BUILT
 from latchwork_workflows.model.logical import chosen, full_name
 from latchwork_workflows.model.model import Definition, TaskSpec, plan_of
-from latchwork_workflows.model.settings.naming import connections_of
+from latchwork_workflows.model.settings.usage import connections_of
 from latchwork_workflows.model.specs import spec_of
 from latchwork_workflows.model.templates import fill
 from latchwork_workflows.model.values import Run, gathered, items_of, values_of

@@ -16,9 +16,8 @@ from fastapi import FastAPI
 
 from latchwork.errors import LatchworkError
 from latchwork_workflows.api import make_api
-from latchwork_workflows.db import Database, overview
+from latchwork_workflows.db import Database, overview, run_queries
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.db.views import instances
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.services import EXPECTED, Cluster, Parts, problem_of
 from latchwork_workflows.types import TaskTypes
@@ -105,6 +104,6 @@ def _fingerprints(database: Database, topics: Iterable[str]) -> Mapping[str, Any
         for topic in topics:
             kind, _, key = topic.partition(":")
             found[topic] = (
-                instances.fingerprint(connection, int(key)) if kind == "run" else overview.fingerprint(connection)
+                run_queries.fingerprint(connection, int(key)) if kind == "run" else overview.fingerprint(connection)
             )
     return found

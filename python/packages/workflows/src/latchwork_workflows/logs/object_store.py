@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from latchwork_workflows.logs.places import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
+from latchwork_workflows.logs.store import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
 
 _END = "end"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from latchwork.spi import counted
-from latchwork_workflows.explain.held import Held, why_held
+from latchwork_workflows.explain.held_task import Held, why_held
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
 from latchwork_workflows.state.records import NOT_TAKEN, OVER

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from latchwork_workflows.alerts.channels import AppriseOptions
+from latchwork_workflows.alerts.delivery import NotSent
 from latchwork_workflows.alerts.messages import Message
-from latchwork_workflows.alerts.sending import NotSent
 from latchwork_workflows.state.alerts import Answer
 
 _MOST_TOLD = 500
