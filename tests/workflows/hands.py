@@ -269,12 +269,13 @@ class Stage:
             return connection.execute(sa.select(command.c.id).where(command.c.done_at.is_(None))).scalars().all()
 
     def left(self):
-        """What is in the store, but for marks and empty shelves."""
+        """What is in the store, except marks, empty sort keys and holders, which end with a session."""
         ours = [entry.key for entry in self.store.list("default", recursive=True)]
         return [
             key
             for key in ours
-            if "/sort_keys/" not in key and "/high/" not in key and not key.endswith(("/poke", "/id", "/pair"))
+            if not any(part in key for part in ("/sort_keys/", "/holders/", "/high/"))
+            and not key.endswith(("/poke", "/id", "/pair"))
         ]
 
     def run_of(self, on=0, **tools):
