@@ -81,7 +81,7 @@ class LateLock:
     def __init__(self):
         self._lock = threading.Lock()
         self.release = self._lock.release
-        self._is_owned = self._lock.locked
+        self.locked = self._is_owned = self._lock.locked
         self.before = None
 
     def acquire(self, *arguments):

@@ -64,6 +64,7 @@ COMMANDS = [
     ("status",), ("status", "--all"), ("status", "--json"), ("tree",), ("tree", "--values"),
     ("tree", "--json", "--values"), ("why", "j", "a"), ("why", "j", "a", "--json"), ("why", "j", EVIL),
     ("why", EVIL, "a"), ("locks",), ("locks", "--json"), ("locks", "--audit"), ("locks", "--audit", "--json"),
+    ("doctor",), ("doctor", "--json"),
     ("jobs", "list"), ("jobs", "list", "--json"), ("settings", "show"), ("jobs", "set", "j", "--threads", "3"),
     ("jobs", "disable", EVIL), ("jobs", "enable", "j"), ("drain", "n1", "--no-wait"), ("drain", EVIL),
     ("restart", "n2", "--no-wait", "--json"), ("tree", EVIL), ("jobs", "run", "j", "--no-wait"),
@@ -275,4 +276,7 @@ def test_a_few_of_many_are_named_and_the_rest_counted():
 
 def test_every_command_is_looked_at():
     # Those of workflows ask a server of their own: tests/workflows/test_command_line.py looks at them.
-    assert {args[0] for args in COMMANDS} | {"run", "demo", "bench", "lock", "elect", "workflows"} >= set(specs())
+    # `backends` asks none.
+    assert {args[0] for args in COMMANDS} | {"run", "demo", "bench", "lock", "elect", "workflows", "backends"} >= set(
+        specs()
+    )

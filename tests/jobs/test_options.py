@@ -120,7 +120,7 @@ def test_the_arguments_are_those_of_the_table_in_its_order_and_the_docstring_tel
     at = parameters.index(names[0])
     assert parameters[at : at + len(names)] == names
     assert before is None or parameters == [*before, *names]
-    assert all(f"\n        {name}: " in of.__doc__ for name in names)
+    assert all(f"\n    {name}: " in of.__doc__ for name in names)
 
 
 def test_the_defaults_of_a_node_and_of_a_job_are_those_of_the_table():

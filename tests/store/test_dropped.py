@@ -291,10 +291,11 @@ def test_reopened_store_that_is_dropped_names_the_line_of_the_reopening() -> Non
 
 def test_hook_of_a_fork_that_drops_the_store_of_the_parent_does_not_warn() -> None:
     program = """
-import os, latchwork
+import os, warnings, latchwork
 held = []
 os.register_at_fork(after_in_child=held.clear)  # before the hooks of latchwork, which is imported at its first use
 held.append(latchwork.connect("memory://forked"))
+warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of Python warn of any fork beside threads
 if (child := os.fork()) == 0:
     os._exit(0)
 os.waitpid(child, 0)

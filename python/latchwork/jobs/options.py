@@ -11,6 +11,7 @@ The rows are fields of dataclasses, so that type checkers know each value. The c
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -411,10 +412,11 @@ def documented(*tables: Any) -> Callable[[type[T]], type[T]]:
     def add(cls: type[T]) -> type[T]:
         found = [row for table in tables for row in rows(table)]
         lines = [f"{row.name}: {row.sentence}" + (f"; None is {row.none}" if row.none else "") for row in found]
-        told = [textwrap.fill(line, 116, initial_indent=8 * " ", subsequent_indent=12 * " ") for line in lines]
-        above, raises, below = (cls.__doc__ or "").partition("    Raises:")
-        heading = [] if ":\n        " in above else ["", "    Attributes:"]
-        cls.__doc__ = "\n".join([above.rstrip(), *heading, *told, raises + below])
+        entries = [textwrap.fill(line, 116, initial_indent=4 * " ", subsequent_indent=8 * " ") for line in lines]
+        # Newer versions of Python remove the indentation of docstrings, older ones keep it.
+        above, raises, below = inspect.cleandoc(cls.__doc__ or "").partition("Raises:")
+        heading = [] if ":\n    " in above else ["", "Attributes:"]
+        cls.__doc__ = "\n".join([above.rstrip(), *heading, *entries, "", raises + below]).rstrip()
         return cls
 
     return add
