@@ -170,6 +170,7 @@ def test_a_node_that_is_told_while_it_runs_something_lets_the_next_be_told(store
         eventually(one.feeder.running)
         with Node(connect(), name="n2", look_s=300.0, slots=4) as two:
             eventually(lambda: len(store.children("work/takers/any")) == 2)
+            time.sleep(0.5)  # it looks once more after it has joined
             put(store, examples.waits, id="b")
             eventually(lambda: len(one.feeder.running()) == 2)
             time.sleep(0.3)
