@@ -853,6 +853,7 @@ class Executor:
         session_ttl_s: float | None = None,
         on_session_lost: OnSessionLost = "fail",
         label: str = "",
+        wait_at_exit_s: float | None = None,
     ) -> None: ...
     def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]: ...
     def map(

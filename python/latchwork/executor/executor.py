@@ -61,6 +61,9 @@ _MOST_COPIES = 30
 
 _log = logging.getLogger(__name__)
 
+#: Seconds of waiting for tasks at the end, after which it is said what is waited for.
+_QUIET_S = 2.0
+
 #: Default TTL of a submitter's session, in seconds.
 SESSION_TTL_S = 30.0
 _LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()
@@ -176,6 +179,8 @@ class Executor(concurrent.futures.Executor):
         on_session_lost: ``fail`` fails the futures of stored tasks with ``SessionLost``. ``resubmit`` submits them
             again, so they may run twice.
         label: Label shown to other clients.
+        wait_at_exit_s: Seconds for which the interpreter waits for tasks at exit, and cancels them then. None, the
+            default, waits for all, as for a thread pool.
     """
 
     def __init__(
@@ -191,8 +196,11 @@ class Executor(concurrent.futures.Executor):
         session_ttl_s: float | None = None,
         on_session_lost: OnSessionLost = "fail",
         label: str = "",
+        wait_at_exit_s: float | None = None,
     ) -> None:
         store = executor_store(store, "an executor")
+        if wait_at_exit_s is not None and not is_number(wait_at_exit_s, 0.0):
+            raise ValueError(f"wait_at_exit_s must be None or at least 0 seconds, not {wait_at_exit_s!r}")
         if on_session_lost not in ("fail", "resubmit"):
             raise ValueError(f"on_session_lost must be 'fail' or 'resubmit', not {on_session_lost!r}")
         self.name = validate_name(name)
@@ -208,6 +216,7 @@ class Executor(concurrent.futures.Executor):
             session_ttl_s=ttl_s(store, session_ttl_s, SESSION_TTL_S),
             on_session_lost=on_session_lost,
             label=label,
+            wait_at_exit_s=wait_at_exit_s,
         )
         self._detached = Detached(store, self._keys, self._payloads, partial(_hint_of, functions))
         self._end = weakref.finalize(self, _end_when_idle, self._submitter)
@@ -495,8 +504,16 @@ def _hint_of(functions: Functions, name: str) -> Any:
     return functions.get(name).hints.get("return", Any) if name in functions else Any
 
 
-async def _finish(submitter: Submitter) -> None:
-    await submitter.wait_over(None)
+async def _finish(submitter: Submitter, timeout_s: float | None = None) -> None:
+    """Wait for the tasks, at most for the timeout, and close. If it takes long, say what is waited for."""
+    quiet_s = _QUIET_S if timeout_s is None else min(_QUIET_S, timeout_s)
+    if not await submitter.wait_over(quiet_s):
+        why = submitter.why_nothing_runs()
+        message = "waiting for %s%s; Ctrl-C leaves, and shutdown(cancel_futures=True) does not wait for waiting tasks"
+        _log.log(logging.WARNING if why else logging.INFO, message, submitter.waits_for(), why)
+        if not await submitter.wait_over(None if timeout_s is None else timeout_s - quiet_s):
+            _log.warning("%s did not end within %g s and are cancelled", submitter.waits_for(), timeout_s)
+            submitter.cancel_soon(submitter.begin_close(), interrupt=False)
     await submitter.close()
     await submitter.callbacks.settle()
     _LIVE.discard(submitter)
@@ -530,4 +547,4 @@ def _wait_at_exit() -> None:
     is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for submitter in list(_LIVE):
         submitter.begin_close()
-        run(submitter.close() if is_interrupted else _finish(submitter))
+        run(submitter.close() if is_interrupted else _finish(submitter, submitter.wait_at_exit_s))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from weakref import WeakSet
 
 from latchwork._base.event import Signal
+from latchwork._base.text import counted
 from latchwork.errors import Closed, Conflict, ForkedProcess, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.executor.errors import NoSuchMember
 from latchwork.executor.futures import AllFuture, Callbacks, Stage, TaskFuture, TaskTicket
@@ -45,6 +46,9 @@ from latchwork.types import At, Check, Op
 
 _log = logging.getLogger(__name__)
 
+#: Tasks that a message names.
+_MOST_NAMED = 3
+
 OnSessionLost = Literal["fail", "resubmit"]
 
 #: Limits of one transaction: items, bytes, and writes including the index and the deleted results.
@@ -67,6 +71,7 @@ class Submitter:
     Attributes:
         callbacks: Calls the done-callbacks of its futures.
         wholes: Futures that span several of its tasks.
+        wait_at_exit_s: Seconds for which the interpreter waits for its tasks at exit; None waits for all.
     """
 
     def __init__(
@@ -78,7 +83,9 @@ class Submitter:
         session_ttl_s: float,
         on_session_lost: OnSessionLost,
         label: str,
+        wait_at_exit_s: float | None = None,
     ) -> None:
+        self.wait_at_exit_s = wait_at_exit_s
         self._store = store
         self._keys = keys
         self._payloads = payloads
@@ -154,6 +161,13 @@ class Submitter:
     async def wait_over(self, timeout_s: float | None) -> bool:
         """Wait until no task is left; False on timeout."""
         return await until(self._changed, self._store.clock, lambda: not self._tickets, timeout_s)
+
+    def waits_for(self) -> str:
+        """Return a description of the active tasks for a message: their number and the first of them."""
+        with self._changed.mutex:
+            tickets = list(self._tickets.values())
+        names = ", ".join(ticket.what for ticket in tickets[:_MOST_NAMED])
+        return f"{counted(len(tickets), 'task')} ({names}{', ...' if len(tickets) > _MOST_NAMED else ''})"
 
     # The thread that stores
 
