@@ -133,3 +133,12 @@ def test_a_release_that_is_not_possible_is_explained(release, capsys, monkeypatc
     said = capsys.readouterr().err
     assert "pyproject.toml names 1.2.2" in said
     assert "'## [1.2.3] - YYYY-MM-DD'" in said
+
+
+@pytest.mark.parametrize(("tags", "is_possible"), [("", True), ("v1.2.3\nv1.0.0", False), ("v1.2.30", True)])
+def test_only_a_tag_of_another_commit_keeps_a_version_from_being_released(release, monkeypatch, tags, is_possible):
+    """A workflow that a tag starts has the tag on its own commit."""
+    monkeypatch.setattr(release, "versions", lambda: {"Cargo.toml": {"1.2.3"}})
+    monkeypatch.setattr(release, "newest_section", lambda _changelog: "1.2.3")
+    monkeypatch.setattr(release, "run", lambda *command: tags if "--no-contains" in command else "")
+    assert (release.problems("1.2.3") == []) is is_possible
