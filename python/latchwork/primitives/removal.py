@@ -34,6 +34,8 @@ _PREFIXES = (
     "queue",
     "takers",
 )
+#: Takers of a queue that may have claims. They end with their sessions, and matter only while there are items.
+_HOLDER = re.compile(r"partitions/[^/]+/holders/")
 #: Records that are still needed, though no session owns them: arrivals at a barrier, items and dead letters.
 _NEEDED = re.compile(r"arrived/|dead/|partitions/[^/]+/items/")
 
@@ -63,7 +65,7 @@ async def forget(store: Store, name: str) -> int:
     below = [await ask(store.list, f"{name}/{prefix}", recursive=True) for prefix in _PREFIXES]
     if found != await _direct(store, name):
         raise _written(name, ())  # what is below may belong to another state: items of a new tail, views of a new head
-    found += [entry for entries in below for entry in entries]
+    found += [entry for entries in below for entry in entries if not _HOLDER.match(entry.key[len(name) + 1 :])]
     _refuse_use(name, found)
     records = sorted(found, key=lambda entry: (entry.key.count("/"), entry.key != f"{name}/views", entry.key))
     return await _remove(store, name, records) + await _forget_persistent(store, name)
