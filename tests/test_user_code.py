@@ -305,7 +305,7 @@ def test_listeners_of_a_store_are_called_again_after_one_has_raised_anything(sto
         for number in range(3):
             store.put(f"m/{number}", b"")
             eventually(lambda number=number: len(changed) > number and len(seen) > number, PATIENCE_S)
-    session.notice_gone()
+    session.mark_ended()
     assert lost.wait(PATIENCE_S)
     assert states.wait(PATIENCE_S)
 

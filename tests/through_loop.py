@@ -26,7 +26,7 @@ from latchwork.aio.twin import Twin, twin_of, twins
 from latchwork.store import system_namespace
 from latchwork.store.driving import helper
 from latchwork.store.driving.helper import spawn
-from latchwork.store.driving.loop import be_caller, caller_here
+from latchwork.store.driving.loop import act_for, current_task_caller
 
 _thread = threading.local()
 #: Functions of users that block, by the name of the argument: work and listeners.
@@ -79,7 +79,7 @@ class Loop:
 
     async def _go(self, fn, caller, original, ended):
         _original.set(original)
-        be_caller(asyncio.current_task(), caller)
+        act_for(asyncio.current_task(), caller)
         try:
             result = fn()
             return (await result if inspect.isawaitable(result) else result), None
@@ -148,7 +148,7 @@ class Loop:
 
 
 def current_caller():
-    return current() or caller_here(spawn)
+    return current() or current_task_caller(spawn)
 
 
 class Face:
@@ -267,12 +267,12 @@ def patch(store, name, fn):
     """Have a call of a store made by a function of the test: in a thread, or in that of the SDK that makes the call."""
     if "patches" not in store.__dict__:
         store.__dict__["patches"] = {}
-        begin = store.begin
+        start_call = store.start_call
 
-        def begun(method, *args, **options):
+        def patched_start_call(method, *args, **options):
             patched = store.patches.get(method)
             if patched is None or _original.get() == method:
-                return begin(method, *args, **options)
+                return start_call(method, *args, **options)
             future, caller = Future(), current_caller()
 
             def run():
@@ -285,7 +285,7 @@ def patch(store, name, fn):
             threading.Thread(target=run, daemon=True, name="patch-of-test").start()
             return future
 
-        store.begin = begun
+        store.start_call = patched_start_call
     store.patches[name] = fn
     replace(store, name, fn)
 

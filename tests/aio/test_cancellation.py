@@ -10,7 +10,7 @@ import pytest
 
 from latchwork import aio
 from latchwork.primitives.queue.items import holder_in
-from latchwork.store.driving.loop import Drive
+from latchwork.store.driving.loop import ProtocolRun
 
 PATIENCE_S = 30.0
 
@@ -155,13 +155,13 @@ PLAYS = (
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.__name__)
 def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_behind(store, backend_url, monkeypatch, play):
     cancelling = Cancelling(0)
-    interruptible = Drive._interruptible
+    interruptible = ProtocolRun._wait_or_cancel
 
     async def counted(self, waiter):
         cancelling.waits()
         return await interruptible(self, waiter)
 
-    monkeypatch.setattr(Drive, "_interruptible", counted)
+    monkeypatch.setattr(ProtocolRun, "_wait_or_cancel", counted)
 
     async def all_of_them():
         nonlocal cancelling

@@ -43,7 +43,7 @@ def test_many_wake_ups_from_other_threads_are_one_wake_up_of_the_loop():
         loop = asyncio.get_running_loop()
         soon = loop.call_soon_threadsafe
         loop.call_soon_threadsafe = lambda *args: wakes.append(1) or soon(*args)
-        arrivals = LoopMailbox.here()
+        arrivals = LoopMailbox.of_running_loop()
 
         def post():
             for number in range(1000):
@@ -234,13 +234,13 @@ def test_calls_that_are_gathered_wait_for_room_before_they_are_sent(backend_url,
         async with aio.connect(backend_url) as store:
             below, sent = store.namespace("below"), []
 
-            def begin(*_args, **_options):
+            def start_call(*_args, **_options):
                 sent.append(Future())
                 return sent[-1]
 
             with monkeypatch.context() as patch:
                 for each in (store, below):
-                    patch.setattr(each._of, "begin", begin)
+                    patch.setattr(each._of, "start_call", start_call)
                 tasks = [asyncio.create_task((store, below)[n % 2].get("a")) for n in range(MAX_IN_FLIGHT + 20)]
                 await asyncio.sleep(0.05)
                 assert len(sent) == MAX_IN_FLIGHT
@@ -266,12 +266,12 @@ def test_calls_of_primitives_wait_for_room_too_and_leave_it_when_they_are_cancel
         async with aio.connect(backend_url) as store:
             sent = []
 
-            def begin(*_args, **_options):
+            def start_call(*_args, **_options):
                 sent.append(Future())
                 return sent[-1]
 
             with monkeypatch.context() as patch:
-                patch.setattr(store._of, "begin", begin)
+                patch.setattr(store._of, "start_call", start_call)
                 tasks = [asyncio.create_task(aio.Counter(store, f"c/{n}").value()) for n in range(MAX_IN_FLIGHT + 20)]
                 await asyncio.sleep(0.2)
                 assert len(sent) == MAX_IN_FLIGHT
@@ -375,16 +375,16 @@ def test_what_ends_something_goes_on_to_its_end_when_it_is_cancelled():
         await Pause(SYSTEM_CLOCK, Signal(), 0.05)
         done.append(True)
 
-    async def cancelled(*, ends):
-        task = asyncio.create_task(drive(end, ends=ends))
+    async def cancelled(*, is_shielded):
+        task = asyncio.create_task(drive(end, is_shielded=is_shielded))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(cancelled(ends=False))
+    asyncio.run(cancelled(is_shielded=False))
     assert not done
-    asyncio.run(cancelled(ends=True))
+    asyncio.run(cancelled(is_shielded=True))
     assert done == [True]
 
 

@@ -443,7 +443,7 @@ def test_runs_are_told_to_stop_before_their_locks_run_out(memory, cluster, event
         return commit(checks, ops)
 
     monkeypatch.setattr(backend, "commit", commit_no_renewals)
-    monkeypatch.setattr(Session, "carry", lambda _session, _backend, *transaction: commit_no_renewals(*transaction))
+    monkeypatch.setattr(Session, "commit", lambda _session, _backend, *transaction: commit_no_renewals(*transaction))
     eventually(lambda: left)
     assert left[0] > 0.1
 

@@ -95,7 +95,7 @@ def test_a_node_closed_while_it_registers_anew_leaves_nothing_behind(memory, clu
         return write_pool(self, job, items, seen)
 
     monkeypatch.setattr(Registration, "write_pool", slow)
-    node._membership.session.notice_gone()
+    node._membership.session.mark_ended()
     assert begun.wait(10)
     closing = threading.Thread(target=node.close)
     closing.start()

@@ -41,8 +41,8 @@ DEFECTS = (
         "LockKeeper",
         "a renewal recreates an owner that was taken over",
         "primitives/leased/table.py",
-        'self.store.begin("commit", [Exists(key)], [Put(key, record.encode())])',
-        'self.store.begin("commit", [], [Put(key, record.encode())])',
+        'self.store.start_call("commit", [Exists(key)], [Put(key, record.encode())])',
+        'self.store.start_call("commit", [], [Put(key, record.encode())])',
         id_of("primitives/adopting", "an_earlier_life_whose_watch_is_silent_is_told_by_its_next_renewal", on="memory"),
     ),
     Defect(
@@ -82,7 +82,7 @@ DEFECTS = (
         "LockKeeper",
         "an interrupted release waits for the next chores",
         "primitives/leased/core.py",
-        "with undone_if_interrupted(self._cleanup_lane.signal):",
+        "with undone_if_interrupted(self._cleanup_drain.signal):",
         "with undone_if_interrupted(bool):",
         id_of(
             "primitives/lock_keeper",

@@ -77,7 +77,7 @@ def test_a_member_that_comes_back_counts_once(barrier, in_thread, eventually, co
     first_life = in_thread(lambda: barrier("a", store=dying).wait())
     watcher = barrier("c")
     eventually(lambda: watcher.arrived() == ["a"])
-    dying.session.notice_gone()
+    dying.session.mark_ended()
     with pytest.raises(SessionLost):
         first_life.outcome()
     second_life = in_thread(lambda: barrier("a").wait(30.0))

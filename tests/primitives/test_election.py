@@ -127,7 +127,7 @@ def test_a_lost_term_tells_its_listeners_and_its_work(election, connect, store, 
     term.on_lost(lambda: told.append("lost"))
     fence = term.fence
     with term.guard_work() as work:
-        session_store.session.notice_gone()
+        session_store.session.mark_ended()
         assert work.wait(10.0)
         with pytest.raises(NotLeader):
             work.check()
@@ -165,7 +165,7 @@ def test_run_campaigns_again_after_a_loss_until_its_work_ends_by_itself(election
 
     running = in_thread(lambda: mine.run(lead))
     assert leading.wait(10.0)
-    store.session.notice_gone()
+    store.session.mark_ended()
     assert running.outcome() == "done"
     assert tokens == sorted(set(tokens))
 

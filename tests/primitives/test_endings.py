@@ -122,7 +122,7 @@ def test_work_is_told_at_once_although_a_listener_of_another_hold_is_slow(connec
     go_on = threading.Event()
     first.on_lost(lambda: go_on.wait(30.0))
     with second.guard_work() as work:
-        session.notice_gone()
+        session.mark_ended()
         assert work.stopped.wait(SOON_S)
         assert second.lost.wait(SOON_S)
     go_on.set()

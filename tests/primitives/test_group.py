@@ -171,7 +171,7 @@ def test_a_member_whose_session_is_lost_joins_again_as_a_new_incarnation(group, 
     a, b = group("a", store=store), group("b")
     view = b.wait_until(ids("a", "b"), 10.0)
     told = recording(b)
-    store.session.notice_gone()
+    store.session.mark_ended()
     b.wait_until(lambda now: "a" in now and now.members[0].incarnation != view.members[0].incarnation, 20.0)
     eventually(lambda: "a" in [member.id for change in told for member in change.left])
     assert b.view.ids == ["a", "b"]
@@ -190,7 +190,7 @@ def test_with_a_lost_session_of_the_callers_waiting_says_so(group, connect):
     session = store.open_session(TTL_S)
     a = group("a", store=store, session=session)
     a.wait(10.0)
-    session.notice_gone()
+    session.mark_ended()
     with pytest.raises(SessionLost):
         a.wait_until(ids("nobody"), 10.0)
 
@@ -607,14 +607,14 @@ def test_no_mutex_is_held_while_a_thread_is_started_for_a_view(connect, eventual
     """The thread of an event loop may need the mutex, and whoever starts a thread waits until it runs."""
     told = []
     with Group(connect(), "g", member_id="a") as group:
-        signal_lane = group._announcer._lane.signal
+        signal_lane = group._announcer._serial_drain.signal
 
         def signal_without_mutex():
             with group._changed.mutex:  # refuses a thread that has it
                 pass
             signal_lane()
 
-        group._announcer._lane.signal = signal_without_mutex
+        group._announcer._serial_drain.signal = signal_without_mutex
         group.on_view(told.append)
         assert eventually(lambda: told)
         group.on_view(told.append)

@@ -159,7 +159,7 @@ def test_a_lost_session_revokes_before_the_next_leads_and_then_rejoins(connect, 
     second = candidates("n2")
     eventually(lambda: second.state == "waiting")
     session = store.session
-    session.notice_gone()  # as when the server says that it has expired
+    session.mark_ended()  # as when the server says that it has expired
     assert not first.is_leader
     second.wait(5.0)
     eventually(lambda: first.state == "waiting")
@@ -245,7 +245,7 @@ def test_a_session_that_ends_revokes_though_the_server_does_not_answer(connect, 
     latch.start()
     latch.wait(10.0)
     assert asked.wait(20.0)
-    store.session.notice_gone()
+    store.session.mark_ended()
     eventually(lambda: told == ["revoked"])
     assert not answer.is_set()
     monkeypatch.setattr(store, "children", listing)
@@ -553,7 +553,7 @@ def test_run_tells_its_work_to_stop_and_runs_it_again_when_it_leads_again(connec
 
     running = in_thread(lambda: latch.run(work))
     assert leading.wait(10.0)
-    store.session.notice_gone()
+    store.session.mark_ended()
     assert running.outcome() == 2
     assert terms == sorted(set(terms))
 
@@ -627,14 +627,14 @@ def test_leaving_tells_the_work_to_stop_at_once(queue):
 def test_no_mutex_is_held_while_a_thread_is_started_for_a_listener(candidates, eventually):
     """The thread of an event loop may need the mutex, and whoever starts a thread waits until it runs."""
     latch, told = candidates("a", start=False), []
-    signal_lane = latch._announcer._lane.signal
+    signal_lane = latch._announcer._serial_drain.signal
 
     def signal_without_mutex():
         with latch._changed.mutex:  # refuses a thread that has it
             pass
         signal_lane()
 
-    latch._announcer._lane.signal = signal_without_mutex
+    latch._announcer._serial_drain.signal = signal_without_mutex
     latch.on_elected(lambda: told.append("elected"))
     latch.on_revoked(lambda: told.append("revoked"))
     latch.start()

@@ -218,7 +218,7 @@ def test_a_lost_session_ends_the_hold_and_tells_its_listeners_once(lock, connect
     lost = mine.lost
     waiting = in_thread(lambda: other.acquire(30.0))
     eventually(lambda: len(mine.waiters()) == 1)
-    store.session.notice_gone()
+    store.session.mark_ended()
     assert not mine.is_held
     assert waiting.outcome().token > fence.token
     eventually(lambda: told == ["lost"])
@@ -238,7 +238,7 @@ def test_a_lost_session_ends_the_wait(lock, connect, in_thread, eventually):
     first.acquire(5.0)
     waiting = in_thread(second.acquire)
     eventually(lambda: len(first.waiters()) == 1)
-    store.session.notice_gone()
+    store.session.mark_ended()
     with pytest.raises(SessionLost):
         waiting.outcome(5.0)
 
@@ -610,7 +610,7 @@ def test_a_hold_that_is_closed_as_it_is_had_is_not_told_as_lost_later(lock, conn
     mine.acquire(5.0)
     monkeypatch.undo()
     session.on_lost(lambda: ended.append(1))  # called after those that were there before
-    session.notice_gone()
+    session.mark_ended()
     eventually(lambda: ended)
     assert told == []
 

@@ -309,7 +309,7 @@ def test_a_release_that_is_interrupted_is_done_by_the_next_chores_and_not_a_quar
     keeper, rival = keepers(ttl_s=60.0, store=store), keepers(ttl_s=60.0)
     held = keeper.acquire("job/1", 10.0)
     time.sleep(0.2)  # the chores that every keeper begins with
-    end_work, lane = held.end_work, keeper._core._cleanup_lane
+    end_work, lane = held.end_work, keeper._core._cleanup_drain
     signal = lane.signal
 
     def interrupted():

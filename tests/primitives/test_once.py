@@ -177,7 +177,7 @@ def test_a_runner_that_lost_its_session_gets_the_outcome_of_the_next(once, conne
     assert gate.started.wait(20.0)
     waiting = in_thread(lambda: b.run(lambda _work: b"by the next", timeout_s=30.0))
     eventually(b.waiters)
-    store.session.notice_gone()
+    store.session.mark_ended()
     assert waiting.outcome() == b"by the next"
     gate.go.set()
     assert running.outcome() == b"by the next"
@@ -208,7 +208,7 @@ def test_a_runner_that_lost_its_session_before_anybody_recorded_an_outcome_is_to
     store, onlooker = connect(session_ttl_s=TTL_S), once()
 
     def slow(_work):
-        store.session.notice_gone()
+        store.session.mark_ended()
         eventually(lambda: onlooker.runner() is None)
         return b"late"
 
@@ -222,7 +222,7 @@ def test_work_under_its_fence_is_refused_once_another_runs_it(once, connect, sto
     late = []
 
     def slow(work):
-        mine.session.notice_gone()
+        mine.session.mark_ended()
         once().run(lambda _work: b"by the next", timeout_s=30.0)
         try:
             mine.commit([work.fence], [Put("result", b"twice")])
@@ -375,7 +375,7 @@ def test_losing_the_session_or_closing_ends_a_wait(once, connect, in_thread, eve
     assert gate.started.wait(20.0)
     waiting = [in_thread(lambda each=each: each.run(never)) for each in (losing, closing)]
     eventually(lambda: len(runner.waiters()) == 2)
-    store.session.notice_gone()
+    store.session.mark_ended()
     closing.close()
     with pytest.raises(SessionLost):
         waiting[0].outcome()

@@ -194,7 +194,7 @@ def test_an_item_whose_takers_session_ends_comes_back_to_one_that_waits(queue, c
     claim = first.take(5.0)
     waiting = in_thread(lambda: second.take(30.0))
     eventually(second.takers)
-    dying.session.notice_gone()
+    dying.session.mark_ended()
     again = waiting.outcome()
     assert (again.value, again.attempts) == (b"1", 2)
     with pytest.raises(LockLost, match="is not ours any more, nothing was changed"):
@@ -493,7 +493,7 @@ def test_losing_the_session_or_closing_ends_a_wait(queue, connect, in_thread, ev
     losing_it, closing_it, watcher = queue(store=store), queue(), queue()
     waiting = [in_thread(losing_it.take), in_thread(closing_it.take)]
     eventually(lambda: len(watcher.takers()) == 2)
-    store.session.notice_gone()
+    store.session.mark_ended()
     closing_it.close()
     with pytest.raises(SessionLost):
         waiting[0].outcome()
@@ -537,7 +537,7 @@ def test_a_claim_tells_that_it_is_lost_and_not_that_it_has_ended(queue, connect,
     deaf.on_lost(lambda: told.append("deaf"))()
     lost.on_lost(lambda: told.append("lost"))
     ended.ack()
-    store.session.notice_gone()
+    store.session.mark_ended()
     eventually(lambda: told)
     assert told == ["lost"]
 

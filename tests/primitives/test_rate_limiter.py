@@ -144,7 +144,7 @@ def test_losing_the_session_or_closing_ends_a_wait(limiter, connect, in_thread, 
     first.acquire()
     waiting = [in_thread(losing.acquire), in_thread(closing.acquire)]
     eventually(lambda: len(first.waiters()) == 2)
-    store.session.notice_gone()
+    store.session.mark_ended()
     closing.close()
     with pytest.raises(SessionLost):
         waiting[0].outcome()

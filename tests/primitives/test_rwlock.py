@@ -209,7 +209,7 @@ def test_a_writer_whose_session_is_lost_makes_room(rwlock, connect, in_thread, e
     writer.write.acquire(5.0)
     reading = in_thread(lambda: reader.read.acquire(30.0))
     eventually(lambda: len(writer.waiters()) == 1)
-    store.session.notice_gone()
+    store.session.mark_ended()
     reading.outcome()
     eventually(lambda: lost == ["write"])
 

@@ -292,7 +292,7 @@ def test_a_lost_session_gives_its_leases_back(semaphore, connect, in_thread, eve
     mine.acquire(5.0)
     waiting = in_thread(lambda: other.acquire(30.0))
     eventually(lambda: len(mine.waiters()) == 1)
-    store.session.notice_gone()
+    store.session.mark_ended()
     assert not mine.is_held
     waiting.outcome()
     with pytest.raises(LockLost):
@@ -305,7 +305,7 @@ def test_a_lost_session_ends_the_wait_for_a_lease(semaphore, connect, in_thread,
     first.acquire(5.0)
     waiting = in_thread(second.acquire)
     eventually(lambda: len(first.waiters()) == 1)
-    store.session.notice_gone()
+    store.session.mark_ended()
     with pytest.raises(SessionLost):
         waiting.outcome(5.0)
 

@@ -203,7 +203,7 @@ def test_an_item_whose_takers_session_ends_is_free_at_once(backlog, connect, eve
     mine, other = backlog(store=dying), backlog()
     fill(mine, "s/1")
     (claim,) = take(mine)
-    dying.session.notice_gone()
+    dying.session.mark_ended()
     (again,) = eventually(lambda: take(other))
     assert (again.value, again.attempts) == (b"s/1", 2)
     with pytest.raises(LockLost, match="is not ours any more, nothing was changed"):

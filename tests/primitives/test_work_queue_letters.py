@@ -161,7 +161,7 @@ def test_losing_the_session_or_closing_ends_a_wait(backlog, connect, in_thread, 
     losing, closing, watcher = backlog(store=store), backlog(), backlog()
     waiting = [in_thread(lambda: losing.wait_free("any")), in_thread(lambda: closing.wait_free("any"))]
     eventually(lambda: len(watcher.takers("any")) == 2)
-    store.session.notice_gone()
+    store.session.mark_ended()
     closing.close()
     with pytest.raises(SessionLost):
         waiting[0].outcome()

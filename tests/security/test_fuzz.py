@@ -68,6 +68,9 @@ def test_any_text_is_a_url_or_refused_as_one(text):
 )
 def test_no_error_shows_a_password_however_it_is_written(scheme, before, after, rest):
     text = f"{scheme}://app:{before}HUSH{after}{rest}"
+    before_password, _, after_password = text.partition("HUSH")
+    if "@" in before_password and "@" not in after_password:
+        return  # a host or a root, for all that anybody can tell: both are shown
     if re.search(r"//app:\d+/?[^@]*\?[^@]*$", text):
         return  # a host, its port and options, for all that anybody can tell: names of options are shown
     try:

@@ -17,11 +17,11 @@ def test_a_signal_during_a_run_causes_exactly_one_more_run():
         release.acquire(timeout=5)
         ended.release()
 
-    lane = dispatcher.lane(drain, "test")
-    lane.signal()
+    drain_task = dispatcher.serial_drain(drain, "test")
+    drain_task.signal()
     assert started.acquire(timeout=5)
     for _ in range(5):
-        lane.signal()
+        drain_task.signal()
     release.release()
     assert ended.acquire(timeout=5)
     assert started.acquire(timeout=5)
@@ -48,7 +48,7 @@ def test_runs_of_one_lane_never_overlap_and_no_signal_is_lost():
         if seen == 4000:
             done.set()
 
-    lane = dispatcher.lane(drain, "test")
+    drain_task = dispatcher.serial_drain(drain, "test")
     count = threading.Lock()
 
     def produce():
@@ -56,7 +56,7 @@ def test_runs_of_one_lane_never_overlap_and_no_signal_is_lost():
         for _ in range(1000):
             with count:
                 wanted += 1
-            lane.signal()
+            drain_task.signal()
 
     threads = [threading.Thread(target=produce) for _ in range(4)]
     for thread in threads:
@@ -76,9 +76,9 @@ def test_a_drain_that_raises_is_run_again_at_the_next_signal():
         runs.release()
         raise RuntimeError
 
-    lane = dispatcher.lane(drain, "test")
+    drain_task = dispatcher.serial_drain(drain, "test")
     for _ in range(2):
-        lane.signal()
+        drain_task.signal()
         assert runs.acquire(timeout=5)
         threading.Event().wait(0.05)
     dispatcher.close()
@@ -87,10 +87,10 @@ def test_a_drain_that_raises_is_run_again_at_the_next_signal():
 def test_a_closed_lane_or_pool_takes_signals_and_runs_nothing():
     dispatcher = Dispatcher("test")
     ran = threading.Event()
-    lane = dispatcher.lane(ran.set, "test")
-    lane.close()
-    lane.signal()
-    open_lane = dispatcher.lane(ran.set, "test")
+    drain_task = dispatcher.serial_drain(ran.set, "test")
+    drain_task.close()
+    drain_task.signal()
+    open_lane = dispatcher.serial_drain(ran.set, "test")
     dispatcher.close()
     open_lane.signal()
     assert not ran.wait(0.1)
@@ -98,13 +98,13 @@ def test_a_closed_lane_or_pool_takes_signals_and_runs_nothing():
 
 def test_an_outlet_makes_every_call_in_order_and_as_a_callback():
     dispatcher, made, done = Dispatcher("test"), [], threading.Event()
-    outlet = dispatcher.outlet()
+    callback_queue = dispatcher.callback_queue()
     for number in range(1000):
-        outlet(lambda value: made.append((value, in_callback())), number)
-    outlet(lambda _: done.set(), None)
+        callback_queue(lambda value: made.append((value, in_callback())), number)
+    callback_queue(lambda _: done.set(), None)
     assert done.wait(10)
     assert made == [(number, True) for number in range(1000)]
-    dispatcher.close_outlets()
+    dispatcher.close_callback_queues()
 
 
 def fail(error):
@@ -113,34 +113,34 @@ def fail(error):
 
 def test_a_call_of_an_outlet_that_raises_stops_no_other(caplog):
     dispatcher, done = Dispatcher("test"), threading.Event()
-    outlet = dispatcher.outlet()
+    callback_queue = dispatcher.callback_queue()
     with caplog.at_level(logging.ERROR):
         for error in (ValueError, SystemExit):
-            outlet(fail, error)
-        outlet(lambda _: done.set(), None)
+            callback_queue(fail, error)
+        callback_queue(lambda _: done.set(), None)
         assert done.wait(10)
     assert caplog.text.count("a callback of a future raised") == 2
-    dispatcher.close_outlets()
+    dispatcher.close_callback_queues()
 
 
 def test_a_slow_call_of_an_outlet_delays_no_other_outlet():
     dispatcher, release, done = Dispatcher("test"), threading.Event(), threading.Event()
-    dispatcher.outlet()(lambda _: release.wait(10), None)
-    dispatcher.outlet()(lambda _: done.set(), None)
+    dispatcher.callback_queue()(lambda _: release.wait(10), None)
+    dispatcher.callback_queue()(lambda _: done.set(), None)
     assert done.wait(5)
     release.set()
-    dispatcher.close_outlets()
+    dispatcher.close_callback_queues()
 
 
 def test_calls_given_before_the_close_and_after_it_are_made():
     dispatcher, release, made = Dispatcher("test", size=1), threading.Event(), []
     done = threading.Event()
-    blocked, waiting = dispatcher.outlet(), dispatcher.outlet()
+    blocked, waiting = dispatcher.callback_queue(), dispatcher.callback_queue()
     blocked(lambda _: release.wait(10), None)
     waiting(lambda _: made.append("before"), None)
     waiting(lambda _: done.set(), None)
-    dispatcher.close_outlets()
-    dispatcher.outlet()(lambda _: made.append("after"), None)
+    dispatcher.close_callback_queues()
+    dispatcher.callback_queue()(lambda _: made.append("after"), None)
     assert made == ["after"]
     release.set()
     assert done.wait(10)

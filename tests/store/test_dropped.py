@@ -148,7 +148,7 @@ def called_after(meanwhile: Callable[[Session, Callable[[], None]], object], *, 
 def test_listeners_are_called_for_a_session_that_is_lost_while_its_store_is_dropped() -> None:
     def lose(session: Session, listener: Callable[[], None]) -> None:
         session.on_lost(listener)
-        session.notice_gone()
+        session.mark_ended()
         assert comes_true(session.lost.is_set)
 
     assert called_after(lose) == ["first", "second"]

@@ -58,9 +58,9 @@ def test_a_lane_whose_drain_exits_runs_again_at_the_next_signal(error):
         runs.release()
         raise error
 
-    lane = dispatcher.lane(drain, "test")
+    drain_task = dispatcher.serial_drain(drain, "test")
     for _ in range(3):
-        lane.signal()
+        drain_task.signal()
         assert runs.acquire(timeout=SOON_S)
         threading.Event().wait(0.05)
     dispatcher.close()
@@ -94,7 +94,7 @@ def test_a_lost_session_tells_the_listeners_behind_one_that_exits(store):
     session, told = store.open_session(30.0), threading.Event()
     session.on_lost(exits)
     session.on_lost(told.set)
-    session.notice_gone()
+    session.mark_ended()
     assert told.wait(SOON_S)
 
 
@@ -121,7 +121,7 @@ def test_an_observer_that_exits_disturbs_nobody():
         def started(self):
             told.append(1)
 
-    Observers([Exits(), Hears()]).tell("started")
+    Observers([Exits(), Hears()]).notify("started")
     assert told == [1]
 
 

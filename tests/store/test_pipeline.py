@@ -34,14 +34,14 @@ def calls():
 
 
 @pytest.fixture
-def outlet():
+def callback_queue():
     dispatcher = Dispatcher("test")
-    yield dispatcher.outlet()
-    dispatcher.close_outlets()
+    yield dispatcher.callback_queue()
+    dispatcher.close_callback_queues()
 
 
-def test_every_call_that_waits_for_a_place_gets_one_when_places_become_free_all_at_once(calls, outlet):
-    pipeline = Pipeline(calls, outlet, max_in_flight=WAITERS)
+def test_every_call_that_waits_for_a_place_gets_one_when_places_become_free_all_at_once(calls, callback_queue):
+    pipeline = Pipeline(calls, callback_queue, max_in_flight=WAITERS)
     for n in range(WAITERS):
         pipeline.get(f"first{n}")
     threads = [threading.Thread(target=pipeline.get, args=(f"later{n}",)) for n in range(WAITERS)]
@@ -57,8 +57,8 @@ def test_every_call_that_waits_for_a_place_gets_one_when_places_become_free_all_
     assert len(calls.futures) == 2 * WAITERS
 
 
-def test_no_more_calls_are_in_flight_than_may_be(calls, outlet):
-    pipeline = Pipeline(calls, outlet, max_in_flight=2)
+def test_no_more_calls_are_in_flight_than_may_be(calls, callback_queue):
+    pipeline = Pipeline(calls, callback_queue, max_in_flight=2)
     thread = threading.Thread(target=lambda: [pipeline.get(f"k{n}") for n in range(4)])
     thread.start()
     for most in (2, 3, 4):
@@ -69,8 +69,8 @@ def test_no_more_calls_are_in_flight_than_may_be(calls, outlet):
     assert not thread.is_alive()
 
 
-def test_refused_call_leaves_its_place_to_others(calls, outlet):
-    pipeline = Pipeline(calls, outlet, max_in_flight=1)
+def test_refused_call_leaves_its_place_to_others(calls, callback_queue):
+    pipeline = Pipeline(calls, callback_queue, max_in_flight=1)
     for _ in range(3):
         with pytest.raises(ValueError, match="refused"):
             pipeline.get("refused")
@@ -78,8 +78,8 @@ def test_refused_call_leaves_its_place_to_others(calls, outlet):
     assert len(calls.futures) == 1
 
 
-def test_flush_waits_for_the_calls_made_so_far_and_for_no_others(calls, outlet):
-    pipeline = Pipeline(calls, outlet)
+def test_flush_waits_for_the_calls_made_so_far_and_for_no_others(calls, callback_queue):
+    pipeline = Pipeline(calls, callback_queue)
     first = pipeline.get("first")
     thread = threading.Thread(target=pipeline.flush)
     thread.start()
@@ -92,7 +92,7 @@ def test_flush_waits_for_the_calls_made_so_far_and_for_no_others(calls, outlet):
     assert not calls.futures[1].done()
 
 
-def test_futures_of_another_kind_have_their_callbacks_run_by_the_outlet_too(outlet):
+def test_futures_of_another_kind_have_their_callbacks_run_by_the_outlet_too(callback_queue):
     class Foreign(Calls):
         def get(self, key, *, stale_ok=False):
             del key, stale_ok
@@ -100,7 +100,7 @@ def test_futures_of_another_kind_have_their_callbacks_run_by_the_outlet_too(outl
             return self.futures[-1]
 
     calls, ran_in, told = Foreign(), [], threading.Event()
-    handed = Pipeline(calls, outlet).get("k")
+    handed = Pipeline(calls, callback_queue).get("k")
     handed.add_done_callback(lambda _: ran_in.append(threading.current_thread()))
     handed.add_done_callback(lambda _: told.set())
     calls.futures[0].set_result(7)

@@ -65,7 +65,7 @@ def opened(scripted):
 
 def begun(scripted, clock):
     session = Session(scripted, clock, lambda _session: None)
-    session.begin()
+    session.start()
     return session
 
 
@@ -172,7 +172,7 @@ def test_the_server_saying_it_is_gone_loses_it_at_once():
 def test_a_backend_that_learns_of_the_end_loses_it_at_once():
     scripted = Scripted(ttl_s=30.0)
     session = opened(scripted)
-    session.notice_gone()
+    session.mark_ended()
     assert session.lost.wait(1)
 
 
@@ -192,7 +192,7 @@ def test_what_waits_is_told_of_either_end_exactly_once(end):
     session.on_end(lambda: told.append("kept"))
     session.on_end(lambda: told.append("cancelled"))()
     if end == "loss":
-        session.notice_gone()
+        session.mark_ended()
         assert session.lost.wait(2)
     session.close()
     session.on_end(lambda: told.append("late"))
@@ -204,7 +204,7 @@ def test_a_listener_that_was_taken_back_is_not_called():
     told, heard = [], threading.Event()
     session.on_lost(lambda: told.append("first"))()
     session.on_lost(heard.set)
-    session.notice_gone()
+    session.mark_ended()
     assert heard.wait(2)
     assert told == []
 
@@ -214,7 +214,7 @@ def test_listeners_run_as_callbacks_and_their_thread_does_not_stay_one():
     marks, heard = [], threading.Event()
     session.on_lost(lambda: marks.append(in_callback()))
     session.on_lost(heard.set)
-    session.notice_gone()
+    session.mark_ended()
     assert heard.wait(2)
     assert marks == [True]
     assert not in_callback()

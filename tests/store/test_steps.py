@@ -20,7 +20,7 @@ from latchwork.store import steps
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.helper import drive
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, Signal, ask, called, driven, run, steps_of
+from latchwork.store.steps import Pause, Signal, ask, call_user_function, driven, run, steps_of
 
 PACKAGE = Path(latchwork.__file__).parent
 
@@ -43,7 +43,7 @@ def store():
 async def add_up(*numbers):
     total = 0
     for number in numbers:
-        total += await called(lambda number=number: number)
+        total += await call_user_function(lambda number=number: number)
     return total
 
 
@@ -87,7 +87,7 @@ def test_what_interrupts_a_wait_is_raised_in_the_protocol_whose_cleaning_up_may_
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # interrupted before its first line
 def test_an_interrupt_at_any_line_of_the_driver_is_raised_in_the_protocol():
     at = line = 0
-    driver = {run.__code__, steps._go_on.__code__}
+    driver = {run.__code__, steps._drive.__code__}
 
     def interrupt(frame, event, _arg):
         nonlocal line
@@ -136,12 +136,12 @@ def test_a_signal_calls_once_when_it_is_set_and_at_once_if_it_is():
 def test_a_bell_that_was_rung_since_the_look_is_not_waited_for():
     bell = Notifier()
     with bell.mutex:
-        before = bell.rings
-        bell.ring()
-    assert run(one(bell.rung(before, SYSTEM_CLOCK, None)))
-    assert asyncio.run(in_loop(one(bell.rung(before, SYSTEM_CLOCK, None))))
-    assert not run(one(bell.rung(bell.rings, SYSTEM_CLOCK, 0.0)))
-    assert not asyncio.run(in_loop(one(bell.rung(bell.rings, SYSTEM_CLOCK, 0.01))))
+        before = bell.version
+        bell.notify_all()
+    assert run(one(bell.changed_since(before, SYSTEM_CLOCK, None)))
+    assert asyncio.run(in_loop(one(bell.changed_since(before, SYSTEM_CLOCK, None))))
+    assert not run(one(bell.changed_since(bell.version, SYSTEM_CLOCK, 0.0)))
+    assert not asyncio.run(in_loop(one(bell.changed_since(bell.version, SYSTEM_CLOCK, 0.01))))
 
 
 async def one(step):

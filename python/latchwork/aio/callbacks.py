@@ -23,7 +23,7 @@ from latchwork.aio.twin import twin_of
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
-from latchwork.store.driving.loop import LoopMailbox, be_caller
+from latchwork.store.driving.loop import LoopMailbox, act_for
 from latchwork.store.steps import Step
 
 _log = logging.getLogger(__name__)
@@ -63,13 +63,13 @@ class AsTask(Step[Any]):
         """Never called: a thread has no loop."""
         raise AssertionError
 
-    def begin(self) -> Future[Any]:
+    def as_future(self) -> Future[Any]:
         """Start the task on behalf of its caller."""
-        mailbox = LoopMailbox.here()
+        mailbox = LoopMailbox.of_running_loop()
         self._task = task = mailbox.loop.create_task(self._fn(*map(twin_of, self._args)))
         caller = current()
         if caller is not None:
-            be_caller(task, caller)
+            act_for(task, caller)
         future: Future[Any] = Outcome()
         task.add_done_callback(lambda _: self._ended(future))
         for work in self._args:
@@ -78,7 +78,7 @@ class AsTask(Step[Any]):
                 task.add_done_callback(lambda _, remove=remove: remove())  # type: ignore[misc]
         return future
 
-    def interrupt(self, future: Future[Any]) -> bool:
+    def cancel(self, future: Future[Any]) -> bool:
         """Cancel the task. The step ends when the task has ended."""
         if self._task is not None:
             self._task.cancel()
@@ -121,7 +121,7 @@ def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
     """Adapt a listener: call it in this loop, and block the calling thread until it has ended."""
     if not callable(fn):
         raise TypeError(f"a listener of {what} must be a function, not {fn!r}")
-    mailbox = LoopMailbox.here()
+    mailbox = LoopMailbox.of_running_loop()
 
     def call(*args: Any) -> None:
         _ListenerCall(fn, args, mailbox).wait()
@@ -165,7 +165,7 @@ class _ListenerCall:
             self._ended.set()
             return
         task = self._mailbox.loop.create_task(await_user(self._fn, result))
-        be_caller(task, self._caller)
+        act_for(task, self._caller)
         task.add_done_callback(partial(self._end, result))
 
     def _end(self, body: Coroutine[Any, Any, Any], task: asyncio.Task[Any]) -> None:

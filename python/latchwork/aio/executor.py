@@ -38,7 +38,7 @@ class TaskFuture(asyncio.Future[T]):
     """
 
     def __init__(self, task: executor.TaskFuture[T]) -> None:
-        mailbox = LoopMailbox.here()
+        mailbox = LoopMailbox.of_running_loop()
         super().__init__(loop=mailbox.loop)
         self._task = task
         task.call_at_once(lambda ended: mailbox.post(self._end, ended))

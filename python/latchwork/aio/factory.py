@@ -17,7 +17,7 @@ from latchwork.aio.steps import InThread, one
 from latchwork.aio.twin import Twin, inside, twin_of, twins
 from latchwork.errors import Closed
 from latchwork.store.driving.helper import drive, spawn
-from latchwork.store.driving.loop import caller_here
+from latchwork.store.driving.loop import current_task_caller
 from latchwork.store.steps import Steps, is_driven
 
 T = TypeVar("T")
@@ -46,14 +46,14 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 def acting_here() -> acting:
     """Act on behalf of the current task, or of the thread if no loop is running."""
     try:
-        return acting(caller_here(spawn))
+        return acting(current_task_caller(spawn))
     except RuntimeError:
         return acting(None)
 
 
-async def answer(begin: Callable[[], Steps[T]], *, ends: bool = False) -> T:
+async def answer(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
     """Drive a protocol in the event loop and return the twin of its result."""
-    return cast("T", twin_of(await drive(begin, ends=ends)))
+    return cast("T", twin_of(await drive(protocol, is_shielded=is_shielded)))
 
 
 def twin(kind: type, base: type[Twin] = Twin, hidden: Collection[str] = ()) -> type[Twin]:
@@ -74,12 +74,12 @@ def twin(kind: type, base: type[Twin] = Twin, hidden: Collection[str] = ()) -> t
 
 def function_twin(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     """Make the twin of a function whose first argument is a store."""
-    begun: Callable[..., Steps[Any]] = getattr(function, "begun", None) or _in_thread(function)
+    make_steps: Callable[..., Steps[Any]] = getattr(function, "make_steps", None) or _in_thread(function)
 
     @wraps(function)
     async def awaited(*args: Any, **options: Any) -> Any:
         given = {name: inside(value) for name, value in options.items()}
-        return await answer(partial(begun, *map(inside, args), **given))
+        return await answer(partial(make_steps, *map(inside, args), **given))
 
     return awaited
 
@@ -121,14 +121,14 @@ def _of_option(name: str, value: Any) -> Any:
 
 def _awaited(found: Any) -> Callable[..., Awaitable[Any]]:
     protocol: Callable[..., Steps[Any]] = found.__wrapped__
-    begun: Callable[..., Steps[Any]] = found.begun
-    ends: bool = found.ends
+    make_steps: Callable[..., Steps[Any]] = found.make_steps
+    is_shielded: bool = found.is_shielded
     adapt = _adapter(protocol)
 
     @wraps(protocol)
     async def awaited(self: Twin, *args: Any, **options: Any) -> Any:
         args, options = adapt(self, args, options)
-        result = await drive(partial(begun, self._of, *args, **options), ends=ends)
+        result = await drive(partial(make_steps, self._of, *args, **options), is_shielded=is_shielded)
         return self if result is self._of else twin_of(result)
 
     return awaited

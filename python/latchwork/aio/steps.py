@@ -35,13 +35,13 @@ class InThread(Step[T]):
         """Make the call in this thread."""
         return self._call()
 
-    def begin(self) -> Future[T]:
+    def as_future(self) -> Future[T]:
         """Start the thread and return the future of the call."""
         future: Future[T] = Outcome()
         _start(self._make, future)
         return future
 
-    def dropped(self, future: Future[T]) -> None:
+    def on_dropped(self, future: Future[T]) -> None:
         """Undo a call whose waiter was cancelled."""
         if self._undo is not None and not future.cancelled() and future.exception() is None:
             _start(self._undo, future.result())

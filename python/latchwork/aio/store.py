@@ -23,7 +23,7 @@ from latchwork.store.driving.loop import LoopMailbox, with_note
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.owner import Origin, origin
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
-from latchwork.store.steps import Ask, Pause, unknown
+from latchwork.store.steps import Ask, Pause, cancelled_write_note
 
 T = TypeVar("T")
 
@@ -42,27 +42,27 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
             options = {name: inside(value) for name, value in options.items()}
         if store.time_left_s() is not None:  # the call ends when the ownership does
             return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
-        mailbox = LoopMailbox.here()
-        limit = mailbox.room(store.connection)
-        if not limit.take():
-            await limit.turn()
+        mailbox = LoopMailbox.of_running_loop()
+        limit = mailbox.in_flight_limit(store.connection)
+        if not limit.try_acquire():
+            await limit.acquire()
         try:
-            future = store.begin(name, *args, **options)
+            future = store.start_call(name, *args, **options)
             if not future.done():
-                waiter = mailbox.waiter(future, store.answer_s())
+                waiter = mailbox.add_waiter(future, store.call_wait_s())
                 try:
                     await waiter
                 except asyncio.CancelledError as error:
                     future.cancel()
-                    with_note(error, unknown(name, args))
+                    with_note(error, cancelled_write_note(name, args))
                     raise
                 finally:
-                    mailbox.forget(waiter)
+                    mailbox.remove_waiter(waiter)
                 if not future.done():
-                    raise store.late(name, args)
+                    raise store.timeout_error(name, args)
             return future.result()
         finally:
-            limit.leave()
+            limit.release()
 
     call.__name__ = name
     call.__doc__ = getattr(Store, name).__doc__
@@ -232,19 +232,19 @@ class Pipeline:
             await asyncio.shield(self._idle)
 
     def _send(self, name: str, *args: Any, **options: Any) -> asyncio.Future[Any]:
-        mailbox = LoopMailbox.here()
+        mailbox = LoopMailbox.of_running_loop()
         outcome: asyncio.Future[Any] = mailbox.loop.create_future()
         if name == "commit":
             args = tuple(map(inside, args))
-        begin = partial(self._store.begin, name, *args, **{key: inside(value) for key, value in options.items()})
+        start = partial(self._store.start_call, name, *args, **{key: inside(value) for key, value in options.items()})
         if self._in_flight >= self._max_in_flight:
-            self._waiting.append((outcome, begin))
+            self._waiting.append((outcome, start))
         else:
-            self._begin(mailbox, outcome, begin)
+            self._start(mailbox, outcome, start)
         return outcome
 
-    def _begin(self, mailbox: LoopMailbox, outcome: asyncio.Future[Any], begin: Callable[[], Future[Any]]) -> None:
-        future = begin()
+    def _start(self, mailbox: LoopMailbox, outcome: asyncio.Future[Any], start: Callable[[], Future[Any]]) -> None:
+        future = start()
         self._in_flight += 1
         call_at_once(future, lambda ended: mailbox.post(self._ended, (mailbox, outcome, ended)))
 
@@ -258,11 +258,11 @@ class Pipeline:
             else:
                 outcome.set_exception(error)
         while self._waiting and self._in_flight < self._max_in_flight:
-            waiting, begin = self._waiting.popleft()
+            waiting, start = self._waiting.popleft()
             if waiting.done():  # cancelled before it was sent
                 continue
             try:
-                self._begin(mailbox, waiting, begin)
+                self._start(mailbox, waiting, start)
             except BaseException as error:
                 waiting.set_exception(error)
         if not self._in_flight and self._idle is not None and not self._idle.done():

@@ -29,7 +29,7 @@ _Explain = Callable[[BaseException], BaseException]
 _Mapping = tuple[Callable[[Any], Any], "_Explain | None"]
 _Callback = Callable[["Future[Any]"], object]
 #: Has a callback called with the future that has ended: soon, in another thread.
-Outlet = Callable[[_Callback, "Future[Any]"], None]
+CallbackQueue = Callable[[_Callback, "Future[Any]"], None]
 
 
 class Outcome(Future[T]):
@@ -39,11 +39,12 @@ class Outcome(Future[T]):
     ``concurrent.futures.wait`` and so on, in the same state. From then on the base class does the work.
 
     Attributes:
-        outlet: Runs callbacks that are added from now on, for a future that was returned to a user, whose code must not
-            run in a thread of a client library. None runs them in the thread that ends the future.
+        callback_queue: Runs the callbacks that are added from now on. It is set once the future has been returned to a
+            user, whose code must not run in a thread of a client library. None runs them in the thread that ends the
+            future.
     """
 
-    __slots__ = ("_callbacks", "_error", "_has_ended", "_is_plain", "_mapping", "_mutex", "_value", "outlet")
+    __slots__ = ("_callbacks", "_error", "_has_ended", "_is_plain", "_mapping", "_mutex", "_value", "callback_queue")
 
     def __init__(self) -> None:
         self._mutex = mutex()
@@ -53,7 +54,7 @@ class Outcome(Future[T]):
         self._error: BaseException | None = None
         self._callbacks: tuple[_Callback, ...] = ()
         self._mapping: _Mapping | None = None
-        self.outlet: Outlet | None = None
+        self.callback_queue: CallbackQueue | None = None
 
     def _become_plain(self) -> None:
         plain: Future[Any] = Future()
@@ -74,11 +75,11 @@ class Outcome(Future[T]):
         """End the future without a result, unless it was returned to a user: its call is in flight and may be
         applied.
         """
-        return self.outlet is None and super().cancel()
+        return self.callback_queue is None and super().cancel()
 
     def running(self) -> bool:
         """Return whether the call is in flight and cannot be canceled."""
-        return super().running() if self.outlet is None else not self.done()
+        return super().running() if self.callback_queue is None else not self.done()
 
     def done(self) -> bool:
         """Return whether the future has ended or was canceled."""
@@ -116,9 +117,12 @@ class Outcome(Future[T]):
             raise TimeoutError
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call ``fn`` when the future has ended, or at once if it has: by its outlet, or in the thread that ends it."""
-        outlet = self.outlet
-        self.call_at_once(fn if outlet is None else partial(outlet, fn))
+        """Call ``fn`` when the future has ended, or immediately if it has.
+
+        The callback queue calls it. Without one, the thread that ends the future does.
+        """
+        callback_queue = self.callback_queue
+        self.call_at_once(fn if callback_queue is None else partial(callback_queue, fn))
 
     def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
         """Call ``fn`` in the thread that ends the future, or now if it has ended. For fast internal functions."""
@@ -305,7 +309,7 @@ def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
 
 
 def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
-    """Call ``fn`` in the thread that ends the future, whatever its outlet is, or now if it has ended. ``fn`` is
+    """Call ``fn`` in the thread that ends the future, whatever its callback_queue is, or now if it has ended. ``fn`` is
     fast.
     """
     if isinstance(future, Outcome):
@@ -314,11 +318,11 @@ def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
         future.add_done_callback(fn)
 
 
-def with_outlet(future: Future[T], outlet: Outlet) -> Future[T]:
-    """Return a future for a user, whose callbacks run in the outlet; the same future if possible."""
+def with_callback_queue(future: Future[T], callback_queue: CallbackQueue) -> Future[T]:
+    """Return a future for a user, whose callbacks run in the callback_queue; the same future if possible."""
     outcome = future if isinstance(future, Outcome) else then(future, lambda value: value)
     assert isinstance(outcome, Outcome)
-    outcome.outlet = outlet
+    outcome.callback_queue = callback_queue
     return outcome
 
 

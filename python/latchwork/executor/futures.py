@@ -351,7 +351,7 @@ class Callbacks:
         """Queue ``fn(future)`` to be called after all earlier callbacks."""
         with self._changed.mutex:
             self._queue.append(_Call(fn, future))
-            self._changed.ring()
+            self._changed.notify_all()
             if self._turn is None:
                 self._give_turn()
             if not self._is_watched:
@@ -365,8 +365,8 @@ class Callbacks:
                 is_inside = threading.get_ident() in self._running.values()
                 if is_inside or not (self._queue or self._running):
                     return
-                rings = self._changed.rings
-            await self._changed.rung(rings, self._clock, None)
+                version = self._changed.version
+            await self._changed.changed_since(version, self._clock, None)
 
     def _give_turn(self) -> None:
         """Start a thread that calls the queued callbacks. The mutex must be held."""
@@ -383,7 +383,7 @@ class Callbacks:
             del call
             with self._changed.mutex:
                 self._running.pop(turn, None)
-                self._changed.ring()
+                self._changed.notify_all()
 
     async def _next(self, turn: object) -> _Call | None:
         """Return the next callback, or None.
@@ -403,8 +403,8 @@ class Callbacks:
                 if is_last_look:
                     self._turn = None
                     return None
-                rings = self._changed.rings
-            is_last_look = not await self._changed.rung(rings, self._clock, LONG_S)
+                version = self._changed.version
+            is_last_look = not await self._changed.changed_since(version, self._clock, LONG_S)
 
     async def _watch(self) -> None:
         while True:

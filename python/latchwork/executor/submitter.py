@@ -196,7 +196,7 @@ class Submitter:
             _log.info("executor %s: %d tasks wait to be stored: %s", self._keys.name, len(batch), error)
             line = self._line
             if isinstance(error, SessionLost) and line is not None and line.session.remaining_s() > 0.0:
-                line.session.notice_gone()
+                line.session.mark_ended()
             await Pause(self._store.clock, self._stop, backoff.next_s())
             return
         if len(batch) > 1:  # one of them may be at fault: the others must not fail
@@ -225,7 +225,7 @@ class Submitter:
             for queue in self._queues:
                 while queue and queue[0].stage in {Stage.OVER, Stage.STORED}:
                     queue.popleft()
-                    self._changed.ring()
+                    self._changed.notify_all()
             self._queues.reverse()  # alternate, so that tasks without placement do not wait for the others
             waiting = self._queues[0] or self._queues[1]
             batch: list[TaskTicket] = []
@@ -302,7 +302,7 @@ class Submitter:
                     if not self._resubmits:
                         ticket.item = None
                         self._wanted.pop(ticket.number, None)
-            self._changed.ring()
+            self._changed.notify_all()
         self._wake.set()
 
     def _unsent(self, placed: Iterable[tuple[TaskTicket, TaskItem]]) -> None:
@@ -310,7 +310,7 @@ class Submitter:
             for ticket, _ in placed:
                 if ticket.stage is Stage.DOUBTFUL:
                     ticket.stage = Stage.WAITING
-            self._changed.ring()
+            self._changed.notify_all()
 
     async def _refused(
         self, line: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]], error: Conflict
@@ -359,7 +359,7 @@ class Submitter:
             back = sorted((each for each in again if each.number not in waiting), key=lambda each: each.number)
             for ticket in reversed(back):
                 self._queue_of(ticket).appendleft(ticket)
-            self._changed.ring()
+            self._changed.notify_all()
         for ticket in left:
             if ticket.stage is not Stage.WAITING:
                 self._fail(ticket, error)
@@ -380,7 +380,7 @@ class Submitter:
             self._tickets.pop(ticket.number, None)
             self._wanted.pop(ticket.number, None)
             self._preparing.forget(ticket.number)
-            self._changed.ring()
+            self._changed.notify_all()
 
     def _fail(self, ticket: TaskTicket, error: BaseException) -> None:
         self.end(ticket, partial(ticket.future.end_raising, error))
@@ -397,13 +397,13 @@ class Submitter:
                 if ticket.stage is Stage.WAITING:
                     ticket.stage = Stage.OVER
                     break
-                line, is_doubtful, rings = self._line, ticket.stage is Stage.DOUBTFUL, self._changed.rings
+                line, is_doubtful, version = self._line, ticket.stage is Stage.DOUBTFUL, self._changed.version
             if not is_doubtful and line is not None:
                 with undone_if_interrupted(partial(self.cancel_soon, [ticket], interrupt=interrupt)):
                     if not await self._take_back(ticket, line, interrupt):
                         return ticket.future.cancelled()
                 break
-            await self._changed.rung(rings, self._store.clock, None)
+            await self._changed.changed_since(version, self._store.clock, None)
         self.end(ticket, ticket.future.end_cancelled)
         self._wake.set()
         return True
@@ -441,9 +441,9 @@ class Submitter:
         while left := self._drop_unsent(tickets):
             with self._changed.mutex:
                 part = [ticket for ticket in left if ticket.stage is Stage.STORED][:_MOST_CANCELLED]
-                line, rings = self._line, self._changed.rings
+                line, version = self._line, self._changed.version
             if not part or line is None:
-                await self._changed.rung(rings, self._store.clock, None)
+                await self._changed.changed_since(version, self._store.clock, None)
                 tickets = left
                 continue
             by_number = {ticket.number: ticket for ticket in part}

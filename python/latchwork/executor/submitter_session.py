@@ -149,11 +149,11 @@ async def until(bell: Notifier, clock: Clock, is_so: Callable[[], bool], timeout
         with bell.mutex:
             if is_so():
                 return True
-            rings = bell.rings
+            version = bell.version
         left_s = None if ends_at is None else max(0.0, ends_at - clock.now())
         if left_s == 0.0:
             return False
-        await bell.rung(rings, clock, left_s)
+        await bell.changed_since(version, clock, left_s)
 
 
 class Preparing:

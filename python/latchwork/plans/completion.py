@@ -272,14 +272,14 @@ class CompletionBatcher:
             if self._thread is None:  # started first, so that an interrupt leaves no completion without a thread
                 self._thread = Background(self._run, f"latchwork-plans-ends-{self._plan_store.keys.name}")
             self._waiting.append(end)
-            self._notifier.ring()
+            self._notifier.notify_all()
         return end.ending
 
     def close(self) -> None:
         """Finish the scheduled completions and stop. Idempotent."""
         with self._notifier.mutex:
             self._is_closed = True
-            self._notifier.ring()
+            self._notifier.notify_all()
             thread = self._thread
         if thread is not None and not thread.is_mine:
             thread.block()
@@ -287,7 +287,7 @@ class CompletionBatcher:
     async def _run(self) -> None:
         while True:
             with self._notifier.mutex:
-                rings, ends, self._waiting = self._notifier.rings, self._waiting, []
+                version, ends, self._waiting = self._notifier.version, self._waiting, []
                 committed, self._committed = self._committed, []
                 is_ending = self._is_closed and not ends and not committed
             if is_ending:
@@ -297,7 +297,7 @@ class CompletionBatcher:
             if not ends:
                 if committed:
                     continue
-                await self._notifier.rung(rings, self._clock, None)
+                await self._notifier.changed_since(version, self._clock, None)
                 await self._wait_for_more()
                 continue
             by_plan: dict[tuple[str, int], list[Completion]] = {}
@@ -345,7 +345,7 @@ class CompletionBatcher:
         if eager_claims.puts:
             with self._notifier.mutex:
                 self._committed.append((eager_claims, done))
-                self._notifier.ring()
+                self._notifier.notify_all()
 
     async def _drop_lost(self, ends: Sequence[Completion]) -> None:
         for end in ends:

@@ -24,7 +24,7 @@ from latchwork.plans.removal import remove_now
 from latchwork.plans.transitions import TxnPart
 from latchwork.store import Session
 from latchwork.store.driving.background import Background
-from latchwork.store.steps import Begun, ask, steps_of, undone_if_interrupted
+from latchwork.store.steps import PendingCall, ask, steps_of, undone_if_interrupted
 from latchwork.types import At, Check, Committed, Create, Entry, Op, Put
 
 #: Maximum number of concurrent transactions.
@@ -164,18 +164,18 @@ async def _write_tasks(plan_store: PlanStore, edits: list[TxnPart], *, is_new: b
             if len(in_flight) >= _IN_FLIGHT:
                 await _finish_write(plan_store, *in_flight.popleft())
             ops = edit.ops if is_new else [_as_put(op) for op in edit.ops]
-            in_flight.append((edit, plan_store.store.begin("commit", edit.checks, ops)))
+            in_flight.append((edit, plan_store.store.start_call("commit", edit.checks, ops)))
         while in_flight:
             await _finish_write(plan_store, *in_flight.popleft())
     finally:
         for _, future in in_flight:
             with suppress(LatchworkError):
-                await Begun(future)
+                await PendingCall(future)
 
 
 async def _finish_write(plan_store: PlanStore, edit: TxnPart, future: Future[Committed]) -> None:
     try:
-        await Begun(future)
+        await PendingCall(future)
     except OutcomeUnknown:  # repeat it in either case: no other client writes these keys
         await ask(plan_store.store.commit, edit.checks, [_as_put(op) for op in edit.ops])
 

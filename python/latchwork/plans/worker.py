@@ -171,7 +171,7 @@ class PlanWorkerSession:
 
     def _ring(self) -> None:
         with self._notifier.mutex:
-            self._notifier.ring()
+            self._notifier.notify_all()
 
     def _plans_changed(self, *_: object) -> None:
         """Search for items because plans may be ready, and stop the tasks of plans that are ending."""
@@ -206,7 +206,7 @@ class PlanWorkerSession:
         retention, clock, backoff = ResultRetention(self._plan_store), self._plan_store.store.clock, Backoff()
         while True:
             with self._notifier.mutex:
-                rings = self._notifier.rings
+                version = self._notifier.version
                 if self._stop.is_set():  # checked with the counter, so that a later stop is not missed
                     return
             try:
@@ -227,7 +227,7 @@ class PlanWorkerSession:
             left_s = release_s
             if expiry_ms is not None:
                 left_s = min(release_s or _MAX_WAIT_S, max(0.001, (expiry_ms - now_ms()) / 1000.0))
-            await self._notifier.rung(rings, clock, left_s)
+            await self._notifier.changed_since(version, clock, left_s)
 
     async def _release_permits(self, plans: Iterable[Entry]) -> float | None:
         """Release permits without a claim. Return the seconds until the next check, or None without limited plans."""

@@ -38,7 +38,7 @@ from latchwork.primitives.waiting.common import Closable, Deadline, check_name, 
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, called, driven
+from latchwork.store.steps import ask, call_user_function, driven
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Entry, Put
@@ -278,7 +278,7 @@ class Once(Closable):
         own["here"] = True
         try:
             work.begin()
-            value: object = await called(fn, work)
+            value: object = await call_user_function(fn, work)
         except Exception as error:
             if work.is_stopped:
                 raise _ToldToStop from error

@@ -13,7 +13,7 @@ from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import mapped
 from latchwork.backends.grammar import SUFFIX_DIGITS
 from latchwork.errors import Conflict, InvalidKey, KeyExists, TransactionTooLarge, ValueTooLarge
-from latchwork.store.answers import Limit
+from latchwork.store.call_timeouts import OwnershipLimit
 from latchwork.store.keys import Resolved, Scope
 from latchwork.store.session import Session
 from latchwork.types import (
@@ -50,7 +50,9 @@ class Calls:
     A call is refused when its ownership limit has ended, or when ``check`` raises because the store may not be used.
     """
 
-    def __init__(self, backend: Backend, scope: Scope, check: Callable[[], None], limit: Limit | None = None) -> None:
+    def __init__(
+        self, backend: Backend, scope: Scope, check: Callable[[], None], limit: OwnershipLimit | None = None
+    ) -> None:
         self._unlimited = backend
         self._scope = scope
         self._check = check
@@ -159,7 +161,7 @@ class Calls:
         if session is not None:
             self._usable(session)
         backend = self._backend
-        future = backend.commit(simple, sent) if by is None else by.carry(backend, simple, sent)
+        future = backend.commit(simple, sent) if by is None else by.commit(backend, simple, sent)
         return mapped(future, self._scope.committed, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:

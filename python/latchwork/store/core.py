@@ -15,7 +15,7 @@ from latchwork.backends.futures import completed, then
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.store.answers import Answers
+from latchwork.store.call_timeouts import CallTimeouts
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.cleanup import Cleanup
 from latchwork.store.forks import ForkGuard
@@ -63,7 +63,7 @@ class Core:
         self.session_ttl_s = session_ttl_s
         self.given_session_ttl_s = given_session_ttl_s
         self.call_timeout_s = call_timeout_s
-        self.answers = Answers(url, clock, call_timeout_s)
+        self.timeouts = CallTimeouts(url, clock, call_timeout_s)
         self._again = again
         self._home = ForkGuard(f"the store {url}", made="opened", remedy="connect again in the child: store.reopen()")
         self._is_ending = False
@@ -86,7 +86,7 @@ class Core:
         """True once ``close`` has completed without an error."""
         return self._has_closed
 
-    def check(self) -> None:
+    def ensure_usable(self) -> None:
         """Check that the store may be used.
 
         Raises:
@@ -98,7 +98,7 @@ class Core:
         if self._home.is_foreign:
             raise self._home.error()
 
-    def reopened(self) -> Core:
+    def reconnect(self) -> Core:
         """Return a new core, connected in the same way."""
         if self._again is None:
             raise LatchworkError(f"the store {self.url} was made of another store's parts; make another one like that")
@@ -114,11 +114,11 @@ class Core:
 
     def opened_primary(self) -> Session | None:
         """Return the primary session, or None if there is none that is active."""
-        self.check()
+        self.ensure_usable()
         session = self._primary
         return None if session is None or session.has_ended else session
 
-    def begin_primary(self) -> Future[Session]:
+    def primary_future(self) -> Future[Session]:
         """Return a separate future of the primary session. One thread opens it, regardless of the number of callers."""
         session = self._primary
         if session is not None and not session.has_ended:
@@ -133,35 +133,35 @@ class Core:
         """Open a separate session."""
         if not 0 < ttl_s <= MAX_DURATION_S:
             raise ValueError(f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}")
-        self.check()
+        self.ensure_usable()
         opened: list[Session] = []
         gone = Signal()
 
         def on_gone() -> None:
             gone.set()
             for session in opened:
-                session.notice_gone()
+                session.mark_ended()
 
-        handle = self.answers.read(self.backend.open_session(ttl_s, on_gone), "opening a session")
+        handle = self.timeouts.wait_for_read(self.backend.open_session(ttl_s, on_gone), "opening a session")
         session = Session(handle, self.clock, self._forget_session, self.owner)
         with self._lock:
             self._sessions[session] = None
         try:
-            session.begin()
+            session.start()
             self._announce(session, opened, gone, ttl_s)
         except BaseException:
             session.close()
             raise
         if self._closed:
             session.close()
-            self.check()
+            self.ensure_usable()
         return session
 
     def _announce(self, session: Session, opened: list[Session], gone: Signal, ttl_s: float) -> None:
         opened.append(session)
         if gone.is_set():
-            session.notice_gone()
-        self._observers.tell("opened", session)
+            session.mark_ended()
+        self._observers.notify("opened", session)
         if session.ttl_s > ttl_s * 1.001:
             _log.warning("session %s: asked for a ttl of %.3g s, granted %.3g s", session.id, ttl_s, session.ttl_s)
         elif session.ttl_s < ttl_s * 0.999:
@@ -177,7 +177,7 @@ class Core:
         self, feed: Feed, prefix: str, *, leaf: bool = False, siblings: bool = False, beats: bool = False
     ) -> None:
         """Start a watch of the absolute prefix and own it until it is closed."""
-        self.check()
+        self.ensure_usable()
         with self._lock:
             self._feeds[feed] = None
         watch = self.backend.watch(prefix, feed, leaf=leaf, siblings=siblings, beats=beats)
@@ -185,7 +185,7 @@ class Core:
 
     def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
         """Return the object under this key, made without I/O on first use and closed with the store."""
-        self.check()
+        self.ensure_usable()
         with self._lock:
             if self._is_ending:
                 raise Closed(f"the store {self.url} is being closed; connect again")
@@ -221,7 +221,7 @@ class Core:
             self.backend.close()
         finally:
             self.cleanup.join(_CLEANUP_TIMEOUT_S)
-            self.dispatcher.close_outlets()  # after the last calls, which also have callbacks
+            self.dispatcher.close_callback_queues()  # after the last calls, which also have callbacks
         self._has_closed = True
 
     def _forget_session(self, session: Session) -> None:

@@ -1,8 +1,8 @@
-"""Runs user callbacks in order per lane or outlet, in bounded named pools, never in a client library's thread.
+"""Runs user callbacks in order, in bounded pools of named threads, never in a client library's thread.
 
-A lane serves one listener. A signal runs its drain function in the pool, one run at a time. Signals during a run are
-merged into one more run. An outlet makes each of its calls, such as the callbacks of a future: calls are never merged,
-nor dropped when the store is closed.
+A serial drain serves one listener. A signal runs its drain function in the pool, one run at a time. Signals during a
+run are merged into one more run. A callback queue makes each of its calls, such as the callbacks of a future: calls are
+never merged, nor dropped when the store is closed.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ class Dispatcher:
         self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
         self._futures = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
-    def lane(self, drain: Callable[[], None], label: str) -> Lane:
-        """Make a lane that runs ``drain`` after each signal."""
-        return Lane(self._pool, drain, label)
+    def serial_drain(self, drain: Callable[[], None], label: str) -> SerialDrain:
+        """Make a drain that runs ``drain`` after each signal."""
+        return SerialDrain(self._pool, drain, label)
 
-    def outlet(self) -> Outlet:
-        """Make an outlet.
+    def callback_queue(self) -> CallbackQueue:
+        """Make a callback queue.
 
-        It works after ``close``. After ``close_outlets`` it makes calls in the thread that submits them.
+        It works after ``close``. After ``close_callback_queues`` it makes calls in the thread that submits them.
         """
-        return Outlet(self._futures, self._home)
+        return CallbackQueue(self._futures, self._home)
 
     def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
         """Make a call in a pool thread, without marking it as a callback."""
         return self._futures.submit(call, *args, **options)
 
     def close(self) -> None:
-        """Start no more lane runs; running callbacks complete."""
+        """Start no more drain runs; running callbacks complete."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def close_outlets(self) -> None:
-        """End the outlet threads after they have made the submitted calls; see ``Outlet``."""
+    def close_callback_queues(self) -> None:
+        """End the threads of callback queues after they have made the submitted calls; see ``CallbackQueue``."""
         self._futures.shutdown(wait=False)
 
 
-class Outlet:
+class CallbackQueue:
     """Makes submitted calls one at a time, in order, marked as callbacks. Thread-safe.
 
     It uses a pool thread. After the pool is closed, and in a forked child, it uses the submitting thread, because an
@@ -137,7 +137,7 @@ class Outlet:
             _log.exception("a callback of a future raised; the others are still called")
 
 
-class Lane:
+class SerialDrain:
     """Runs the drain function of one listener in the pool. Thread-safe."""
 
     def __init__(self, pool: ThreadPoolExecutor, drain: Callable[[], None], label: str) -> None:
@@ -181,7 +181,7 @@ class Lane:
         try:
             with as_callback():
                 self._drain()
-        except BaseException:  # an interrupt of a listener must not stop the lane, since the thread is ours
+        except BaseException:  # an interrupt of a listener must not stop the drain, since the thread is ours
             _log.exception("a listener of %s raised; it will be called again at the next change", self._label)
         with self._lock:
             self._running = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from latchwork.backends.base import ProvesCurrent
 from latchwork.clock import Clock
-from latchwork.store.dispatch import Dispatcher, Lane
+from latchwork.store.dispatch import Dispatcher, SerialDrain
 from latchwork.store.keys import Scope
 from latchwork.store.observers import check_listener
 from latchwork.store.steps import driven
@@ -27,7 +27,7 @@ class Mirror(Feed, Mapping[str, Entry]):
     ) -> None:
         super().__init__(prefix, scope, clock, keep_values=keep_values)
         self._dispatcher = dispatcher
-        self._listeners: dict[Lane, Inbox] = {}  # replaced, never changed: it is read without the mutex
+        self._listeners: dict[SerialDrain, Inbox] = {}  # replaced, never changed: it is read without the mutex
         self._version = 0
         self._announced = False
 
@@ -125,19 +125,19 @@ class Mirror(Feed, Mapping[str, Entry]):
             if batch is not None:
                 fn(batch)
 
-        lane = self._dispatcher.lane(drain, f"the mirror of {self.prefix!r}")
+        drain_task = self._dispatcher.serial_drain(drain, f"the mirror of {self.prefix!r}")
         with self._changed.mutex:
             state = self._scope.changes([Change(key, entry) for key, entry in self._tracker.known.items()])
             inbox.add(state, ready=self._tracker.ready)
-            self._listeners = {**self._listeners, lane: inbox}
-        lane.signal()
-        return lambda: self._remove(lane)
+            self._listeners = {**self._listeners, drain_task: inbox}
+        drain_task.signal()
+        return lambda: self._remove(drain_task)
 
     def close(self) -> None:
         """Stop updating; the mapping keeps its last state. Idempotent."""
         super().close()
-        for lane in self._listeners if not self._home.is_foreign else ():
-            self._remove(lane)
+        for drain_task in self._listeners if not self._home.is_foreign else ():
+            self._remove(drain_task)
 
     def _deliver(self, changes: list[Change]) -> bool:
         if changes or not self._announced:
@@ -148,13 +148,13 @@ class Mirror(Feed, Mapping[str, Entry]):
         return True
 
     def _after(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inboxes know
-        for lane, inbox in self._listeners.items():
+        for drain_task, inbox in self._listeners.items():
             if inbox.filled:
-                lane.signal()
+                drain_task.signal()
 
-    def _remove(self, lane: Lane) -> None:
+    def _remove(self, drain_task: SerialDrain) -> None:
         if self._home.is_foreign:
             return
         with self._changed.mutex:
-            self._listeners = {each: inbox for each, inbox in self._listeners.items() if each is not lane}
-        lane.close()
+            self._listeners = {each: inbox for each, inbox in self._listeners.items() if each is not drain_task}
+        drain_task.close()

@@ -84,13 +84,13 @@ class Observers(Generic[T]):
         """True if there are no observers."""
         return not self._observers
 
-    def tell(self, method: str, *args: Any) -> None:
+    def notify(self, method: str, *args: Any) -> None:
         """Call this method of each observer."""
         for each in self._observers:
             self._guarded(each, method, methodcaller(method, *args), each)
 
     @contextmanager
-    def around(self, method: str, *args: Any) -> Iterator[None]:
+    def surround(self, method: str, *args: Any) -> Iterator[None]:
         """Call this method of each observer, and hold the context managers it returns for the duration of the body."""
         with ExitStack() as stack:
             for each in self._observers:

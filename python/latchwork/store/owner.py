@@ -47,7 +47,7 @@ def origin() -> Origin:
 class OwnedPart(Protocol[T_contra]):
     """A part of a core that lets the core's owner hold a value for it."""
 
-    def take_back(self, value: T_contra) -> None:
+    def hold_callbacks(self, value: T_contra) -> None:
         """Hold the value from now on, because the owner was dropped. May block."""
 
 
@@ -100,7 +100,7 @@ def held_by(owner: Owner | None, part: OwnedPart[Any], value: T) -> Callable[[],
     """Let a core's owner hold a value for a part of the core. Without an owner, the returned function holds it.
 
     Returns:
-        A function that returns the value; None between the drop of the owner and ``take_back``.
+        A function that returns the value; None between the drop of the owner and ``hold_callbacks``.
     """
     ownership = owner() if owner is not None else None
     if ownership is None or not ownership.keep(part, value):
@@ -121,7 +121,7 @@ def _close(core: Closable, created: Origin, kept: dict[OwnedPart[Any], Any]) -> 
         for part in list(kept):
             value = kept.pop(part, None)
             if value is not None:
-                part.take_back(value)
+                part.hold_callbacks(value)
         core.close()
     except Exception:
         _log.exception("store %s could not be closed", core.url)

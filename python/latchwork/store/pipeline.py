@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from latchwork._base.interrupts import condition, entrance, mutex
-from latchwork.backends.futures import Outlet, with_outlet
+from latchwork.backends.futures import CallbackQueue, with_callback_queue
 from latchwork.store.calls import Calls
 from latchwork.store.forks import ForkGuard
 
@@ -41,7 +41,7 @@ def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Con
             raise
         self._in_flight.add(future)  # without the lock: a single set operation is atomic, and costs half as much
         future.add_done_callback(self._leave)
-        return with_outlet(future, self._outlet)
+        return with_callback_queue(future, self._callback_queue)
 
     send.__doc__ = f"See ``Store.{name}``."
     return send
@@ -65,13 +65,18 @@ class Pipeline:
     """
 
     def __init__(
-        self, calls: Calls, outlet: Outlet, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT, *, store: object = None
+        self,
+        calls: Calls,
+        callback_queue: CallbackQueue,
+        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        *,
+        store: object = None,
     ) -> None:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
         self._calls = calls
         self._store = store  # keeps the store open while the pipeline is used
-        self._outlet = outlet
+        self._callback_queue = callback_queue
         self._most = max_in_flight
         self._home = ForkGuard("this pipeline", remedy="connect again in the child")
         self._count = 0

@@ -80,15 +80,15 @@ class Session:
         self._closed = False
         self._has_closed = False
         self._was_lost = False
-        self._owed: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
+        self._uncalled: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
         self._home = ForkGuard(f"session {self.id}", made="opened", remedy="connect again in the child")
         self._states = SessionStates(self.id)
         self._owner = owner
         self._held = held_by(owner, self, _Callbacks())  # they may hold the store
-        self._late = _Callbacks()  # registered while the owner was being dropped
+        self._registered_late = _Callbacks()  # registered while the owner was being dropped
         self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start renewing. Called once, after the caller has recorded the session in order to close it."""
         self._thread.start()
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
@@ -108,7 +108,7 @@ class Session:
         with self._lock:
             if self._closed:
                 return "closed"
-            if self._is_over():
+            if self._has_expired():
                 return "lost"
         every_s = self._backend.renew_every_s
         late = self._renewer.silent_s() > every_s + min(1.5 * every_s, self.ttl_s / 4) + 0.05
@@ -117,7 +117,7 @@ class Session:
     @property
     def has_ended(self) -> bool:
         """True once it is lost or closed, and in a forked child. Permanent."""
-        return self._closed or self._home.is_foreign or self._is_over()
+        return self._closed or self._home.is_foreign or self._has_expired()
 
     def remaining_s(self) -> float:
         """Return the seconds for which the session is certainly ours; 0 after its end, and in a forked child."""
@@ -166,7 +166,7 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._lost.is_set() or (self._closed and or_closed)):
-                return register((self._held() or self._late).listeners, _WhenClosed(fn) if or_closed else fn)
+                return register((self._held() or self._registered_late).listeners, _WhenClosed(fn) if or_closed else fn)
         self._call([fn])
         return lambda: None
 
@@ -197,7 +197,7 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._closed or self._lost.is_set()):
-                return register((self._held() or self._late).enders, fn)
+                return register((self._held() or self._registered_late).end_listeners, fn)
         fn()
         return lambda: None
 
@@ -217,7 +217,7 @@ class Session:
             msg = f"session {self.id} is lost: no renewal was confirmed for {self.ttl_s:.3g} s; open another"
             raise SessionLost(msg)
 
-    def carry(self, backend: Backend, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+    def commit(self, backend: Backend, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """Commit, like ``Backend.commit``.
 
         If the session's backend supports it, the transaction also renews the session.
@@ -227,11 +227,11 @@ class Session:
             return backend.commit(checks, ops)
         sent_at = self._clock.now()
 
-        def carried(done: Committed) -> Committed:
+        def mark_renewed(done: Committed) -> Committed:
             self._renewer.renewed_otherwise(sent_at)
             return done
 
-        return then(handle.commit(checks, ops), carried)
+        return then(handle.commit(checks, ops), mark_renewed)
 
     def close(self) -> None:
         """End the session now: its keys disappear immediately if the server is reachable. Idempotent.
@@ -246,16 +246,16 @@ class Session:
             if not self._closed:
                 self._was_lost = self._lost.is_set()
                 self._renewer.end()
-                listeners, enders = self._take_callbacks()
-                self._owed = (_when_closed(listeners), enders)
+                listeners, end_listeners = self._take_callbacks()
+                self._uncalled = (_when_closed(listeners), end_listeners)
                 self._closed = True
-            listeners, enders = self._owed
+            listeners, end_listeners = self._uncalled
         self._wake.set()
         self._states.note("closed")
-        while enders:
-            self._tell_end([enders.pop()])
+        while end_listeners:
+            self._call_end_listeners([end_listeners.pop()])
         with self._lock:
-            called, self._owed = listeners, ([], [])
+            called, self._uncalled = listeners, ([], [])
         self._call(called)
         if not self._was_lost:
             self._end()
@@ -264,37 +264,37 @@ class Session:
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout=_CLOSE_TIMEOUT_S)
 
-    def notice_gone(self) -> None:
+    def mark_ended(self) -> None:
         """Note that the server ended the session. May be called in any thread."""
         self._renewer.end()
         self._wake.set()
 
-    def _tell_end(self, enders: list[Callable[[], None]]) -> None:
-        call_each(enders, _log, "session %s: a wake-up listener raised; please report this", self.id)
+    def _call_end_listeners(self, end_listeners: list[Callable[[], None]]) -> None:
+        call_each(end_listeners, _log, "session %s: a wake-up listener raised; please report this", self.id)
 
-    def take_back(self, value: _Callbacks) -> None:
+    def hold_callbacks(self, value: _Callbacks) -> None:
         """Hold the callbacks, after the owner that held them was dropped; call those already due."""
         with self._lock:
             self._held = lambda: value
             if not (self._closed or self._lost.is_set()):
                 return
-            listeners, enders = self._take_callbacks()
-        self._tell_end(enders)
+            listeners, end_listeners = self._take_callbacks()
+        self._call_end_listeners(end_listeners)
         self._call(listeners if self._lost.is_set() else _when_closed(listeners))
 
     def _take_callbacks(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
         listeners: list[Callable[[], None]] = []
-        enders: list[Callable[[], None]] = []
-        for each in (self._held(), self._late):
+        end_listeners: list[Callable[[], None]] = []
+        for each in (self._held(), self._registered_late):
             if each is not None:
                 listeners += each.listeners.values()
-                enders += each.enders.values()
+                end_listeners += each.end_listeners.values()
                 each.listeners.clear()
-                each.enders.clear()
+                each.end_listeners.clear()
         forget(self._owner, self)
-        return listeners, enders
+        return listeners, end_listeners
 
-    def _is_over(self) -> bool:
+    def _has_expired(self) -> bool:
         return self._lost.is_set() or self._renewer.remaining_s() <= 0.0
 
     def _run(self) -> None:
@@ -321,8 +321,8 @@ class Session:
             if self._closed:
                 return
             self._lost.set()
-            listeners, enders = self._take_callbacks()
-        self._tell_end(enders)
+            listeners, end_listeners = self._take_callbacks()
+        self._call_end_listeners(end_listeners)
         _log.warning("session %s is lost; work that it protected must stop", self.id)
         self._states.note("lost")
         self._call(listeners)
@@ -351,7 +351,7 @@ class _Callbacks:
 
     def __init__(self) -> None:
         self.listeners: dict[object, Callable[[], None]] = {}
-        self.enders: dict[object, Callable[[], None]] = {}
+        self.end_listeners: dict[object, Callable[[], None]] = {}
 
 
 class _WhenClosed:
@@ -380,7 +380,7 @@ class SessionStates:
         self._mutex = mutex()
         self._listeners: dict[object, StateListener] = {}
         self._last: SessionState = "active"
-        self._owed: deque[tuple[SessionState, list[StateListener]]] = deque()
+        self._uncalled: deque[tuple[SessionState, list[StateListener]]] = deque()
         self._calling = False
 
     def listen(self, fn: StateListener) -> Callable[[], None]:
@@ -396,7 +396,7 @@ class SessionStates:
             self._last = state
             if not self._listeners:
                 return
-            self._owed.append((state, list(self._listeners.values())))
+            self._uncalled.append((state, list(self._listeners.values())))
             if self._calling:
                 return
             self._calling = True
@@ -411,10 +411,10 @@ class SessionStates:
     def _tell(self) -> None:
         while True:
             with self._mutex:
-                if not self._owed:
+                if not self._uncalled:
                     self._calling = False
                     return
-                state, listeners = self._owed.popleft()
+                state, listeners = self._uncalled.popleft()
             calls = [partial(fn, state) for fn in listeners]
             with as_callback():
                 call_each(calls, _log, "a state listener of session %s raised", self._session_id)

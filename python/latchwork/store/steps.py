@@ -60,26 +60,26 @@ class Step(ABC, Generic[T]):
         """Wait in this thread."""
 
     @abstractmethod
-    def begin(self) -> Future[T]:
+    def as_future(self) -> Future[T]:
         """Start to wait, without blocking. Returns a future that may end in any thread. Cancelling it ends the wait."""
 
     def extension_s(self) -> float:
         """Return the seconds to extend the wait after the timeout; 0 to end it."""
         return 0.0
 
-    def interrupt(self, future: Future[T]) -> bool:
+    def cancel(self, future: Future[T]) -> bool:
         """End the wait of this future; False if its end must be awaited."""
         future.cancel()
         return True
 
-    def dropped(self, future: Future[T]) -> None:
+    def on_dropped(self, future: Future[T]) -> None:
         """Release the result of a wait that ended after a cancellation, before the protocol received it."""
 
-    def unknown(self) -> str | None:
+    def outcome_note(self) -> str | None:
         """Describe what is unknown if the wait is cancelled, and how to find out; None if nothing is."""
         return None
 
-    def late(self) -> T:
+    def on_timeout(self) -> T:
         """Return the result of a wait that timed out, or raise its error. Not called without a timeout."""
         raise AssertionError
 
@@ -95,11 +95,11 @@ def run(steps: Steps[T]) -> T:
     if in_loop():
         warn_in_loop(_name_of(steps))
     try:
-        return _go_on(steps, None)
+        return _drive(steps, None)
     except BaseException as raised:
         if getcoroutinestate(steps) == CORO_CLOSED:
             raise
-        return _go_on(steps, raised)
+        return _drive(steps, raised)
 
 
 def _name_of(steps: Steps[object]) -> str:
@@ -108,7 +108,7 @@ def _name_of(steps: Steps[object]) -> str:
     return f"{type(owner).__name__}.{name}" if owner is not None else name
 
 
-def _go_on(steps: Steps[T], error: BaseException | None) -> T:
+def _drive(steps: Steps[T], error: BaseException | None) -> T:
     answer: Any = None
     unknown: OutcomeUnknown | None = None
     try:
@@ -134,24 +134,24 @@ def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
 
     A signal handler that calls it during another call is refused; see ``interrupts.entrance``.
     """
-    return _driven(protocol, ends=False)
+    return _driven(protocol, is_shielded=False)
 
 
-def ending(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Like ``driven``, for a protocol that ends something: an event loop does not raise cancellations in it.
+def shielded(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
+    """Like ``driven``, for a protocol that releases something: an event loop raises no cancellation in it.
 
     The loop waits for it for a limited time, then it continues in the background.
     """
-    return _driven(protocol, ends=True)
+    return _driven(protocol, is_shielded=True)
 
 
-def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
+def _driven(protocol: Callable[P, Steps[T]], *, is_shielded: bool) -> Callable[P, T]:
     @wraps(protocol)
-    def begun(*args: P.args, **options: P.kwargs) -> Steps[T]:
+    def make_steps(*args: P.args, **options: P.kwargs) -> Steps[T]:
         try:
             return protocol(*args, **options)
         except TypeError as error:  # about the arguments: nothing has run yet
-            raise _better_named(protocol, options, error) from None
+            raise _suggest_option(protocol, options, error) from None
 
     @wraps(protocol)
     def call(*args: P.args, **options: P.kwargs) -> T:
@@ -160,20 +160,20 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
             interrupts.refuse_inside()
         here.is_inside = True
         try:
-            return run(begun(*args, **options))
+            return run(make_steps(*args, **options))
         finally:
             here.is_inside = before
 
-    call.__dict__.update(ends=ends, begun=begun)  # for other drivers
+    call.__dict__.update(is_shielded=is_shielded, make_steps=make_steps)  # for other drivers
     return call
 
 
 def is_driven(function: object) -> bool:
     """Return whether a function or method was made by ``driven``."""
-    return hasattr(function, "begun")
+    return hasattr(function, "make_steps")
 
 
-def _better_named(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
+def _suggest_option(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
     """Return an argument error that suggests the ``_s`` name for a timeout named as in other libraries."""
     known = signature(protocol).parameters
     for name in options:
@@ -201,20 +201,20 @@ def undone_if_interrupted(undo: Callable[[], object]) -> Iterator[None]:
         raise
 
 
-class Asked(Protocol):
+class CallTarget(Protocol):
     """The target of ``Ask``: a store."""
 
     @property
     def connection(self) -> object:
         """The connection that it shares with its namespaces. An event loop limits the calls in flight on each."""
 
-    def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
+    def start_call(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Make a call without waiting for its answer."""
 
-    def answer_s(self, since: float | None = None) -> float:
+    def call_wait_s(self, since: float | None = None) -> float:
         """Return the seconds to wait for the answer to a call made at that local time."""
 
-    def late(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
+    def timeout_error(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
         """Return the error of a call that was not answered in time."""
 
 
@@ -238,32 +238,32 @@ class Ask(Step[T]):
             here.is_inside = before
 
     @property
-    def asked(self) -> Asked:
+    def target(self) -> CallTarget:
         """The store."""
-        return cast("Asked", self._call.__self__)  # type: ignore[attr-defined]
+        return cast("CallTarget", self._call.__self__)  # type: ignore[attr-defined]
 
-    def begin(self) -> Future[T]:
+    def as_future(self) -> Future[T]:
         """Make the call without blocking."""
-        self.timeout_s = self.asked.answer_s()
+        self.timeout_s = self.target.call_wait_s()
         self._at = SYSTEM_CLOCK.now()
-        future: Future[T] = self.asked.begin(self._call.__name__, *self._args, **self._options)
+        future: Future[T] = self.target.start_call(self._call.__name__, *self._args, **self._options)
         return future
 
     def extension_s(self) -> float:
         """Return the extra seconds if the call's ownership was renewed meanwhile."""
-        return self.asked.answer_s(self._at)
+        return self.target.call_wait_s(self._at)
 
-    def unknown(self) -> str | None:
+    def outcome_note(self) -> str | None:
         """Describe a cancelled call if it writes."""
-        return unknown(self._call.__name__, self._args)
+        return cancelled_write_note(self._call.__name__, self._args)
 
-    def late(self) -> T:
+    def on_timeout(self) -> T:
         """Raise the error of a call without an answer."""
-        raise self.asked.late(self._call.__name__, self._args)
+        raise self.target.timeout_error(self._call.__name__, self._args)
 
 
-class Begun(Step[T]):
-    """A call already in flight: ``await Begun(future)``. The store limits its time."""
+class PendingCall(Step[T]):
+    """A call already in flight: ``await PendingCall(future)``. The store limits its time."""
 
     __slots__ = ("_future",)
 
@@ -275,12 +275,12 @@ class Begun(Step[T]):
         """Wait in this thread."""
         return self._future.result()
 
-    def begin(self) -> Future[T]:
+    def as_future(self) -> Future[T]:
         """Wait without blocking."""
         return self._future
 
 
-def unknown(name: str, args: tuple[Any, ...]) -> str | None:
+def cancelled_write_note(name: str, args: tuple[Any, ...]) -> str | None:
     """Describe, for users, what is unknown about a cancelled store call; None for a read."""
     if name not in WRITES:
         return None
@@ -312,18 +312,18 @@ class Tracked(Ask[T]):
         super().__init__(call, *args, **options)
         self._answered = answered
 
-    def dropped(self, future: Future[T]) -> None:
+    def on_dropped(self, future: Future[T]) -> None:
         """Report the answer."""
         self._answered(future)
 
 
-async def called(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+async def call_user_function(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call a user's function. If it returns a step, because an event loop must wait, await it."""
     result = call_outside(fn, *args, **options)
     return cast("T", await result) if isinstance(result, Step) else result
 
 
-async def called_as_steps(function: Callable[[], T]) -> T:
+async def call_library(function: Callable[[], T]) -> T:
     """Call a library function. If it is driven, await its protocol."""
     return await steps_of(function)() if is_driven(function) else function()
 
@@ -335,30 +335,30 @@ class Until(Step[bool]):
         timeout_s: Timeout in seconds; None waits forever.
         block: Waits in the calling thread up to the timeout.
         listen: Registers a call to make when the condition holds; returns a function that removes it.
-        is_so: Returns whether the condition holds now.
+        condition: Returns whether the condition holds now.
     """
 
-    __slots__ = ("_is_so", "_listen", "_wait")
+    __slots__ = ("_condition", "_listen", "_wait")
 
     def __init__(
-        self, timeout_s: float | None, block: Callable[[], bool], listen: Listen, is_so: Callable[[], bool]
+        self, timeout_s: float | None, block: Callable[[], bool], listen: Listen, condition: Callable[[], bool]
     ) -> None:
         self.timeout_s = timeout_s
         self._wait = block
         self._listen = listen
-        self._is_so = is_so
+        self._condition = condition
 
     def block(self) -> bool:
         """Wait in this thread."""
         return self._wait()
 
-    def begin(self) -> Future[bool]:
+    def as_future(self) -> Future[bool]:
         """Wait without blocking."""
-        return when(self._listen)
+        return future_when(self._listen)
 
-    def late(self) -> bool:
+    def on_timeout(self) -> bool:
         """Return whether the condition holds."""
-        return self._is_so()
+        return self._condition()
 
 
 class Pause(Until):
@@ -370,9 +370,9 @@ class Pause(Until):
         super().__init__(timeout_s, partial(clock.wait, signal, timeout_s), signal.call_when_set, signal.is_set)
 
 
-def when(listen: Listen) -> Future[bool]:
+def future_when(listen: Listen) -> Future[bool]:
     """Return a future that ends with True when the call given to ``listen`` is made. Its end removes the call."""
     future: Outcome[bool] = Outcome()
-    take_back = listen(lambda: resolve(future, True))
-    future.call_at_once(lambda _ended: take_back())
+    remove = listen(lambda: resolve(future, True))
+    future.call_at_once(lambda _ended: remove())
     return future

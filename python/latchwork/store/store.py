@@ -16,8 +16,8 @@ from latchwork._base.interrupts import entrance
 from latchwork.backends.capabilities import Capabilities
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost, OwnershipLost, Unavailable
-from latchwork.store.answers import Limit
 from latchwork.store.backoff import Backoff
+from latchwork.store.call_timeouts import OwnershipLimit
 from latchwork.store.calls import Calls, Entries, Names
 from latchwork.store.core import Core, Shared
 from latchwork.store.driving.cleanup import Cleanup
@@ -26,7 +26,7 @@ from latchwork.store.mirror import Mirror
 from latchwork.store.owner import Origin, StoreOwner, origin
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
-from latchwork.store.steps import WRITES, Pause, ask, called, driven, run, steps_of
+from latchwork.store.steps import WRITES, Pause, ask, call_user_function, driven, run, steps_of
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 from latchwork.types import Check, Committed, Entry, Fence, Op, Ordered
@@ -47,7 +47,7 @@ class Store:
         self,
         core: Core,
         scope: Scope = Scope(),  # noqa: B008 - frozen
-        limit: Limit | None = None,
+        limit: OwnershipLimit | None = None,
         *,
         created: Origin | None = None,
     ) -> None:
@@ -55,13 +55,13 @@ class Store:
         core.owner = weakref.ref(self._owner)
         self._view(core, scope, limit)
 
-    def _view(self, core: Core, scope: Scope, limit: Limit | None) -> None:
+    def _view(self, core: Core, scope: Scope, limit: OwnershipLimit | None) -> None:
         self._core = core
         self._scope = scope
         self._limit = limit
-        self._answers = core.answers if limit is None else core.answers.under(limit)
-        self._calls = Calls(core.waiting, scope, core.check) if limit is None else self._calls_in_flight()
-        self._event_loop_calls = Calls(core.for_event_loop, scope, core.check, limit)
+        self._timeouts = core.timeouts if limit is None else core.timeouts.with_limit(limit)
+        self._calls = Calls(core.waiting, scope, core.ensure_usable) if limit is None else self._calls_in_flight()
+        self._event_loop_calls = Calls(core.for_event_loop, scope, core.ensure_usable, limit)
         self._systems: dict[str, Store] = {}
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class Store:
     @entrance
     def get(self, key: str, *, stale_ok: bool = False) -> Entry | None:
         """Return the entry of a key, or None. Linearizable, unless ``stale_ok`` allows an older state at lower cost."""
-        return self._answers.read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
+        return self._timeouts.wait_for_read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
 
     @entrance
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> list[Entry | None]:
@@ -102,7 +102,9 @@ class Store:
 
         With ``stale_ok``, up to 100 keys are read in order, each from a state no older than the one before.
         """
-        return self._answers.read(self._calls.get_many(keys, stale_ok=stale_ok), f"get_many of {len(keys)} keys")
+        return self._timeouts.wait_for_read(
+            self._calls.get_many(keys, stale_ok=stale_ok), f"get_many of {len(keys)} keys"
+        )
 
     @entrance
     def list(
@@ -127,7 +129,7 @@ class Store:
                 snapshot.
         """
         future = self._calls.list(prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok)
-        return self._answers.read(future, f"list {prefix!r}")
+        return self._timeouts.wait_for_read(future, f"list {prefix!r}")
 
     @entrance
     def children(self, prefix: str, *, stale_ok: bool = False) -> Names:
@@ -136,7 +138,7 @@ class Store:
         ``stale_ok`` lowers the cost: the names may all come from one older state, and include parents that are now
         empty.
         """
-        return self._answers.read(self._calls.children(prefix, stale_ok=stale_ok), f"children of {prefix!r}")
+        return self._timeouts.wait_for_read(self._calls.children(prefix, stale_ok=stale_ok), f"children of {prefix!r}")
 
     # Writing
 
@@ -153,7 +155,7 @@ class Store:
             InvalidKey: The key is malformed, is below a session-bound key, or is bound to a session with keys below it.
             SessionLost: The session has ended.
         """
-        return self._answers.write(self._calls.put(key, value, session=session), f"put {key!r}")
+        return self._timeouts.wait_for_write(self._calls.put(key, value, session=session), f"put {key!r}")
 
     @entrance
     def create(self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False) -> Entry:
@@ -171,7 +173,7 @@ class Store:
             ValueTooLarge, InvalidKey, SessionLost: As for ``put``.
         """
         future = self._calls.create(key, value, session=session, sequential=sequential)
-        return self._answers.write(future, f"create {key!r}")
+        return self._timeouts.wait_for_write(future, f"create {key!r}")
 
     @entrance
     def create_ordered(self, stem: str, unique: str, value: bytes, *, session: Session | None = None) -> Ordered:
@@ -194,7 +196,7 @@ class Store:
             ValueTooLarge, InvalidKey, SessionLost: As for ``put``.
         """
         future = self._calls.create_ordered(stem, unique, value, session=session)
-        return self._answers.write(future, f"create {stem + unique!r}")
+        return self._timeouts.wait_for_write(future, f"create {stem + unique!r}")
 
     @entrance
     def delete(self, key: str, *, version: Hashable | None = None) -> bool:
@@ -208,12 +210,12 @@ class Store:
         Raises:
             Conflict: The version differs, or the key is gone.
         """
-        return self._answers.write(self._calls.delete(key, version=version), f"delete {key!r}")
+        return self._timeouts.wait_for_write(self._calls.delete(key, version=version), f"delete {key!r}")
 
     @entrance
     def delete_tree(self, prefix: str) -> int:
         """Delete the key at a prefix and all keys below it; return their number. Not atomic. "" is the whole root."""
-        return self._answers.write(self._calls.delete_tree(prefix), f"delete_tree {prefix!r}")
+        return self._timeouts.wait_for_write(self._calls.delete_tree(prefix), f"delete_tree {prefix!r}")
 
     @entrance
     def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
@@ -232,7 +234,7 @@ class Store:
             InvalidKey: A key is written below one that is bound to a session, here or before.
             ValueError: A key is written twice, or two sessions are used.
         """
-        return self._answers.write(self._calls.commit(checks, ops), f"commit of {len(ops)} operations")
+        return self._timeouts.wait_for_write(self._calls.commit(checks, ops), f"commit of {len(ops)} operations")
 
     @driven
     async def transact(self, fn: Callable[[Tx], T], *, guard: str | None = None, attempts: int = 10) -> T:
@@ -257,9 +259,9 @@ class Store:
         backoff = Backoff(0.01, 0.5, jitter=1.0)
         for attempt in range(1, attempts + 1):
             tx = Tx(self.get, self.list, guard)
-            await tx.begin()
-            result = await called(fn, tx)
-            checks, ops = tx.plan()
+            await tx.read_guard()
+            result = await call_user_function(fn, tx)
+            checks, ops = tx.checks_and_ops()
             if not (checks or ops):
                 return result
             try:
@@ -279,7 +281,7 @@ class Store:
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
         """Return the same calls as futures, many in flight."""
-        return Pipeline(self._calls_in_flight(), self._core.dispatcher.outlet(), max_in_flight, store=self)
+        return Pipeline(self._calls_in_flight(), self._core.dispatcher.callback_queue(), max_in_flight, store=self)
 
     # Watching
 
@@ -316,7 +318,7 @@ class Store:
 
     def _calls_in_flight(self) -> Calls:
         """Return calls for a caller that does not wait for each answer in its thread."""
-        return Calls(self._core.backend, self._scope, self._core.check, self._limit)
+        return Calls(self._core.backend, self._scope, self._core.ensure_usable, self._limit)
 
     @property
     def connection(self) -> object:
@@ -328,30 +330,30 @@ class Store:
         """Runs background cleanup jobs of primitives, for the store and all its namespaces."""
         return self._core.cleanup
 
-    def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
+    def start_call(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Begin one of the calls above without waiting for its answer, for event loops; see ``Ask``."""
-        self._core.check()  # a forked child has no thread to make the call
+        self._core.ensure_usable()  # a forked child has no thread to make the call
         if hasattr(Calls, method):
             future: Future[Any] = getattr(self._event_loop_calls, method)(*args, **options)
             return future
         if method == "primary_session":
-            return self._core.begin_primary()
+            return self._core.primary_future()
         return self._core.dispatcher.submit(getattr(self, method), *args, **options)  # not a backend call
 
-    def answer_s(self, since: float | None = None) -> float:
+    def call_wait_s(self, since: float | None = None) -> float:
         """Return the seconds that an event loop waits for the answer to a call made at that local time."""
-        return self._answers.left_s(since)
+        return self._timeouts.call_wait_s(since)
 
-    def late(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
+    def timeout_error(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
         """Return the error of an event loop's call that was not answered in time."""
         what = f"{method} {args[0]!r}" if args and isinstance(args[0], str) else method
-        return self._answers.late(what, writes=method in WRITES)
+        return self._timeouts.timeout_error(what, writes=method in WRITES)
 
     async def ready(self, mirror: Mirror) -> Mirror:
         """Wait for a mirror's first state and return the mirror; close it on timeout. For protocols."""
         timeout_s = self._core.call_timeout_s
         try:
-            timeout_s = self._answers.call_timeout_s
+            timeout_s = self._timeouts.call_timeout_s
             return await steps_of(mirror.ready)(timeout_s)
         except BaseException as error:
             mirror.close()
@@ -375,7 +377,7 @@ class Store:
 
     def primary_session(self) -> Session:
         """Return the primary session, like ``session``. A protocol may call it while it is driven."""
-        self._core.check()
+        self._core.ensure_usable()
         return self._core.primary()
 
     def opened_session(self) -> Session | None:
@@ -433,7 +435,7 @@ class Store:
             remaining_s: Returns the seconds that the ownership certainly lasts. Called often; must perform no I/O.
             error: The error that calls raise after the ownership has ended.
         """
-        return _Namespace(self._owner, self._core, self._scope, Limit(remaining_s, error))
+        return _Namespace(self._owner, self._core, self._scope, OwnershipLimit(remaining_s, error))
 
     def reopen(self) -> Store:
         """Connect again with the same URL, options, clock and observers; return another store with the same namespace.
@@ -449,7 +451,7 @@ class Store:
 
     def reopen_for(self, created: Origin) -> Store:
         """Connect again and record this place in the caller's code, for event loops."""
-        return Store(self._core.reopened(), self._scope, created=created)
+        return Store(self._core.reconnect(), self._scope, created=created)
 
     def close(self) -> None:
         """End its sessions, then its watches and the connection. Idempotent."""
@@ -465,7 +467,7 @@ class Store:
 class _Namespace(Store):
     """A view of a store. Closing it leaves the store open."""
 
-    def __init__(self, owner: StoreOwner | None, core: Core, scope: Scope, limit: Limit | None = None) -> None:
+    def __init__(self, owner: StoreOwner | None, core: Core, scope: Scope, limit: OwnershipLimit | None = None) -> None:
         self._owner = owner
         self._view(core, scope, limit)
 

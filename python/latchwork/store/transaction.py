@@ -32,7 +32,7 @@ class Tx:
         self._listed: dict[tuple[str, bool], Entries] = {}
         self._written: dict[str, Op] = {}
 
-    async def begin(self) -> None:
+    async def read_guard(self) -> None:
         """Read the guard first."""
         if self._guard is not None:
             await self._fetch(validate_key(self._guard))
@@ -102,7 +102,7 @@ class Tx:
         else:
             self._written[key] = Delete(key)
 
-    def plan(self) -> ChecksAndOps:
+    def checks_and_ops(self) -> ChecksAndOps:
         """Return the checks and operations of the commit; no operations if nothing was written.
 
         A read of a single key needs no checks either, because it is consistent by itself.

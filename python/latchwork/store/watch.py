@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from latchwork.backends.base import BackendWatch, Broken, Current, Delta, Snapshot, WatchEvent
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.store.dispatch import Dispatcher, Lane
+from latchwork.store.dispatch import Dispatcher, SerialDrain
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
 from latchwork.store.keys import Scope
@@ -113,7 +113,7 @@ class Feed:
                 self._siblings = event.siblings
             changes = self._scope.changes(self._tracker.fold(event))
             if self._deliver(changes) or isinstance(event, Broken):
-                self._changed.ring()
+                self._changed.notify_all()
         self._after(changes)
         if isinstance(event, Broken):
             _log.error("the watch of %r has ended: %s", self.prefix, event.error)
@@ -126,7 +126,7 @@ class Feed:
             return
         with self._changed.mutex:
             self._closed = True
-            self._changed.ring()
+            self._changed.notify_all()
         if self._backend is not None:
             self._backend.close()
         self._on_close(self)
@@ -152,11 +152,11 @@ class Feed:
                     return take()
                 if self._error is not None or self._closed:
                     raise self._error or Closed(f"the watch of {self.prefix!r} was closed")
-                rings = self._changed.rings
+                version = self._changed.version
             left = None if deadline is None else deadline - self._clock.now()
             if left is not None and left <= 0:
                 raise WaitTimeout(f"{what} of {self.prefix!r} did not come within {timeout_s:.3g} s")
-            await self._changed.rung(rings, self._clock, left)
+            await self._changed.changed_since(version, self._clock, left)
 
 
 class Watch(Feed):
@@ -180,7 +180,7 @@ class Watch(Feed):
         self.matters = None
         self._dispatcher = dispatcher
         self._inbox = Inbox()
-        self._lane: Lane | None = None
+        self._drain_task: SerialDrain | None = None
         self._reported = False
 
     def __iter__(self) -> Iterator[Batch]:
@@ -227,23 +227,25 @@ class Watch(Feed):
         if on_error is not None:
             check_listener(on_error, "on_error")
         with self._changed.mutex:
-            if self._lane is not None:
+            if self._drain_task is not None:
                 raise ValueError(f"the watch of {self.prefix!r} has a subscriber already; open another watch")
-            self._lane = self._dispatcher.lane(lambda: self._drain(fn, on_error), f"the watch of {self.prefix!r}")
-        self._lane.signal()
+            self._drain_task = self._dispatcher.serial_drain(
+                lambda: self._drain(fn, on_error), f"the watch of {self.prefix!r}"
+            )
+        self._drain_task.signal()
 
     def close(self) -> None:
         """Stop; waiters get ``Closed``. Idempotent."""
         super().close()
-        if self._lane is not None and not self._home.is_foreign:
-            self._lane.close()
+        if self._drain_task is not None and not self._home.is_foreign:
+            self._drain_task.close()
 
     def _deliver(self, changes: list[Change]) -> bool:
         return self._inbox.add(changes, ready=self._tracker.ready, matters=self.matters)
 
     def _after(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inbox knows
-        if self._lane is not None:
-            self._lane.signal()
+        if self._drain_task is not None:
+            self._drain_task.signal()
 
     def _drain(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None) -> None:
         with self._changed.mutex:
@@ -254,8 +256,8 @@ class Watch(Feed):
             try:
                 fn(batch)
             finally:
-                if self._lane is not None:
-                    self._lane.signal()  # there may be more changes, or the end
+                if self._drain_task is not None:
+                    self._drain_task.signal()  # there may be more changes, or the end
         elif error is not None and on_error is not None:
             on_error(error)
 

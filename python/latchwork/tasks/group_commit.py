@@ -108,7 +108,7 @@ class GroupCommit:
             if self._is_closed:
                 raise Closed("this group commit was closed; make another one")
             self._waiting.append(unit)
-            self._changed.ring()
+            self._changed.notify_all()
             begins = self._thread is None
             if begins:
                 self._thread = Background(self._run, f"latchwork-commits-{self._label}")
@@ -121,7 +121,7 @@ class GroupCommit:
         with self._changed.mutex:
             self._is_closed = True
             self._ends_at = min(self._ends_at, self._clock.now() + timeout_s)  # for the current transaction, too
-            self._changed.ring()
+            self._changed.notify_all()
             thread = self._thread
         if thread is not None and not thread.is_mine:
             thread.block()
@@ -133,11 +133,11 @@ class GroupCommit:
         while True:
             with self._changed.mutex:
                 self._flying = self._taken()
-                rings, ends = self._changed.rings, self._is_closed and not self._waiting and not self._flying
+                version, ends = self._changed.version, self._is_closed and not self._waiting and not self._flying
             if ends:
                 return
             if not self._flying:
-                await self._changed.rung(rings, self._clock, None)
+                await self._changed.changed_since(version, self._clock, None)
             elif await self._commit(self._flying):
                 backoff = Backoff()
             else:

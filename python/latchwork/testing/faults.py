@@ -100,11 +100,11 @@ class FaultyStore(Store):
 
     def expire_sessions(self) -> None:
         """End all sessions of this store on the server. The store notices at its next renewal or use."""
-        self._answers.write(self._faulty.expire(None), "expiring the sessions")
+        self._timeouts.wait_for_write(self._faulty.expire(None), "expiring the sessions")
 
     def expire_session(self, session: Session) -> None:
         """End a session of this store on the server. The store notices at its next renewal or use."""
-        self._answers.write(self._faulty.expire(session.id), f"expiring session {session.id}")
+        self._timeouts.wait_for_write(self._faulty.expire(session.id), f"expiring session {session.id}")
 
     def cut_watches(self, *, silent_s: float = 0.0) -> None:
         """Break all watches and mirrors. They are silent for ``silent_s`` seconds and then start again with the current

@@ -20,7 +20,7 @@ from latchwork.errors import (
 from latchwork.primitives.waiting import Waits
 from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, called, steps_of, undone_if_interrupted
+from latchwork.store.steps import ask, call_user_function, steps_of, undone_if_interrupted
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.worker_group import transactions
@@ -299,7 +299,7 @@ class WorkerCore:
             current = await self._enter_epoch(self.require_membership())
             with suppress(EpochEnded):
                 if prepare is not None:
-                    await called(prepare)
+                    await call_user_function(prepare)
                 if not await self.has_passed(current, INIT):
                     await self.wait_at_barrier(current, INIT, timeout_s)
                     await self._record_healthy(current)

@@ -82,25 +82,25 @@ class EventListeners:
         """Announce that the group now has this number of events."""
         with self._notifier.mutex:
             self._known = max(self._known, number)
-            self._notifier.ring()
+            self._notifier.notify_all()
 
     async def close(self) -> None:
         """Stop, after delivering the events that were read. Idempotent."""
         self._closed.set()
         with self._notifier.mutex:
-            self._notifier.ring()
+            self._notifier.notify_all()
         if self._reader is not None and not self._reader.is_mine:
             await self._reader
         if self._announcer is not None and self._dispatcher is not None:
             await self._announcer.settle(self._store.clock, 1.0)
             self._dispatcher.close()
-            self._dispatcher.close_outlets()
+            self._dispatcher.close_callback_queues()
 
     async def _read(self) -> None:
         backoff = Backoff()
         while not self._closed.is_set():
             with self._notifier.mutex:
-                rings, known = self._notifier.rings, self._known
+                version, known = self._notifier.version, self._known
             pause_s = None
             try:
                 await self._deliver(known)
@@ -111,7 +111,7 @@ class EventListeners:
                 _log.info("cannot read the events of group %r, retrying: %s", self._keys.group.group, error)
                 pause_s = backoff.next_s()
             if pause_s is not None or known == self._known:
-                await self._notifier.rung(rings, self._store.clock, pause_s)
+                await self._notifier.changed_since(version, self._store.clock, pause_s)
 
     async def _deliver(self, known: int) -> None:
         found = await read_events(self._store, self._keys, self._delivered, known)

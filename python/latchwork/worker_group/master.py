@@ -20,7 +20,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import GroupKeys
@@ -104,7 +104,7 @@ class GroupMaster(Closable):
         self._watch = Background(self._run, f"latchwork-master-{self._keys.group}")
         return term
 
-    @ending
+    @shielded
     async def close(self) -> None:
         """Resign and stop. Idempotent; callable from any thread."""
         self._closed.set()
@@ -115,7 +115,7 @@ class GroupMaster(Closable):
 
     def _wake(self) -> None:
         with self._notifier.mutex:
-            self._notifier.ring()
+            self._notifier.notify_all()
 
     async def _record_restart(self, term: Term) -> None:
         """Write the event ``master_restarted``, unless this is the first master of the run."""
@@ -148,9 +148,9 @@ class GroupMaster(Closable):
             except LatchworkError as error:
                 _log.info("the master of group %r cannot follow it, retrying: %s", self._keys.group, error)
             with self._notifier.mutex:
-                rings = self._notifier.rings
+                version = self._notifier.version
             if not self._closed.is_set():
-                await self._notifier.rung(rings, self._store.clock, backoff.next_s())
+                await self._notifier.changed_since(version, self._store.clock, backoff.next_s())
 
     async def _follow(self, backoff: Backoff) -> None:
         """Report the lost workers of the current run until it has ended or this object is closed."""
@@ -163,9 +163,9 @@ class GroupMaster(Closable):
             backoff.reset()
             while not self._closed.is_set() and self._term is not None and self._term.is_leader:
                 with self._notifier.mutex:
-                    rings = self._notifier.rings
+                    version = self._notifier.version
                 if not mirror.is_ready:
-                    await self._notifier.rung(rings, self._store.clock, _AGAIN_S)
+                    await self._notifier.changed_since(version, self._store.clock, _AGAIN_S)
                     continue
                 now = mirror.record
                 if now is None or now.is_final:
@@ -173,7 +173,9 @@ class GroupMaster(Closable):
                 due, next_s = detector.due(mirror.lost(), 0, self._store.clock.now())
                 for member in due:
                     await report_loss(self._store, keys, member)
-                await self._notifier.rung(rings, self._store.clock, 0.2 if due else min(_AGAIN_S, next_s or _AGAIN_S))
+                await self._notifier.changed_since(
+                    version, self._store.clock, 0.2 if due else min(_AGAIN_S, next_s or _AGAIN_S)
+                )
         finally:
             mirror.close()
 

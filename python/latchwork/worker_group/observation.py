@@ -136,7 +136,7 @@ class GroupMirror:
             for change in batch:
                 see(change.key, change.entry)
             self._awaited.discard(prefix)
-            self._notifier.ring()
+            self._notifier.notify_all()
 
     @property
     def is_ready(self) -> bool:
@@ -236,7 +236,7 @@ class GroupWatcher:
     def wake(self) -> None:
         """Run the next check now."""
         with self._notifier.mutex:
-            self._notifier.ring()
+            self._notifier.notify_all()
 
     async def remove(self, worker: WorkerWatcher) -> None:
         """Remove a worker. Removing the last one stops the watcher. Idempotent."""
@@ -263,7 +263,7 @@ class GroupWatcher:
         try:
             while not self._closed.is_set():
                 with self._notifier.mutex:
-                    rings = self._notifier.rings
+                    version = self._notifier.version
                 try:
                     pause_s = await self._check()
                     backoff.reset()
@@ -276,7 +276,7 @@ class GroupWatcher:
                     return
                 if len(self._workers) > _SMALL_GROUP:
                     await Pause(self._store.clock, self._closed, _BATCH_S)
-                await self._notifier.rung(rings, self._store.clock, pause_s)
+                await self._notifier.changed_since(version, self._store.clock, pause_s)
         finally:
             self.mirror.close()
 

@@ -14,7 +14,7 @@ from latchwork._base.user_code import is_ending, is_interrupt
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.primitives.waiting import Closable, Deadline, Work, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, called, driven, ending, steps_of
+from latchwork.store.steps import ask, call_user_function, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 from latchwork.worker_group.core import WorkerCore
@@ -70,7 +70,7 @@ async def run_until_complete(
 
 async def _run(core: WorkerCore, call: Callable[[], T]) -> T:
     try:
-        return await called(call)
+        return await call_user_function(call)
     except BaseException as error:
         if is_failure(error):
             await core.report_failure(reason(error))
@@ -138,7 +138,7 @@ class GroupWorker(Closable):
         await steps_of(self.join)()
         return self
 
-    @ending
+    @shielded
     async def __exit__(self, *raised: object) -> None:
         exc = raised[1] if len(raised) > 1 else None
         try:
@@ -195,7 +195,7 @@ class GroupWorker(Closable):
         """
         await self._core.leave()
 
-    @ending
+    @shielded
     async def close(self) -> None:
         """Leave the group if the worker has joined, and stop. Idempotent; callable from any thread."""
         if not self._core.waits.home.is_foreign:

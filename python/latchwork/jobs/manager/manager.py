@@ -286,7 +286,7 @@ class Manager:
 
     def _tell(self, began: float, result: Rebalance, error: BaseException | None, written_bytes: int) -> None:
         took_s = self._clock.now() - began
-        self._observers.tell(
+        self._observers.notify(
             "rebalanced",
             RebalanceInfo(self._me.worker, took_s, len(result.changes), result.moves, error, written_bytes),
         )

@@ -195,7 +195,7 @@ class JobManager:
         if not self._jobs:
             log.warning("node %s has no jobs: it can manage the cluster but runs nothing", self.node_id)
         began = time.monotonic()
-        self._observers.tell("attached", self)
+        self._observers.notify("attached", self)
         try:
             self._start()
         except BaseException:
@@ -208,7 +208,7 @@ class JobManager:
             self._state = self._state if closing else "started"
         self._settled.set()
         log.info("node %s is started", self.node_id)
-        self._observers.tell("started", self.node_id, time.monotonic() - began)
+        self._observers.notify("started", self.node_id, time.monotonic() - began)
         return self
 
     def run_forever(self) -> None:
@@ -351,8 +351,8 @@ class JobManager:
                 log.warning("node %s: the store did not close cleanly: %s", self.node_id, error)
         took_s = clock.now() - began if clock is not None else 0.0
         log.info("node %s is closed, it took %.3f s", self.node_id, took_s)
-        self._observers.tell("closed", self.node_id, took_s)
-        self._observers.tell("detached", self)
+        self._observers.notify("closed", self.node_id, took_s)
+        self._observers.notify("detached", self)
 
 
 def unmet_labels(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:

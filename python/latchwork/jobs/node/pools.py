@@ -189,7 +189,7 @@ class PoolReader:
             return _Reading(items, seen)
         finally:
             took_s, count = self._clock.now() - began, None if items is None else len(items)
-            self._observers.tell("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
+            self._observers.notify("pool_read", PoolInfo(self._node_id, job.id, took_s, count))
 
     def _check(self, job: Job) -> bool:
         """Read one pool and store its changes. Return False if the store must be tried again."""

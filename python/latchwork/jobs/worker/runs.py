@@ -383,7 +383,7 @@ class JobRun:
         error: str | None = None
         try:
             info = RunInfo(context.node_id, setup.job.id, context.work_share, lag_s, context.fire_time_s)
-            with setup.observers.around("run", info):
+            with setup.observers.surround("run", info):
                 self._call(context)
         except BaseException as raised:  # also SystemExit: a run must not end the node or its own schedule
             error = summarize_error(raised)
@@ -398,7 +398,7 @@ class JobRun:
     def _call(self, context: JobContext) -> None:
         job = self._setup.job
         if job.is_async:
-            given = _twins("JobContext").around(context)
+            given = _twins("JobContext").surround(context)
             self._setup.loop.run(partial(job.run, given), context.on_stop, who=self)
             return
         returned = late_result(job.run(context))

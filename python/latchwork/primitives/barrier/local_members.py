@@ -103,7 +103,7 @@ class LocalMembers:
         if not self._members:
             self._on_empty(self)
             with self._notifier.mutex:
-                self._notifier.ring()
+                self._notifier.notify_all()
 
     def claim_following(self, member: object, phase: int) -> bool:
         """Return whether this member follows the arrivals at a phase for all members of this process."""
@@ -157,7 +157,7 @@ class LocalMembers:
     async def _ask(self, request: _Request) -> Sequence[Entry | None]:
         with self._notifier.mutex:
             self._waiting.append(request)
-            self._notifier.ring()
+            self._notifier.notify_all()
             if self._thread is None:
                 self._thread = Background(self._run, f"latchwork-barrier-{self._name}")
         await Pause(self._store.clock, request.done, None)
@@ -171,12 +171,12 @@ class LocalMembers:
             while True:
                 with self._notifier.mutex:
                     taken, self._waiting = _next_batch(self._waiting)
-                    rings = self._notifier.rings
+                    version = self._notifier.version
                     if not taken and not self._members:
                         self._thread = None
                         return
                 if not taken:
-                    await self._notifier.rung(rings, self._store.clock, None)
+                    await self._notifier.changed_since(version, self._store.clock, None)
                 elif taken[0].keys:
                     await self._read(taken)
                 else:

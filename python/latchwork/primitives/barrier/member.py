@@ -42,7 +42,7 @@ from latchwork.primitives.barrier.phases import (
 from latchwork.primitives.waiting.common import Deadline, Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, check_member, get_or_create
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, called_as_steps
+from latchwork.store.steps import ask, call_library
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Check, Entry, Op, Put
@@ -316,7 +316,7 @@ class BarrierMember:
         """Return the parties of a phase that is opened now."""
         if self._expect is None:
             return Expected(self._parties)
-        expected = await called_as_steps(self._expect)
+        expected = await call_library(self._expect)
         if not isinstance(expected, Expected):
             raise TypeError(f"{self._what}: parties has to return Expected(...), not {expected!r}")
         return replace(expected, parties=_check_parties(expected.parties, self.member_id, self._what))

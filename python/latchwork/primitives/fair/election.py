@@ -26,7 +26,7 @@ from latchwork.primitives.waiting.common import Deadline, check_bytes, check_nam
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -150,7 +150,7 @@ class Election:
         self._waits.check()
         return Observer(self._store, self.name)
 
-    @ending
+    @shielded
     async def close(self) -> None:
         """Resign all terms of this object, and end its campaigns. Thread-safe and idempotent."""
         if self._waits.home.is_foreign:
@@ -189,7 +189,7 @@ class Term(GuardsWork):
     def __enter__(self) -> Self:
         return self
 
-    @ending
+    @shielded
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         try:
             await steps_of(self.resign)()
@@ -235,7 +235,7 @@ class Term(GuardsWork):
         """
         await self._seat.proclaim(value)
 
-    @ending
+    @shielded
     async def resign(self) -> None:
         """End the term, so that the next campaign is elected. Idempotent.
 
@@ -245,7 +245,7 @@ class Term(GuardsWork):
         if not self._seat.is_over:
             await self._seat.resign()
 
-    @ending
+    @shielded
     async def close(self) -> None:
         """End the term, lost or not."""
         await self._seat.give_up()

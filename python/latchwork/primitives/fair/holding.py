@@ -20,7 +20,7 @@ from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
-from latchwork.store.steps import driven, ending
+from latchwork.store.steps import driven, shielded
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -106,7 +106,7 @@ class SessionLock(GuardsWork):
         self._entered().append(use)
         return use.hold.place.fence
 
-    @ending
+    @shielded
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         entered = self._entered()
         use = entered.pop() if entered else self._to_release().uses[-1]  # a with that ends in another thread
@@ -143,7 +143,7 @@ class SessionLock(GuardsWork):
         """
         return (await self._acquire(timeout_s)).hold.place.fence
 
-    @ending
+    @shielded
     async def release(self) -> None:
         """Release what this thread holds, or, from a thread without a hold, the only hold of the object.
 
@@ -157,7 +157,7 @@ class SessionLock(GuardsWork):
         self._home.check()
         await self.end(self._to_release().uses[-1])
 
-    @ending
+    @shielded
     async def close(self) -> None:
         """Release all holds of this object, and end its waits. Thread-safe and idempotent."""
         if self._home.is_foreign:

@@ -40,7 +40,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
 from latchwork.types import Fence
@@ -118,12 +118,12 @@ class LeaderLatch(GuardsWork, Participant):
             self._begin()
             return None
 
-    @ending
+    @shielded
     async def leave(self) -> None:
         """Leave the queue like ``close``. ``start`` may join it again at its end."""
         await self._end(for_good=False)
 
-    @ending
+    @shielded
     async def close(self) -> None:
         """Leave the queue: ``is_leader`` is False at once, ``on_revoked`` is called, and then the next candidate leads.
 
@@ -141,7 +141,7 @@ class LeaderLatch(GuardsWork, Participant):
             background, waiter = self._background, self._waiter
             if background is None and self._closed:
                 self._state = "ended"
-                self._changed.ring()
+                self._changed.notify_all()
         self._revoke("it leaves")
         try:
             try:
@@ -308,9 +308,9 @@ class LeaderLatch(GuardsWork, Participant):
 
     async def _await_change(self, most_s: float) -> None:
         with self._changed.mutex:
-            leads, rings = self._led is not None, self._changed.rings
+            leads, version = self._led is not None, self._changed.version
         if leads:
-            await self._changed.rung(rings, self._store.clock, most_s)
+            await self._changed.changed_since(version, self._store.clock, most_s)
 
     def on_elected(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time we become leader, in a callback thread, or at once if we lead.
@@ -363,7 +363,7 @@ class LeaderLatch(GuardsWork, Participant):
         await self._leave()
         with self._changed.mutex:
             self._state = "ended" if self._closed or self._error is not None else "new"
-            self._changed.ring()
+            self._changed.notify_all()
             closed = self._closed
         if closed:
             self._dispatcher.close()
@@ -419,7 +419,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._led = Ownership.by_session(self._what, place.fence, session, self._store.clock, NotLeader)
             self._state = "leading"
             self._announcer.queue(*self._elected_listeners.values())
-            self._changed.ring()
+            self._changed.notify_all()
         self._announcer.deliver()
         _log.info("%s: node %r leads with token %d", self._what, self.node_id, place.fence.token)
 
@@ -435,7 +435,7 @@ class LeaderLatch(GuardsWork, Participant):
             if led is None:
                 return
             self._announcer.queue(*self._revoked_listeners.values())
-            self._changed.ring()
+            self._changed.notify_all()
         led.end()
         self._announcer.deliver()
         _log.info("%s: node %r leads no more: %s", self._what, self.node_id, why)
@@ -443,7 +443,7 @@ class LeaderLatch(GuardsWork, Participant):
     def _enter(self, state: LatchState) -> None:
         with self._changed.mutex:
             self._state = state
-            self._changed.ring()
+            self._changed.notify_all()
 
     def _is_final(self, error: LatchworkError) -> bool:
         given = self._given

@@ -26,7 +26,7 @@ from latchwork.primitives.fair.tickets import (
 from latchwork.primitives.waiting.common import Deadline, check_name
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -108,7 +108,7 @@ class ReadWriteLock:
         tickets = await self._queue.tickets()
         return tickets[held_count(tickets) :]
 
-    @ending
+    @shielded
     async def close(self) -> None:
         """Release all holds of this object, and end its waits. Thread-safe and idempotent."""
         try:

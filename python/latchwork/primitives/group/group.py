@@ -147,7 +147,7 @@ class Group(Participant):
                 self._begin()  # it leaves
             self._has_left = True  # last: a close that was interrupted before this has to be made again
             background, waiter = self._background, self._waiter
-            self._changed.ring()
+            self._changed.notify_all()
         self._wake.set()
         if waiter is not None:
             waiter.cancel()
@@ -354,7 +354,7 @@ class Group(Participant):
                 await self._member().enter(waiter)
             backoff.reset()
             with self._changed.mutex:
-                self._changed.ring()
+                self._changed.notify_all()
             self._forget_session()
             self._forget_session = session.on_end(self._session_ended)
 
@@ -373,7 +373,7 @@ class Group(Participant):
             self._view_error = None
             listeners = list(self._listeners.values())
             self._announcer.queue(*(partial(fn, change) for change in changes for fn in listeners))
-            self._changed.ring()
+            self._changed.notify_all()
             if self._membership is not None and self._membership.is_missing(changes, is_first=is_first):
                 self._wake_up()
         self._announcer.deliver()
@@ -381,7 +381,7 @@ class Group(Participant):
     def _tell_trouble(self, error: LatchworkError) -> None:
         with self._changed.mutex:
             self._view_error = error
-            self._changed.ring()
+            self._changed.notify_all()
 
     async def _depart(self) -> None:
         self._forget_session()

@@ -107,7 +107,7 @@ class LockAcquirer:
         """Return the current owner, or create one, and mark it as used so that it is not ended meanwhile."""
         while True:
             self._core.lose_if_expired()
-            owner, rings = self._state.use_owner(claimer)
+            owner, version = self._state.use_owner(claimer)
             if owner is not None:
                 return owner
             owner = LockOwner(
@@ -122,7 +122,7 @@ class LockAcquirer:
             if self._state.begin_creation(owner, claimer):
                 await self._make(owner)
                 return owner
-            await self._state.rung(rings, 1.0)  # another thread makes one
+            await self._state.changed_since(version, 1.0)  # another thread makes one
 
     async def _make(self, owner: LockOwner) -> None:
         created = False

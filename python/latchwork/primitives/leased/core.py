@@ -62,7 +62,7 @@ class KeeperCore:
         self._dispatcher = Dispatcher(f"locks-{owner_label or identity.pid}", size=3)
         self._urgent = Announcer(self._dispatcher, "a lock keeper")
         self.relaxed = Announcer(self._dispatcher, "waits for locks")
-        self._cleanup_lane = self._dispatcher.lane(lambda: run(self._clean_up()), "the chores of a lock keeper")
+        self._cleanup_drain = self._dispatcher.serial_drain(lambda: run(self._clean_up()), "a lock keeper")
         self._next_cleanup = 0.0
         self.within_s = math.inf
         self.lost_listeners: dict[object, Callable[[tuple[str, ...]], None]] = {}
@@ -170,7 +170,7 @@ class KeeperCore:
             self._next_cleanup = now + self.ttl_s / 4
             if await self._is_abandoned():
                 self._stopping.set()
-            self._cleanup_lane.signal()
+            self._cleanup_drain.signal()
         return min(*due, self._next_cleanup)
 
     async def _is_abandoned(self) -> bool:
@@ -229,7 +229,7 @@ class KeeperCore:
         """Free these locks on the server, now or later. Return the names that another owner has taken."""
         claimer = object()
         doubts = self.state.begin_release(found, claimer)
-        with undone_if_interrupted(self._cleanup_lane.signal):  # at once; else they settle it after a quarter of a TTL
+        with undone_if_interrupted(self._cleanup_drain.signal):  # at once; else they settle it after a quarter of a TTL
             try:
                 for held in found:
                     held.end_work()
@@ -260,7 +260,7 @@ class KeeperCore:
         for held in found:
             held.end_work()
         self.end_claim(claimer)
-        self._cleanup_lane.signal()  # last: busy names are skipped for a quarter of a TTL
+        self._cleanup_drain.signal()  # last: busy names are skipped for a quarter of a TTL
 
     def end_claim(self, claimer: object) -> None:
         """End a claim, and wake the waiters for its names."""
@@ -330,7 +330,7 @@ class KeeperCore:
                 self.lose(owner, "another owner took it over")
             self.waits.owner_gone(gone)
         if self._unwatched():
-            self._cleanup_lane.signal()
+            self._cleanup_drain.signal()
         self.wake.set()
 
     def _unwatched(self) -> list[str]:

@@ -27,7 +27,7 @@ from latchwork.primitives.waiting.common import Deadline, Startable, check_least
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import check_listener, listen
-from latchwork.store.steps import driven, ending
+from latchwork.store.steps import driven, shielded
 from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class LockKeeper(Startable):
     def __repr__(self) -> str:
         return f"<LockKeeper {self._record.label!r} {len(self.held())} locks {self.remaining_s():.2f}s>"
 
-    @ending
+    @shielded
     async def close(self, *, release: bool = True) -> None:
         """End the keeper. Calls that wait for a lock raise ``Closed``. Thread-safe and idempotent.
 
@@ -200,7 +200,7 @@ class LockKeeper(Startable):
             self._core.refuse_closed()  # the reason why it was not tried again
             raise
 
-    @ending
+    @shielded
     async def release(self, names: Iterable[str]) -> None:
         """Release locks, many in one transaction. Others can have them at once.
 
@@ -316,7 +316,7 @@ class LockKeeper(Startable):
         self._core.refuse_closed()
         return listen(self._core.failed_listeners, fn)
 
-    @ending
+    @shielded
     async def release_held(self, locks: Sequence[HeldLock]) -> None:
         """Release exactly these holds; see ``release``. A lock that was acquired again since is not released."""
         await self._core.release(locks)

@@ -26,7 +26,7 @@ from latchwork.primitives.waiting.common import check_name, check_text, tell
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.observers import listen
-from latchwork.store.steps import Steps, driven, ending, steps_of
+from latchwork.store.steps import Steps, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -88,7 +88,7 @@ class PersistentLock(GuardsWork):
         self._entered_here().append(held)
         return held.fence
 
-    @ending
+    @shielded
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         if exc_type is None:
             self._home.check()
@@ -149,7 +149,7 @@ class PersistentLock(GuardsWork):
 
         return (await self._have(inherit)).fence
 
-    @ending
+    @shielded
     async def release(self) -> None:
         """Release the lock. Another client can have it at once.
 
@@ -165,7 +165,7 @@ class PersistentLock(GuardsWork):
             raise LockLost(f"lock {self.name!r} is not held by this object; acquire it first")
         await self._release(held)
 
-    @ending
+    @shielded
     async def close(self) -> None:
         """Release the lock if it is held, and end the waits for it. Thread-safe and idempotent."""
         if self._home.is_foreign:

@@ -23,7 +23,7 @@ from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.session import Session
-from latchwork.store.steps import Steps, ending
+from latchwork.store.steps import Steps, shielded
 from latchwork.types import Entry, Exists, Fence
 
 _log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class HeldLock(GuardsWork):
         """Seconds for which it is certainly ours without a further renewal; 0 once released or lost. No I/O."""
         return self.owner.remaining_s() if self.is_kept else 0.0
 
-    @ending
+    @shielded
     async def release(self) -> None:
         """Release the lock. Another client can have it at once.
 

@@ -45,7 +45,7 @@ class KeeperState:
             if self._is_closed:
                 return None
             self._is_closed = True
-            self._changed.ring()
+            self._changed.notify_all()
             return self._all_held()
 
     def refuse_closed(self) -> None:
@@ -53,14 +53,14 @@ class KeeperState:
         if self._is_closed:
             raise Closed("the lock keeper was closed; make another one")
 
-    def rung(self, rings: int, timeout_s: float) -> Step[bool]:
+    def changed_since(self, version: int, timeout_s: float) -> Step[bool]:
         """Return a step that waits until an owner was created or failed, or the keeper was closed."""
-        return self._changed.rung(rings, self._clock, timeout_s)
+        return self._changed.changed_since(version, self._clock, timeout_s)
 
     # Owners
 
     def use_owner(self, claimer: object) -> tuple[LockOwner | None, int]:
-        """Return the current owner and mark it as used by this call, with the number of rings. None without a valid
+        """Return the current owner and mark it as used by this call, with the number of version. None without a valid
         owner.
         """
         with self._changed.mutex:
@@ -68,7 +68,7 @@ class KeeperState:
             owner = self.current if self.current is not None and not self.current.is_over else None
             if owner is not None:
                 owner.users.add(claimer)
-            return owner, self._changed.rings
+            return owner, self._changed.version
 
     def begin_creation(self, owner: LockOwner, claimer: object) -> bool:
         """Return True if the caller must create this owner. False if one exists or another call is creating one."""
@@ -93,7 +93,7 @@ class KeeperState:
             self.current = None
             self._ended.append(owner)
             owner.end()
-            self._changed.ring()
+            self._changed.notify_all()
             return list(owner.held.values())
 
     def end_if_idle(self, owner: LockOwner) -> bool:
@@ -230,7 +230,7 @@ class KeeperState:
         else:
             owner.users.clear()
             self._ended.append(owner)
-        self._changed.ring()
+        self._changed.notify_all()
 
     def _all_held(self) -> list[HeldLock]:
         owners = [owner for owner in (self.current, *self._ended) if owner is not None]

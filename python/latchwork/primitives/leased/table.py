@@ -287,16 +287,16 @@ class LockTable:
         """
         key, sent_at = self.owner_key(owner), self.store.clock.now()
         if session is None:
-            written = self.store.begin("commit", [Exists(key)], [Put(key, record.encode())])
+            written = self.store.start_call("commit", [Exists(key)], [Put(key, record.encode())])
         else:
             signed = [Exists(key), Exists(self.sign_key(owner))]
-            written = self.store.begin("commit", signed, [Put(key, record.encode())], by=session)
+            written = self.store.start_call("commit", signed, [Put(key, record.encode())], by=session)
         return then(written, lambda _written: sent_at)
 
     def renew_unsigned(self, owner: str, record: OwnerRecord) -> Future[float]:
         """Rewrite O, which must exist, and remove its sign. From then on only its silence counts."""
         sent_at = self.store.clock.now()
-        return then(self.store.begin("commit", *self._parting(owner, record)), lambda _written: sent_at)
+        return then(self.store.start_call("commit", *self._parting(owner, record)), lambda _written: sent_at)
 
     async def detach_owner(self, owner: str, record: OwnerRecord) -> None:
         """Do the same, and wait for the answer."""

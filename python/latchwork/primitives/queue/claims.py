@@ -26,7 +26,7 @@ from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, shielded, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Check, Committed, Create, Delete, Exists, Fence, Op, Put
 
@@ -114,7 +114,7 @@ class QueueClaim(GuardsWork):
     def __enter__(self) -> Self:
         return self
 
-    @ending
+    @shielded
     async def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, *_: object) -> None:
         if self._has_ended:
             return

@@ -73,16 +73,17 @@ class Lists(Step[list[list[Entry]]]):
     def block(self) -> list[list[Entry]]:
         """Wait for all. A few are made in this thread, one after the other: cheaper than a change of threads."""
         if len(self._wanted) > _FEW_LISTS:
-            return self.begin().result()
+            return self.as_future().result()
         return call_outside(self._list_each)
 
     def _list_each(self) -> list[list[Entry]]:
         return [self._store.list(prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted]
 
-    def begin(self) -> Future[list[list[Entry]]]:
+    def as_future(self) -> Future[list[list[Entry]]]:
         """Start all."""
         begun: list[Future[Any]] = [
-            self._store.begin("list", prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted
+            self._store.start_call("list", prefix, limit=limit, start_after=after)
+            for prefix, limit, after in self._wanted
         ]
         return together(begun)
 

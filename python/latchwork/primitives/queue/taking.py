@@ -20,7 +20,7 @@ from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
 from latchwork.primitives.queue.items import Holder, QueueItem, letter_op, other_letter, shown
 from latchwork.primitives.queue.pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share, glance
 from latchwork.store.session import Session
-from latchwork.store.steps import Steps, ask, called, steps_of
+from latchwork.store.steps import Steps, ask, call_user_function, steps_of
 from latchwork.types import Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -323,7 +323,7 @@ class Taking:
     async def _report_refused(self, refused: Iterable[TakeTry], wish: Wish) -> None:
         for each in refused:
             if wish.on_refused is not None:
-                await called(wish.on_refused, each.item)
+                await call_user_function(wish.on_refused, each.item)
 
     async def _try_of(self, source: Entry | QueueItem, wish: Wish) -> TakeTry | None:
         """Return how to take an item; None if it is not wanted, or became a dead letter, as does a broken record."""

@@ -19,7 +19,7 @@ from latchwork.store.dispatch import Dispatcher, in_callback
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.keys import validate_name
 from latchwork.store.observers import call_each
-from latchwork.store.steps import called_as_steps, driven, ending, undone_if_interrupted
+from latchwork.store.steps import call_library, driven, shielded, undone_if_interrupted
 
 if TYPE_CHECKING:
     from typing import Self
@@ -121,9 +121,9 @@ class Closable(ABC):
     def __enter__(self) -> Self:
         return self
 
-    @ending
+    @shielded
     async def __exit__(self, *_: object) -> None:
-        await called_as_steps(self.close)
+        await call_library(self.close)
 
     @abstractmethod
     def close(self) -> object:
@@ -136,7 +136,7 @@ class Startable(Closable):
     @driven
     async def __enter__(self) -> Self:
         with undone_if_interrupted(self.end_soon):
-            await called_as_steps(self.start)
+            await call_library(self.start)
         return self
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Announcer:
         self._posts: deque[Callable[[], None]] = deque()
         self._runner: object = None
         self._is_closed = False
-        self._lane = dispatcher.lane(self._drain, label)
+        self._serial_drain = dispatcher.serial_drain(self._drain, label)
 
     def post(self, *calls: Callable[[], None]) -> None:
         """Call these in order, after everything that was posted before."""
@@ -202,14 +202,14 @@ class Announcer:
     def deliver(self) -> None:
         """Call what was queued. Idempotent."""
         if self._posts:
-            self._lane.signal()
+            self._serial_drain.signal()
 
     def close(self) -> None:
         """Drop everything that was posted and is not being called, without waiting."""
         with self._changed.mutex:
             self._is_closed = True
             self._posts.clear()
-            self._changed.ring()
+            self._changed.notify_all()
 
     @property
     def is_mine(self) -> bool:
@@ -225,22 +225,22 @@ class Announcer:
             with self._changed.mutex:
                 if not self._posts and self._runner is None:
                     return True
-                rings = self._changed.rings
+                version = self._changed.version
             if deadline.has_passed:
                 return False
             self.deliver()
-            await self._changed.rung(rings, clock, deadline.left_s())
+            await self._changed.changed_since(version, clock, deadline.left_s())
 
     def _drain(self) -> None:
         while True:
             with self._changed.mutex:
                 self._runner = identity() if self._posts else None
                 if self._runner is None:
-                    self._changed.ring()
+                    self._changed.notify_all()
                     return
                 call = self._posts.popleft()
             try:
                 tell([call], self._label)
             except BaseException:  # an interrupt, in a call; the calls behind it are made all the same
-                self._lane.signal()
+                self._serial_drain.signal()
                 raise

@@ -117,19 +117,19 @@ class Participant(Startable):
         deadline = Deadline(self._store.clock, timeout_s)
         while True:
             with self._changed.mutex:
-                rings = self._changed.rings
+                version = self._changed.version
             found = look()
             if found is not None:
                 return found
             refuse_in_callback(what, timeout_s)
             if deadline.has_passed:
                 raise late()
-            await self._changed.rung(rings, self._store.clock, deadline.left_s(look_s))
+            await self._changed.changed_since(version, self._store.clock, deadline.left_s(look_s))
 
     def _fail(self, error: LatchworkError) -> None:
         with self._changed.mutex:
             self._error = error
-            self._changed.ring()
+            self._changed.notify_all()
         if not self._leaving:
             _log.warning("%s: %s is out for good: %s", self._what, self._who, error)
 

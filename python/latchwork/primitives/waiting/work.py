@@ -20,7 +20,7 @@ from latchwork.primitives.waiting.common import check_least
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, called, driven, ending
+from latchwork.store.steps import Pause, call_user_function, driven, shielded
 from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Work:
         self.begin()
         return self
 
-    @ending
+    @shielded
     async def __exit__(self, *_: object) -> None:
         await self.finish()
 
@@ -164,7 +164,7 @@ async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
     """Run work under its token. Return a tuple of its result; empty if it was stopped."""
     work.begin()
     try:
-        result = await called(fn, work)
+        result = await call_user_function(fn, work)
     except OwnershipLost:
         if not work.is_stopped:
             raise

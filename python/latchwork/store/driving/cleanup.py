@@ -59,7 +59,7 @@ class Cleanup:
         with self._changed.mutex:
             self._is_closed = True
             self._jobs.clear()
-            self._changed.ring()
+            self._changed.notify_all()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the thread, at most for this many seconds.
@@ -72,7 +72,7 @@ class Cleanup:
 
     def _push(self, job: CleanupJob, after_s: float) -> None:
         heapq.heappush(self._jobs, (self._clock.now() + after_s, next(self._numbers), job))
-        self._changed.ring()
+        self._changed.notify_all()
 
     async def _run(self) -> None:
         while True:
@@ -82,9 +82,9 @@ class Cleanup:
                     return
                 left_s = self._jobs[0][0] - self._clock.now()
                 job = heapq.heappop(self._jobs)[2] if left_s <= 0.0 else None
-                rings = self._changed.rings
+                version = self._changed.version
             if job is None:
-                await self._changed.rung(rings, self._clock, left_s)
+                await self._changed.changed_since(version, self._clock, left_s)
                 continue
             again_s = await self._attempt(job)
             with self._changed.mutex:

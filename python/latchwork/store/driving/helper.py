@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from latchwork._base.execution_context import Caller
 from latchwork._base.interrupts import mutex
-from latchwork.store.driving.loop import Drive, Leave, caller_here
+from latchwork.store.driving.loop import LeftToBackground, ProtocolRun, current_task_caller
 from latchwork.store.steps import Steps
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _LINGER_S = 0.5
 
 
-class _Helper:
+class _LoopThread:
     """The thread and its loop, started when there is something to drive. Thread-safe."""
 
     def __init__(self) -> None:
@@ -77,55 +77,55 @@ class _Helper:
             loop.close()
 
 
-_helper = _Helper()
+_loop_thread = _LoopThread()
 
 
-def _forget_helper() -> None:
-    global _helper  # noqa: PLW0603 - the thread is the parent's
-    _helper = _Helper()
+def _forget_loop_thread() -> None:
+    global _loop_thread  # noqa: PLW0603 - the thread is the parent's
+    _loop_thread = _LoopThread()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_helper)
+    os.register_at_fork(after_in_child=_forget_loop_thread)
 
 
 def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
     """Drive a protocol in the background, and return its caller."""
     caller = Caller(spawn)
 
-    async def go() -> None:
-        await Drive(protocol(), caller).go()
+    async def run_protocol() -> None:
+        await ProtocolRun(protocol(), caller).run()
 
-    _helper.run(go, name)
+    _loop_thread.run(run_protocol, name)
     return caller
 
 
-async def drive(begin: Callable[[], Steps[T]], *, ends: bool = False) -> T:
+async def drive(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
     """Drive a protocol in the task that awaits this.
 
     A cancellation leaves nothing behind: it is raised in the protocol. Its cleanup is awaited for at most a second; the
     rest continues in the background.
 
     Args:
-        begin: Calls the protocol.
-        ends: The protocol ends something: a cancellation is not raised in it, and it runs to completion.
+        protocol: Makes the protocol.
+        is_shielded: No cancellation is raised in the protocol, which runs to completion.
     """
-    on = Drive(begin(), caller_here(spawn), ends=ends)
+    run = ProtocolRun(protocol(), current_task_caller(spawn), is_shielded=is_shielded)
     try:
-        result = await on.go()
+        result = await run.run()
     except Exception as error:
-        if isinstance(error, Leave):
-            _helper.run(on.go_on, "a cancelled call")
-            raise on.cancelled(error) from None
-        if not ends or on.cancellation is None:
+        if isinstance(error, LeftToBackground):
+            _loop_thread.run(run.resume, "a cancelled call")
+            raise run.cancellation_error(error) from None
+        if not is_shielded or run.cancellation is None:
             raise
         _log.exception("a cancelled call has ended with an error")
-        raise on.cancellation from None
+        raise run.cancellation from None
     except BaseException as error:
-        if not on.is_over:  # the task was abandoned, and may not wait
-            on.abandon(error)
-            _helper.run(on.go_on, "an abandoned call")
-        raise on.with_note(error) from None
-    if on.cancellation is not None and ends:
-        raise on.cancellation
+        if not run.has_ended:  # the task was abandoned, and may not wait
+            run.abandon(error)
+            _loop_thread.run(run.resume, "an abandoned call")
+        raise run.with_note(error) from None
+    if run.cancellation is not None and is_shielded:
+        raise run.cancellation
     return result

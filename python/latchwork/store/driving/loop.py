@@ -41,7 +41,7 @@ _TURN_S = 0.002
 MAX_IN_FLIGHT = 1000
 
 #: Seconds between checks for calls that timed out.
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 _here = threading.local()
 _callers: WeakKeyDictionary[asyncio.Task[Any], Caller] = WeakKeyDictionary()
@@ -55,26 +55,26 @@ class LoopMailbox:
         self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
         self._is_due = False
         self._waiters: dict[asyncio.Future[None], float] = {}
-        self._looks = False
-        self._rooms: WeakKeyDictionary[object, InFlightLimit] = WeakKeyDictionary()
+        self._is_checking = False
+        self._limits: WeakKeyDictionary[object, InFlightLimit] = WeakKeyDictionary()
 
-    def room(self, connection: object) -> InFlightLimit:
+    def in_flight_limit(self, connection: object) -> InFlightLimit:
         """Return the in-flight limit of this loop for a connection, served in order.
 
         Without it, calls would queue on the connection, and the last could exceed its call timeout.
         """
-        room = self._rooms.get(connection)
-        if room is None:
-            room = self._rooms[connection] = InFlightLimit(self.loop, MAX_IN_FLIGHT)
-        return room
+        limit = self._limits.get(connection)
+        if limit is None:
+            limit = self._limits[connection] = InFlightLimit(self.loop, MAX_IN_FLIGHT)
+        return limit
 
     @classmethod
-    def here(cls) -> LoopMailbox:
+    def of_running_loop(cls) -> LoopMailbox:
         """Return the mailbox of the loop that runs in this thread."""
         loop = running_loop()
-        known: LoopMailbox | None = getattr(_here, "arrivals", None)
+        known: LoopMailbox | None = getattr(_here, "mailbox", None)
         if known is None or known.loop is not loop:
-            known = _here.arrivals = cls(loop)
+            known = _here.mailbox = cls(loop)
         return known
 
     def post(self, call: Callable[[Any], object], value: Any) -> bool:
@@ -83,49 +83,49 @@ class LoopMailbox:
         if not self._is_due:  # a thread that sees it set has added its call before the calls are made
             self._is_due = True
             try:
-                self.loop.call_soon_threadsafe(self._make)
+                self.loop.call_soon_threadsafe(self._make_posted_calls)
             except RuntimeError:
                 return False
         return True
 
-    def waiter(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
+    def add_waiter(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
         """Return a waiter that ends with a future, or after the given seconds, up to one second late.
 
-        ``forget`` it then.
+        Pass it to ``remove_waiter`` afterwards.
 
         All waiters share one timer: the awaited operation keeps its timeout, and this is a fallback.
         """
         waiter: asyncio.Future[None] = self.loop.create_future()
         self._waiters[waiter] = self.loop.time() + within_s
-        if not self._looks:
-            self._looks = True
-            self.loop.call_later(_LOOK_S, self._look)
-        call_at_once(future, partial(self._ended, waiter))
+        if not self._is_checking:
+            self._is_checking = True
+            self.loop.call_later(_CHECK_S, self._check_timeouts)
+        call_at_once(future, partial(self._wake_soon, waiter))
         return waiter
 
-    def forget(self, waiter: asyncio.Future[None]) -> None:
+    def remove_waiter(self, waiter: asyncio.Future[None]) -> None:
         """Remove a waiter."""
         del self._waiters[waiter]
 
-    def _ended(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
+    def _wake_soon(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
         self.post(_wake, waiter)
 
-    def _look(self) -> None:
+    def _check_timeouts(self) -> None:
         now = self.loop.time()
         for waiter in [waiter for waiter, until in self._waiters.items() if until <= now]:
             _wake(waiter)
-        self._looks = bool(self._waiters)
-        if self._looks:
-            self.loop.call_later(_LOOK_S, self._look)
+        self._is_checking = bool(self._waiters)
+        if self._is_checking:
+            self.loop.call_later(_CHECK_S, self._check_timeouts)
 
-    def _make(self) -> None:
+    def _make_posted_calls(self) -> None:
         self._is_due = False
         for _ in range(min(len(self._calls), _BATCH)):
             call, value = self._calls.popleft()
             call(value)
         if self._calls and not self._is_due:
             self._is_due = True
-            self.loop.call_soon(self._make)
+            self.loop.call_soon(self._make_posted_calls)
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
@@ -143,7 +143,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-def caller_here(spawn: Callable[..., Caller]) -> Caller:
+def current_task_caller(spawn: Callable[..., Caller]) -> Caller:
     """Return the current task's caller, made on first use. ``spawn`` starts its background work."""
     task = asyncio.current_task(running_loop())
     if task is None:
@@ -154,12 +154,12 @@ def caller_here(spawn: Callable[..., Caller]) -> Caller:
     return caller
 
 
-def be_caller(task: asyncio.Task[Any], caller: Caller) -> None:
+def act_for(task: asyncio.Task[Any], caller: Caller) -> None:
     """Make another task act for the same caller, which waits for it."""
     _callers[task] = caller
 
 
-class Drive(Generic[T]):
+class ProtocolRun(Generic[T]):
     """One protocol in progress: begun in one loop, and perhaps ended in another."""
 
     __slots__ = (
@@ -167,19 +167,19 @@ class Drive(Generic[T]):
         "_caller",
         "_cancelled",
         "_cleaning_until",
-        "_ends",
         "_error",
         "_future",
+        "_is_shielded",
         "_note",
         "_step",
         "_steps",
         "_unknown",
     )
 
-    def __init__(self, steps: Steps[T], caller: Caller, *, ends: bool = False) -> None:
+    def __init__(self, steps: Steps[T], caller: Caller, *, is_shielded: bool = False) -> None:
         self._steps = steps
         self._caller = caller
-        self._ends = ends  # a cancellation is never raised in it
+        self._is_shielded = is_shielded  # a cancellation is never raised in it
         self._answer: Any = None
         self._error: BaseException | None = None
         self._unknown: OutcomeUnknown | None = None
@@ -189,35 +189,39 @@ class Drive(Generic[T]):
         self._cancelled: BaseException | None = None
         self._note: str | None = None  # about the unknown outcome of the cancelled step
 
-    async def go(self) -> T:
+    async def run(self) -> T:
         """Drive it to its end in the running loop."""
-        arrivals = LoopMailbox.here()
+        mailbox = LoopMailbox.of_running_loop()
         turn_ends = time.perf_counter() + _TURN_S
         try:
             while True:
                 if self._step is None:
-                    ended, value = self._send()
+                    ended, value = self._advance()
                     if ended:
                         self._unknown = None
                         return cast("T", value)
                 step = self._step
                 assert step is not None
-                room = arrivals.room(step.asked.connection) if isinstance(step, Ask) and self._future is None else None
-                if room is not None and not room.take() and not await self._interruptible(room.turn()):
+                limit = (
+                    mailbox.in_flight_limit(step.target.connection)
+                    if isinstance(step, Ask) and self._future is None
+                    else None
+                )
+                if limit is not None and not limit.try_acquire() and not await self._wait_or_cancel(limit.acquire()):
                     continue
                 try:
-                    future = self._future or self._begin(step)
+                    future = self._future or self._start(step)
                     if not future.done():
-                        await self._until(arrivals, future, step)
+                        await self._wait_for(mailbox, future, step)
                         turn_ends = time.perf_counter() + _TURN_S
                     elif time.perf_counter() > turn_ends:
-                        await self._interruptible(asyncio.sleep(0))
+                        await self._wait_or_cancel(asyncio.sleep(0))
                         turn_ends = time.perf_counter() + _TURN_S
                 finally:
-                    if room is not None:
-                        room.leave()
-                self._take(future, step)
-        except Leave:
+                    if limit is not None:
+                        limit.release()
+                self._take_result(future, step)
+        except LeftToBackground:
             raise  # the next driver raises the error in the protocol, if not yet done
         except BaseException as error:
             unknown, self._error, self._unknown = self._unknown, None, None  # their tracebacks hold this frame
@@ -226,11 +230,11 @@ class Drive(Generic[T]):
             finally:
                 unknown = None
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """Drive it to its end in another loop."""
         self._cleaning_until = None
         try:
-            await self.go()
+            await self.run()
         except asyncio.CancelledError:
             pass  # the cancellation that ended it
         except Exception:
@@ -239,18 +243,18 @@ class Drive(Generic[T]):
     def abandon(self, error: BaseException) -> None:
         """Raise this error in the protocol when it is next driven.
 
-        A protocol that ends something is left to complete.
+        A shielded protocol is left to complete.
         """
-        if self._ends:
+        if self._is_shielded:
             return
         self._error = error
         if self._step is not None and self._step.is_tracked and self._future is not None:
             return  # the next driver waits for it
         if self._future is not None and self._step is not None and not self._future.cancel():
-            self._step.dropped(self._future)
+            self._step.on_dropped(self._future)
         self._future = self._step = None
 
-    def cancelled(self, left: BaseException) -> BaseException:
+    def cancellation_error(self, left: BaseException) -> BaseException:
         """Return the cancellation to raise when the protocol was left to the background."""
         again = left.__cause__
         return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()
@@ -261,15 +265,15 @@ class Drive(Generic[T]):
 
     @property
     def cancellation(self) -> BaseException | None:
-        """The cancellation that arrived. It was raised in the protocol, unless that ends something."""
+        """The cancellation that arrived. It was raised in the protocol, unless it is shielded."""
         return self._cancelled
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """True once it needs no more driving."""
         return getcoroutinestate(self._steps) == CORO_CLOSED
 
-    def _send(self) -> tuple[bool, Any]:
+    def _advance(self) -> tuple[bool, Any]:
         """Run up to the next step; return whether it has ended, and its result."""
         answer, error = self._answer, self._error
         self._answer = self._error = None
@@ -280,43 +284,43 @@ class Drive(Generic[T]):
                 return True, stop.value
         return False, None
 
-    def _begin(self, step: Step[Any]) -> Future[Any]:
+    def _start(self, step: Step[Any]) -> Future[Any]:
         with acting(self._caller):
             try:
-                self._future = step.begin()
+                self._future = step.as_future()
             except BaseException as raised:
                 failed: Future[Any] = Future()
                 failed.set_exception(raised)
                 self._future = failed
         return self._future
 
-    def _take(self, future: Future[Any], step: Step[Any]) -> None:
+    def _take_result(self, future: Future[Any], step: Step[Any]) -> None:
         self._future = self._step = None
         if self._error is not None:
             if future.done() and not future.cancelled():
-                step.dropped(future)
+                step.on_dropped(future)
             return
         try:
             if future.done():
                 self._answer = future.result()
             else:
                 future.cancel()
-                self._answer = step.late()
+                self._answer = step.on_timeout()
         except BaseException as raised:
             self._error = raised
             if isinstance(raised, OutcomeUnknown):
                 self._unknown = raised
 
-    async def _until(self, arrivals: LoopMailbox, future: Future[Any], step: Step[Any]) -> None:
+    async def _wait_for(self, mailbox: LoopMailbox, future: Future[Any], step: Step[Any]) -> None:
         """Wait until the future has ended or the step has timed out."""
         timeout_s = step.timeout_s
         while True:
-            waiter: asyncio.Future[None] = arrivals.loop.create_future()
-            call_at_once(future, lambda _, waiter=waiter: arrivals.post(_wake, waiter))  # type: ignore[misc]
-            timer = None if timeout_s is None else arrivals.loop.call_later(timeout_s, _wake, waiter)
+            waiter: asyncio.Future[None] = mailbox.loop.create_future()
+            call_at_once(future, lambda _, waiter=waiter: mailbox.post(_wake, waiter))  # type: ignore[misc]
+            timer = None if timeout_s is None else mailbox.loop.call_later(timeout_s, _wake, waiter)
             try:
-                if not await self._interruptible(waiter):
-                    if self._ends:
+                if not await self._wait_or_cancel(waiter):
+                    if self._is_shielded:
                         continue
                     return
             finally:
@@ -325,13 +329,13 @@ class Drive(Generic[T]):
             if future.done() or (timeout_s := step.extension_s()) <= 0.0:
                 return
 
-    async def _interruptible(self, waiter: Any) -> bool:
-        """Wait; False on a cancellation, which is then raised in the protocol unless that ends something.
+    async def _wait_or_cancel(self, waiter: Any) -> bool:
+        """Wait; False on a cancellation, which is then raised in the protocol unless it is shielded.
 
         After a cancellation, waits are limited to ``CLEAN_UP_S``.
 
         Raises:
-            Leave: Continue in the background.
+            LeftToBackground: Continue in the background.
         """
         until = self._cleaning_until
         try:
@@ -341,36 +345,36 @@ class Drive(Generic[T]):
                 await asyncio.wait_for(waiter, max(0.0, until - time.monotonic()))
         except (TimeoutError, asyncio.CancelledError) as error:
             if until is not None:
-                raise Leave from error
+                raise LeftToBackground from error
             future, step = self._future, self._step
             self._cleaning_until = time.monotonic() + CLEAN_UP_S
             self._cancelled = error
-            if self._ends:
+            if self._is_shielded:
                 return False
             self._error = error
             if future is None:
                 self._step = None  # it has not begun
             elif step is not None and not future.done():
                 if step.is_tracked:
-                    await self._until(LoopMailbox.here(), future, step)
+                    await self._wait_for(LoopMailbox.of_running_loop(), future, step)
                     return False
-                self._note = step.unknown()
-                if not step.interrupt(future):
-                    await _end(future, step)
+                self._note = step.outcome_note()
+                if not step.cancel(future):
+                    await _wait_for_cancelled(future, step)
             return False
         return True
 
 
-async def _end(future: Future[Any], step: Step[Any]) -> None:
+async def _wait_for_cancelled(future: Future[Any], step: Step[Any]) -> None:
     """Wait for the end of an interrupted step, regardless of further cancellations."""
-    arrivals = LoopMailbox.here()
+    mailbox = LoopMailbox.of_running_loop()
     while not future.done():
-        waiter = arrivals.loop.create_future()
-        call_at_once(future, lambda _, waiter=waiter: arrivals.post(_wake, waiter))  # type: ignore[misc]
+        waiter = mailbox.loop.create_future()
+        call_at_once(future, lambda _, waiter=waiter: mailbox.post(_wake, waiter))  # type: ignore[misc]
         try:
             await waiter
         except asyncio.CancelledError:
-            step.interrupt(future)
+            step.cancel(future)
 
 
 def with_note(error: BaseException, note: str | None) -> BaseException:
@@ -380,7 +384,7 @@ def with_note(error: BaseException, note: str | None) -> BaseException:
     return error
 
 
-class Leave(Exception):
+class LeftToBackground(Exception):
     """Signals that the protocol is left to the background."""
 
 
@@ -392,25 +396,25 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 class InFlightLimit:
     """A fixed number of slots for tasks of one loop. A free slot is taken without a task switch.
 
-    A released slot goes to the longest waiter, first in, first out. Call ``take``, and if no slot is free, await
-    ``turn``. Then call ``leave`` once per slot held.
+    A released slot goes to the longest waiter, first in, first out. Call ``try_acquire``, and if no slot is free, await
+    ``acquire``. Then call ``release`` once per slot held.
     """
 
     __slots__ = ("_free", "_loop", "_waiting")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, places: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, slots: int) -> None:
         self._loop = loop
-        self._free = places
+        self._free = slots
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def take(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take a slot; False if none is free."""
         if not self._free:
             return False
         self._free -= 1
         return True
 
-    async def turn(self) -> None:
+    async def acquire(self) -> None:
         """Wait for a slot. If cancelled, take none."""
         waiter = self._loop.create_future()
         self._waiting.append(waiter)
@@ -420,10 +424,10 @@ class InFlightLimit:
             if not waiter.done():  # the task was abandoned, not cancelled
                 self._waiting.remove(waiter)
             elif not waiter.cancelled():  # the slot was granted before the cancellation
-                self.leave()
+                self.release()
             raise
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Pass a slot to the longest waiter, or free it."""
         while self._waiting:
             waiter = self._waiting.popleft()

@@ -10,18 +10,18 @@ from functools import partial
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
-from latchwork.store.steps import Step, when
+from latchwork.store.steps import Step, future_when
 
 
 class Notifier:
     """A mutex, and waiters that are woken when the guarded state changes. Thread-safe.
 
-    ``with notifier.mutex:`` holds the mutex; ``notifier.ring()`` is called inside. To wait for a condition, read
-    ``notifier.rings`` and check the condition inside. Then await ``notifier.rung(rings, ...)`` outside, and check
-    again.
+    Hold ``notifier.mutex`` to change the guarded state and to call ``notify_all``. To wait for a condition, read
+    ``notifier.version`` and check the condition with the mutex held. Then, without the mutex, await
+    ``notifier.changed_since(version, ...)``, and check again.
 
     Attributes:
-        rings: Number of rings so far.
+        version: Number of calls of ``notify_all`` so far.
 
     Args:
         of: An existing mutex; several notifiers of one mutex each wake only their waiters.
@@ -30,27 +30,27 @@ class Notifier:
     def __init__(self, of: threading.Lock | None = None) -> None:
         self.mutex = mutex() if of is None else of
         self._calls: dict[object, Callable[[], object]] = {}
-        self.rings = 0
+        self.version = 0
 
-    def ring(self) -> None:
+    def notify_all(self) -> None:
         """Wake all waiters. The mutex must be held. Registered calls are made here, and only wake event loops."""
-        self.rings += 1
+        self.version += 1
         for call in tuple(self._calls.values()):
-            call()  # idempotent: after an interrupt, the next ring makes it again
+            call()  # idempotent: after an interrupt, the next change makes it again
         self._calls.clear()
 
-    def rung(self, rings: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
-        """Return a step that waits until it was rung more than this many times; False on timeout."""
-        return _Rung(self, rings, clock, timeout_s)
+    def changed_since(self, version: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
+        """Return a step that waits until ``version`` is outdated: True, or False on timeout."""
+        return _Change(self, version, clock, timeout_s)
 
-    def call_when_rung(self, rings: int, call: Callable[[], object]) -> Callable[[], object]:
-        """Register a quick, idempotent call for the next ring, or make it now if that has happened.
+    def call_on_change(self, version: int, call: Callable[[], object]) -> Callable[[], object]:
+        """Register a quick, idempotent call for the next change after ``version``, or make it now if it has happened.
 
         Return a function that removes it.
         """
         number = object()
         with self.mutex:
-            waits = self.rings == rings
+            waits = self.version == version
             if waits:
                 self._calls[number] = call
         if not waits:
@@ -58,30 +58,30 @@ class Notifier:
         return partial(self._calls.pop, number, None)
 
 
-class _Rung(Step[bool]):
-    """Waits until a notifier was rung more than this many times, or a timeout; True if it was rung."""
+class _Change(Step[bool]):
+    """Waits until the version of a notifier is outdated, or a timeout; True if it is outdated."""
 
-    __slots__ = ("_clock", "_notifier", "_rings")
+    __slots__ = ("_clock", "_notifier", "_version")
 
-    def __init__(self, notifier: Notifier, rings: int, clock: Clock, timeout_s: float | None) -> None:
+    def __init__(self, notifier: Notifier, version: int, clock: Clock, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
         self._notifier = notifier
-        self._rings = rings
+        self._version = version
         self._clock = clock
 
     def block(self) -> bool:
         """Wait in this thread."""
-        rung = Signal()
-        remove = self._notifier.call_when_rung(self._rings, rung.set)
+        changed = Signal()
+        remove = self._notifier.call_on_change(self._version, changed.set)
         try:
-            return self._clock.wait(rung, self.timeout_s)
+            return self._clock.wait(changed, self.timeout_s)
         finally:
             remove()
 
-    def begin(self) -> Future[bool]:
+    def as_future(self) -> Future[bool]:
         """Wait without blocking."""
-        return when(partial(self._notifier.call_when_rung, self._rings))
+        return future_when(partial(self._notifier.call_on_change, self._version))
 
-    def late(self) -> bool:
-        """Return whether it was rung."""
-        return self._notifier.rings != self._rings
+    def on_timeout(self) -> bool:
+        """Return whether the version is outdated."""
+        return self._notifier.version != self._version

@@ -79,7 +79,7 @@ class ObservedBackend:
                 error = done.exception()
             except CancelledError as cancelled:
                 error = cancelled
-            self._observers.tell("called", CallInfo(name, time.perf_counter() - began, error))
+            self._observers.notify("called", CallInfo(name, time.perf_counter() - began, error))
 
         future.add_done_callback(tell)
         return future

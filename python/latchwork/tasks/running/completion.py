@@ -282,7 +282,7 @@ class DelayQueue:
             number = next(self._numbers)
             if not self._ends:
                 heapq.heappush(self._heap, (self._clock.now() + after_s, number, call))
-                self._bell.ring()
+                self._bell.notify_all()
                 if self._thread is None:
                     self._thread = Background(self._run, f"latchwork-pauses-{self._label}")
         return partial(self._hurry, lambda each: each == number)
@@ -298,14 +298,14 @@ class DelayQueue:
                 (min(due, now) if is_meant(number) else due, number, call) for due, number, call in self._heap
             ]
             heapq.heapify(self._heap)
-            self._bell.ring()
+            self._bell.notify_all()
 
     def close(self) -> None:
         """Drop the scheduled calls, and wait for the current one. Idempotent."""
         with self._bell.mutex:
             self._ends = True
             self._heap.clear()
-            self._bell.ring()
+            self._bell.notify_all()
             thread = self._thread
         if thread is not None and not thread.is_mine:
             thread.block()
@@ -315,11 +315,11 @@ class DelayQueue:
             with self._bell.mutex:
                 if self._ends:
                     return
-                rings, now = self._bell.rings, self._clock.now()
+                version, now = self._bell.version, self._clock.now()
                 wait_s = self._heap[0][0] - now if self._heap else None
                 call = heapq.heappop(self._heap)[2] if wait_s is not None and wait_s <= 0.0 else None
             if call is None:
-                await self._bell.rung(rings, self._clock, wait_s)
+                await self._bell.changed_since(version, self._clock, wait_s)
             else:
                 _make(call)
 

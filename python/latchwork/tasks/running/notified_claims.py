@@ -126,7 +126,7 @@ class NotifiedClaims:
     def poke(self) -> None:
         """Make the next step a look, because of a change that no partition reports."""
         self._is_poked = True
-        self._bell.ring()
+        self._bell.notify_all()
 
     def look_s(self, most_s: float) -> float:
         """Return the seconds until the next look, at most ``most_s``."""
@@ -138,12 +138,12 @@ class NotifiedClaims:
         self._last_found = found
         self.is_hungry = is_hungry
         if is_hungry or self._looks <= self._asks_until:
-            self.news.ring()
+            self.news.notify_all()
 
     def end(self) -> None:
         """Note that the node takes no more items."""
         self._takes = False
-        self.news.ring()
+        self.news.notify_all()
 
     # The threads
 
@@ -152,12 +152,12 @@ class NotifiedClaims:
         backoff = Backoff()
         while True:
             with self._bell.mutex:
-                rings, is_hungry, looks = self.news.rings, self.is_hungry, self._looks
-                if self._stop.is_set():  # checked with the rings: a close after this rings again
+                version, is_hungry, looks = self.news.version, self.is_hungry, self._looks
+                if self._stop.is_set():  # checked with the version: a close after this version again
                     return
             if not is_hungry:
                 self._leave(lane)
-                await self.news.rung(rings, self._clock, None)
+                await self.news.changed_since(version, self._clock, None)
                 continue
             try:
                 told = await self._wait_items(lane)
@@ -200,7 +200,7 @@ class NotifiedClaims:
         with self._bell.mutex:
             self._ahead[lane] = ahead
             if ahead:
-                self._bell.ring()  # it looks sooner
+                self._bell.notify_all()  # it looks sooner
 
     def _leave(self, lane: str) -> None:
         self._first_in.discard(lane)
@@ -216,7 +216,7 @@ class NotifiedClaims:
         with self._bell.mutex:
             if told:
                 self._told.setdefault(lane, []).extend(told)
-                self._bell.ring()
+                self._bell.notify_all()
             else:
                 self.poke()
 
@@ -227,5 +227,5 @@ class NotifiedClaims:
                 if self._looks > looks or not self._takes or self._stop.is_set():
                     return self._last_found > 0
                 self._asks_until = max(self._asks_until, looks + 1)
-                rings = self.news.rings
-            await self.news.rung(rings, self._clock, None)
+                version = self.news.version
+            await self.news.changed_since(version, self._clock, None)

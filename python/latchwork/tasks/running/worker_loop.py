@@ -27,7 +27,7 @@ from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
-from latchwork.store.steps import Pause, called, steps_of
+from latchwork.store.steps import Pause, call_user_function, steps_of
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.completion import Completion, Taken
@@ -144,7 +144,7 @@ class WorkerLoop(Startable):
 
     def end_soon(self) -> None:
         """Close in the background, after an interrupt."""
-        Background(partial(called, self.close), f"latchwork-feeder-close-{self._node_id}")
+        Background(partial(call_user_function, self.close), f"latchwork-feeder-close-{self._node_id}")
 
     def poke(self) -> None:
         """Look for items soon, because of a change that no partition reports."""
@@ -194,15 +194,17 @@ class WorkerLoop(Startable):
             with self._bell.mutex:
                 if not self._tasks or self._is_over:  # or close gave up in another thread
                     return not self._tasks
-                rings = self._ends.rings
+                version = self._ends.version
             left_s = None if until is None else until - self._clock.now()
-            if (left_s is not None and left_s <= 0.0) or not self._ends.rung(rings, self._clock, left_s).block():
+            if (left_s is not None and left_s <= 0.0) or not self._ends.changed_since(
+                version, self._clock, left_s
+            ).block():
                 return False
 
     def _ring_all(self) -> None:
         self._lines.end()
         for bell in (self._bell, self._ends):
-            bell.ring()
+            bell.notify_all()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
         """Stop all tasks, release unfinished items, and wait up to ``timeout_s``. Idempotent.
@@ -316,7 +318,7 @@ class WorkerLoop(Startable):
         until = self._clock.now() + REFUSED_S if self._choosing.looks_again else self._looked_at + self._look_s
         while has_none or found is None:
             with self._bell.mutex:
-                rings = self._bell.rings
+                version = self._bell.version
                 if self._stop.is_set() or self._lines.has_told or (found is None and self._room() > 0):
                     break
                 self._wants_room = found is None
@@ -324,7 +326,9 @@ class WorkerLoop(Startable):
                 if self._leaves_traces and not self._tasks:
                     until = min(until, self._clock.now() + TIDY_S)
             left_s = until - self._clock.now() if has_none else None
-            if (left_s is not None and left_s <= 0.0) or not await self._bell.rung(rings, self._clock, left_s):
+            if left_s is not None and left_s <= 0.0:
+                break
+            if not await self._bell.changed_since(version, self._clock, left_s):
                 break
         with self._bell.mutex:
             self._lines.is_hungry = self._wants_room = False
@@ -397,7 +401,7 @@ class WorkerLoop(Startable):
         self._line.launch()
         with self._bell.mutex:
             if self._wants_room and self._room() > 0:
-                self._bell.ring()
+                self._bell.notify_all()
 
     def _forget(self, task: Taken, how: str) -> None:
         """Handle the end of a claim, whichever end it was."""
@@ -411,9 +415,9 @@ class WorkerLoop(Startable):
             if self._choosing.over(task.path):
                 self._lines.poke()
             if not self._takes:
-                self._ends.ring()
+                self._ends.notify_all()
             elif not self._tasks and self._lines.is_hungry:
-                self._bell.ring()
+                self._bell.notify_all()
 
 
 class LeaseWatchdog:
@@ -441,7 +445,7 @@ class LeaseWatchdog:
         with self._bell.mutex:
             if moment < self._looks_at:
                 self._looks_at = moment
-                self._bell.ring()
+                self._bell.notify_all()
 
     def follow(self, session: Session) -> None:
         """Stop all runs when the session of their claims is lost, by one listener for all."""
@@ -456,26 +460,26 @@ class LeaseWatchdog:
         self._unfollow()
         with self._bell.mutex:
             self._is_over = True
-            self._bell.ring()
+            self._bell.notify_all()
 
     async def run(self) -> None:
         """Check the claims whenever due, until ``end``."""
         while True:
             with self._bell.mutex:
-                rings, is_over = self._bell.rings, self._is_over
-                self._looks_at = math.inf  # until we wait, each call of look_at rings
+                version, is_over = self._bell.version, self._is_over
+                self._looks_at = math.inf  # until we wait, each call of look_at version
             if is_over:
                 return
             now = self._clock.now()
             moments = [(now + task.claim.remaining_s() - task.margin_s, task) for task in self._held() if task.runs]
             for moment, task in moments:
                 if moment <= now:
-                    await called(task.cut_short, SESSION_ENDS)
-            due: float = await called(self._give_back, now)
+                    await call_user_function(task.cut_short, SESSION_ENDS)
+            due: float = await call_user_function(self._give_back, now)
             soonest = min([due, *(moment for moment, _ in moments if moment > now)])
             with self._bell.mutex:
                 self._looks_at = soonest
-            await self._bell.rung(rings, self._clock, None if soonest == math.inf else soonest - now)
+            await self._bell.changed_since(version, self._clock, None if soonest == math.inf else soonest - now)
 
     def _lose(self, session: Session) -> None:
         for task in self._held():

@@ -71,7 +71,7 @@ class StoreCluster:
             if len(found) >= wanted:
                 break
             part = [f"{prefix}/{each}" for each in shelves[at : at + _TOGETHER]]
-            begun = [self._store.begin("list", each, limit=wanted - len(found)) for each in part]
+            begun = [self._store.start_call("list", each, limit=wanted - len(found)) for each in part]
             found += [entry for each in begun for entry in each.result()]
         return found
 

@@ -136,7 +136,7 @@ def test_a_full_pipeline_is_refused_in_a_child_without_waiting_for_calls_that_en
             "flush": pipeline.flush,
             "end of a with": lambda: pipeline.__exit__(None, None, None),
             "end of a with that failed": lambda: leaves(SystemExit(3)),
-            "begin": lambda: store.begin("transact", lambda tx: tx.get("k")),
+            "begin": lambda: store.start_call("transact", lambda tx: tx.get("k")),
         }
     )
     assert heard == {

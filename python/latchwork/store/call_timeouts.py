@@ -21,7 +21,7 @@ _GRACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class OwnershipLimit:
     """Limits how long calls made under an ownership may wait. Performs no I/O.
 
     Attributes:
@@ -44,13 +44,13 @@ class Limit:
         return left_s
 
 
-class Answers:
+class CallTimeouts:
     """Waits for the futures of one store. Thread-safe.
 
     The URL is for messages, and contains no password. With a limit, the calls are made under an ownership.
     """
 
-    def __init__(self, url: str, clock: Clock, call_timeout_s: float, limit: Limit | None = None) -> None:
+    def __init__(self, url: str, clock: Clock, call_timeout_s: float, limit: OwnershipLimit | None = None) -> None:
         self._url = url
         self._clock = clock
         self._call_timeout_s = call_timeout_s
@@ -61,20 +61,20 @@ class Answers:
         """Timeout of a call that starts now, in seconds."""
         return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
 
-    def left_s(self, since: float | None = None) -> float:
+    def call_wait_s(self, since: float | None = None) -> float:
         """Return how many seconds an event loop waits for the answer to a call made at that local time."""
         left_s = self._call_timeout_s + _GRACE_S - (0.0 if since is None else self._clock.now() - since)
         return left_s if self._limit is None else min(left_s, self._limit.remaining_s())
 
-    def under(self, limit: Limit) -> Answers:
+    def with_limit(self, limit: OwnershipLimit) -> CallTimeouts:
         """Return the same object for calls made under an ownership."""
-        return Answers(self._url, self._clock, self._call_timeout_s, limit)
+        return CallTimeouts(self._url, self._clock, self._call_timeout_s, limit)
 
-    def read(self, future: Future[T], what: str) -> T:
+    def wait_for_read(self, future: Future[T], what: str) -> T:
         """Wait for a read and return its result."""
         return self._wait(future, what, writes=False)
 
-    def write(self, future: Future[T], what: str) -> T:
+    def wait_for_write(self, future: Future[T], what: str) -> T:
         """Wait for a write and return its result."""
         return self._wait(future, what, writes=True)
 
@@ -88,9 +88,9 @@ class Answers:
         except TimeoutError as error:
             if future.done():  # ended meanwhile, perhaps with a TimeoutError itself
                 return future.result()
-            raise self.late(what, writes=writes) from error
+            raise self.timeout_error(what, writes=writes) from error
 
-    def _result(self, future: Future[T], limit: Limit) -> T:
+    def _result(self, future: Future[T], limit: OwnershipLimit) -> T:
         until = self._clock.now() + self._call_timeout_s + _GRACE_S
         while True:
             left_s = min(until - self._clock.now(), limit.remaining_s())
@@ -100,13 +100,13 @@ class Answers:
                 if left_s <= 0 or future.done():  # otherwise it was renewed meanwhile
                     raise
 
-    def late(self, what: str, *, writes: bool) -> LatchworkError:
+    def timeout_error(self, what: str, *, writes: bool) -> LatchworkError:
         """Return the error of a call that was not answered in time."""
         over = self._limit if self._limit is not None and self._limit.remaining_s() <= 0 else None
         when = f"within {self._call_timeout_s:.3g} s"
         if over is not None:
             when = "while the ownership lasted"
-        told = f"{what}: no answer from {self._url} {when}"
+        message = f"{what}: no answer from {self._url} {when}"
         if writes:
-            return OutcomeUnknown(f"{told}; it may have been applied")
-        return Unavailable(f"{told}; try again") if over is None else over.error(f"{told}; stop the work")
+            return OutcomeUnknown(f"{message}; it may have been applied")
+        return Unavailable(f"{message}; try again") if over is None else over.error(f"{message}; stop the work")
