@@ -33,7 +33,7 @@ FULL = TaskItem(
     "0-0-s",
     blob=BlobRef("s", "x", 9, "d"),
     priority=0,
-    stored_target=StoredTarget.of(Label(zone="a")),
+    stored_target=StoredTarget.from_target(Label(zone="a")),
     retry=StoredRetry(3, 0.5, 2.0, 9.0, 0.0, ("builtins:ValueError",)),
     timeout_s=2.5,
     is_kept=True,
@@ -44,7 +44,7 @@ DETACHED = TaskItem("report", "d", 0, ("any",), "5-0-d", own_id="d.nightly")
 
 @pytest.mark.parametrize("item", [SMALL, FULL, DETACHED])
 def test_a_task_comes_back_from_its_record(item):
-    assert TaskItem.of(item.to_bytes()) == item
+    assert TaskItem.from_bytes(item.to_bytes()) == item
 
 
 def test_a_plain_task_takes_few_bytes():
@@ -73,13 +73,13 @@ def test_a_record_that_nobody_of_ours_wrote_is_refused(change):
     line, _, payload = SMALL.to_bytes().partition(b"\n")
     stored = json.dumps({**json.loads(line), **change}).encode() + b"\n" + payload
     with pytest.raises(BadRecord):
-        TaskItem.of(stored)
+        TaskItem.from_bytes(stored)
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b"{}", b"{}\n", b"[]\n", b"\xff\n", b"null\n"])
 def test_bytes_that_are_no_record_are_refused(value):
     with pytest.raises(BadRecord):
-        TaskItem.of(value)
+        TaskItem.from_bytes(value)
 
 
 def test_ids_sort_as_tasks_were_submitted():
@@ -130,7 +130,7 @@ def test_who_may_run_a_task():
         (Label(zone="a"), "b", {"zone": "a"}, True),
         (Label(zone="a"), "b", {"zone": "b"}, False),
     ]:
-        item = TaskItem("f", "s", 1, ("any",), "", stored_target=StoredTarget.of(target))
+        item = TaskItem("f", "s", 1, ("any",), "", stored_target=StoredTarget.from_target(target))
         assert may_run(item, member, labels) is may
 
 

@@ -167,7 +167,7 @@ def test_candidates_of_targets():
 
 @pytest.mark.parametrize("target", [Member("m0"), Member("m0", "wait"), Key("customer/7"), Label(a="1", b="2")])
 def test_a_target_comes_back_from_its_record(target):
-    stored = StoredTarget.of(target)
+    stored = StoredTarget.from_target(target)
     assert TARGET.decode(encode(stored)).to_target() == target
 
 

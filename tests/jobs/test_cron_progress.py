@@ -396,7 +396,7 @@ def test_starts_come_later_by_their_jitter_and_do_not_starve(memory, cluster, ev
     cluster.node(memory, "n1", cluster.endless(run=run, items="abc", schedule=schedule, jitter_s=jitter_s))
     eventually(lambda: min(map(len, seen.values())) >= 3, 25)
     for item, starts in seen.items():
-        delay_s = Jitter.of(jitter_s, f"report/{item}").delay_s
+        delay_s = Jitter.for_share(jitter_s, f"report/{item}").delay_s
         assert all(at >= fire_s + delay_s - 0.001 for at, fire_s in starts), (item, delay_s, starts)
 
 

@@ -101,8 +101,8 @@ def test_an_interrupted_run_does_not_wait_for_the_jitter_again():
 
 def test_the_jitter_of_a_share_is_the_same_on_every_node_and_those_of_many_are_spread_evenly():
     names = [f"report/item-{i}" for i in range(1000)]
-    delays = sorted(Jitter.of(60.0, name).delay_s for name in names)
-    assert Jitter.of(60.0, names[0]) == Jitter.of(60.0, names[0])
+    delays = sorted(Jitter.for_share(60.0, name).delay_s for name in names)
+    assert Jitter.for_share(60.0, names[0]) == Jitter.for_share(60.0, names[0])
     assert all(abs(delay - 0.06 * rank) < 4.0 for rank, delay in enumerate(delays))
 
 

@@ -163,9 +163,9 @@ def test_records_come_back_as_they_were_stored():
         "why",
         b"\nx",
     )
-    assert TaskRecord.of(record.to_bytes()) == record
+    assert TaskRecord.from_bytes(record.to_bytes()) == record
     plan = PlanRecord(PlanState.READY, 3, "t", "continue", 9, 5, 6, 7, (("a", "b"),), PlanState.FAILED, 1.5)
-    assert PlanRecord.of(plan.to_bytes()) == plan
+    assert PlanRecord.from_bytes(plan.to_bytes()) == plan
 
 
 def test_the_largest_end_is_within_what_a_transaction_may_have():

@@ -149,7 +149,7 @@ def test_the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other(sto
     told = run(wake_parent(plan_store, child.id, record))  # nobody waits, as it seems
     (task,) = run(plan_store.read_tasks(plan.id, ["waits"]))
     outer, _ = run(plan_store.read_plan(plan.id))
-    waits = PlanRecord.of(outer.value)
+    waits = PlanRecord.from_bytes(outer.value)
     again = plan_store.transitions.reactivate_task(plan.id, outer, task, task.record.with_state(TaskState.CHILD))
     assert waits.state is PlanState.FAILED
     assert run(plan_store.commit(again))

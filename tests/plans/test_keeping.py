@@ -72,7 +72,7 @@ def test_a_sweep_deletes_results_whose_time_is_over_and_keeps_those_of_a_plan_th
         assert failed.handle.wait(WAIT_S).state is PlanState.FAILED
         assert kept.handle.wait(WAIT_S).state is PlanState.COMPLETED
     key = f"default/plans/{kept.id}"
-    record = PlanRecord.of(store.get(key).value)
+    record = PlanRecord.from_bytes(store.get(key).value)
     plans.sweep()
     assert len(store.list(f"default/results/{kept.id}")) == 2
     store.put(key, replace(record, keep_results_s=0.0).to_bytes())

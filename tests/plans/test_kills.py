@@ -174,7 +174,7 @@ def all_tasks(store, name):
 def done_tasks(store, name):
     """What has a result that stands: it is not called again, whoever takes its item."""
     tasks = store.list(f"{name}/tasks", recursive=True)
-    return {each.key for each in tasks if TaskRecord.of(each.value).state is TaskState.DONE}
+    return {each.key for each in tasks if TaskRecord.from_bytes(each.value).state is TaskState.DONE}
 
 
 def ends(handle, state):

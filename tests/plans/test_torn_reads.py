@@ -30,7 +30,7 @@ def in_doubt(store):
     claim, doubts = holder.new_claim(), ClaimsInDoubt(store, "a test")
     doubt = ClaimInDoubt(item.key, claim, holder, item)
     doubts.note([doubt])
-    writes = [Put(item.key, QueueItem.of(item).taken(claim).to_bytes()), Put(holder.key, b"", store.session)]
+    writes = [Put(item.key, QueueItem.from_entry(item).taken(claim).to_bytes()), Put(holder.key, b"", store.session)]
     return doubts, doubt, [At(item)], writes
 
 
@@ -47,7 +47,7 @@ def test_a_claim_that_lands_while_it_is_kept_from_landing_is_found(monkeypatch, 
     monkeypatch.setattr(store, "commit", land_first)
     found = run(doubts.settle(doubt))
     assert found is not None
-    assert QueueItem.of(found).attempts == 1
+    assert QueueItem.from_entry(found).attempts == 1
 
 
 def test_a_claim_of_unknown_outcome_that_no_take_uses_is_released(store, backlog):

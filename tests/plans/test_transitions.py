@@ -37,10 +37,10 @@ class Stored:
     @property
     def plan(self):
         entry = self.store.get(PLAN)
-        return entry, PlanRecord.of(entry.value)
+        return entry, PlanRecord.from_bytes(entry.value)
 
     def task(self, key):
-        return Task.of(self.store.get(key))
+        return Task.from_entry(self.store.get(key))
 
 
 def passed_on(stored):

@@ -88,16 +88,16 @@ JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"),
 FAILED = RunError("why", "a", 1, "n1", 5.0, 2)
 ABOUT = {"label": "me", "host": "h", "pid": 5, "nonce": "n"}
 IN_GROUP = GroupMember("a", 2.0, {"zone": "x", "key": b"\x00"}, "here", "h", 5, "i1", 1e9, 1e9, 7)
-STORED = views.LoggedMember(9, 7, StoredMember.of(IN_GROUP))
+STORED = views.LoggedMember(9, 7, StoredMember.from_member(IN_GROUP))
 STEP = views.ViewChangeStep(3, {"a": STORED}, ("b",))
 HEAD = views.LogHead("l1", 3, 1, 2, 1, 2, STEP)
 
 KINDS = {
-    "ticket": Kind("primitives.fair.tickets", dumped(**ABOUT), lambda value: Ticket.of(at(value))),
+    "ticket": Kind("primitives.fair.tickets", dumped(**ABOUT), lambda value: Ticket.from_entry(at(value))),
     "campaign": Kind(
         "primitives.fair.latch",
         dumped(**ABOUT, value="AA==", encoding="base64"),
-        lambda value: Leader.of(Ticket.of(at(value))),
+        lambda value: Leader.from_ticket(Ticket.from_entry(at(value))),
     ),
     "semaphore": Kind("primitives.fair.semaphore", dumped(leases=3), lambda value: semaphore._read_size(at(value))),
     "starts": Kind("primitives.once", dumped(starts=1, nonce="n"), lambda value: once._STARTS.decode_entry(at(value))),
@@ -111,37 +111,39 @@ KINDS = {
     "item": Kind(
         "primitives.queue.items",
         QueueItem("5-000000000001", 2, "why", 5, "5" * 32).to_bytes(),
-        lambda value: (shown_item(at(value, QUEUED)), QueueItem.of(at(value, QUEUED)).priority),
+        lambda value: (shown_item(at(value, QUEUED)), QueueItem.from_entry(at(value, QUEUED)).priority),
     ),
-    "room": Kind("primitives.queue.puts", Capacity(5, 2).to_bytes(), lambda value: Capacity.of(at(value))),
+    "room": Kind("primitives.queue.puts", Capacity(5, 2).to_bytes(), lambda value: Capacity.from_entry(at(value))),
     "barrier": Kind(
-        "primitives.barrier.phases", BOARD.to_bytes(), lambda value: phases.Board.of(at(value)).passed(["a"])
+        "primitives.barrier.phases", BOARD.to_bytes(), lambda value: phases.Board.from_entry(at(value)).passed(["a"])
     ),
     "arrival": Kind(
         "primitives.barrier.phases", phases.write_arrival(3, ABOUT), lambda value: phases.read_arrival(at(value))
     ),
     "member of a group": Kind(
-        "primitives.group.views", IN_GROUP.to_bytes(), lambda value: GroupMember.at(at(value, "a")).to_bytes()
+        "primitives.group.views", IN_GROUP.to_bytes(), lambda value: GroupMember.from_entry(at(value, "a")).to_bytes()
     ),
     "evicted member": Kind("primitives.group.views", Evicted("i1", "why", 5.0).to_bytes(), Evicted.find),
-    "views": Kind("primitives.group.log", HEAD.to_bytes(), lambda value: views.LogHead.of(at(value)).to_bytes()),
+    "views": Kind(
+        "primitives.group.log", HEAD.to_bytes(), lambda value: views.LogHead.from_entry(at(value)).to_bytes()
+    ),
     "view": Kind(
         "primitives.group.log", views.write_step(STEP), lambda value: views.State().apply(views.read_step(at(value)))
     ),
     "base of views": Kind(
         "primitives.group.log",
         views.State(2, {"a": STORED}).chunks()[0],
-        lambda value: views.State.of(HEAD, [at(value)]).view(),
+        lambda value: views.State.from_base(HEAD, [at(value)]).view(),
     ),
     "number": Kind(
         "primitives.numbers.cell",
         dumped(value=5, writes=2, recent=["a", "b"]),
-        lambda value: Reading.of("k", at(value)).changed(6, "n"),
+        lambda value: Reading.from_entry("k", at(value)).changed(6, "n"),
     ),
     "permits": Kind(
         "primitives.numbers.rate_limiter",
         Permits(3, 1.0, 0.5, 9).to_bytes(),
-        lambda value: Permits.of(at(value)).with_more(1),
+        lambda value: Permits.from_entry(at(value)).with_more(1),
     ),
     "member": Kind("jobs.stored.nodes", MEMBER.encode(), lambda value: Member.decode("n1", value).encode()),
     "mark": Kind("jobs.stored.nodes", MARK.encode(), lambda value: decode_mark("n1", value)),

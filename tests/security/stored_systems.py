@@ -21,7 +21,9 @@ from latchwork_workflows.worker import attempt
 
 BLOB = BlobRef("owner", "id", 5, "ab")
 RETRY = StoredRetry(2, 0.1, 1.5, 10.0, 0.1, ("m:E",))
-ITEM = TaskItem("m:f", "s1", 7, ("any",), "s", "", BLOB, 3, StoredTarget.of(Label(zone="a")), RETRY, 5.0, is_kept=True)
+ITEM = TaskItem(
+    "m:f", "s1", 7, ("any",), "s", "", BLOB, 3, StoredTarget.from_target(Label(zone="a")), RETRY, 5.0, is_kept=True
+)
 TASK = plans.TaskRecord(
     plans.TaskState.READY, 3, "m:f", ("a",), ("a",), ("b",), RETRY, 5.0, attempts=1, why="w", args_at=BLOB
 )
@@ -57,9 +59,11 @@ LETTER = QueueItem("a", 1, "why", 5, partition="p", sort_key="s")
 #: By name: the module that reads it, a value as the product writes it, and the function that reads.
 ROWS = {
     "dead letter of a work queue": ("primitives.queue.items", LETTER.to_letter(), read_letter),
-    "task of an executor": ("executor.items", ITEM.to_bytes(), TaskItem.of),
+    "task of an executor": ("executor.items", ITEM.to_bytes(), TaskItem.from_bytes),
     "task of an executor with a target": (
-        "executor.items", replace(ITEM, stored_target=StoredTarget.of(Member("m1", "any"))).to_bytes(), TaskItem.of
+        "executor.items",
+        replace(ITEM, stored_target=StoredTarget.from_target(Member("m1", "any"))).to_bytes(),
+        TaskItem.from_bytes,
     ),
     "load of a worker": (
         "executor.placing", dumped(running=1, queued=2, slots=3, number=4), placing.read_load
@@ -77,15 +81,19 @@ ROWS = {
         BLOB.to_bytes(),
         lambda value: ref_of(value) or "here",
     ),
-    "large value": ("tasks.blobs", BLOB.to_bytes(), BlobRef.of),
-    "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.of),
-    "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.of),
+    "large value": ("tasks.blobs", BLOB.to_bytes(), BlobRef.from_bytes),
+    "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.from_bytes),
+    "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.from_bytes),
     "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.decode_item),
-    "worker": ("worker_group.records", WORKER.to_bytes(), lambda value: groups.WorkerInfo.of(at(value)).to_bytes()),
+    "worker": (
+        "worker_group.records",
+        WORKER.to_bytes(),
+        lambda value: groups.WorkerInfo.from_entry(at(value)).to_bytes(),
+    ),
     "worker group": (
         "worker_group.records",
         GROUP.to_bytes(),
-        lambda value: groups.GroupRecord.of(at(value)).to_bytes(),
+        lambda value: groups.GroupRecord.from_entry(at(value)).to_bytes(),
     ),
     "event of workers": (
         "worker_group.records",

@@ -100,7 +100,7 @@ def result_of(store, id, patience_s=45.0):  # noqa: A002
     while (entry := store.get(f"results/{id}")) is None:
         assert time.monotonic() < end, f"{id} has no result"
         time.sleep(0.01)
-    return Outcome.of(entry.value)
+    return Outcome.from_bytes(entry.value)
 
 
 def node_process(url, ttl_s, name="n1", run_in="thread"):

@@ -30,7 +30,7 @@ def test_a_value_comes_back_whole_and_goes_with_its_record(store, size):
     data = (b"0123456789abcdef" * (size // 16 + 1))[:size]
     ref = blobs.write("owner", data)
     store.put("record", ref.to_bytes())
-    found = BlobRef.of(store.get("record").value)
+    found = BlobRef.from_bytes(store.get("record").value)
     assert blobs.read(found) == data
     store.commit([], [*blobs.delete_ops(found), Put("record", b"done")])
     assert store.list("data", recursive=True) == []
@@ -62,9 +62,9 @@ def test_a_value_that_somebody_damaged_is_refused(store):
 )
 def test_a_reference_that_is_none_is_refused(part):
     good = {"owner": "o", "id": "i", "size": 5, "digest": "d"}
-    assert BlobRef.of(json.dumps(good).encode()).chunks == 1
+    assert BlobRef.from_bytes(json.dumps(good).encode()).chunks == 1
     with pytest.raises(BadRecord):
-        BlobRef.of(json.dumps({**good, **part}).encode())
+        BlobRef.from_bytes(json.dumps({**good, **part}).encode())
 
 
 def test_an_owner_is_one_segment(store):

@@ -96,7 +96,7 @@ def test_a_call_or_an_outcome_of_such_bytes_is_that_tasks_failure(name):
         assert outcome.failure.is_final
         assert issubclass(outcome.failure.loaded_class, BadPayload)
     with pytest.raises(BadPayload):
-        Outcome.of(data)
+        Outcome.from_bytes(data)
 
 
 @pytest.mark.parametrize("tag", [b"pickle", b"plain", b"", b"json"])

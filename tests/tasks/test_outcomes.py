@@ -40,7 +40,7 @@ def run(fn, *args, **kwargs):
 
 
 def stored(outcome):
-    return Outcome.of(outcome.to_bytes())
+    return Outcome.from_bytes(outcome.to_bytes())
 
 
 def test_a_value_comes_back_by_the_functions_return_annotation():
@@ -207,7 +207,7 @@ def test_a_coroutine_from_a_plain_function_is_its_failure():
 )
 def test_what_is_no_outcome_is_refused(data):
     with pytest.raises(BadPayload):
-        Outcome.of(data)
+        Outcome.from_bytes(data)
 
 
 def test_importing_tasks_imports_neither_msgspec_nor_cloudpickle():

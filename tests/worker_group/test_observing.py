@@ -43,7 +43,7 @@ class Seen:
 
     @property
     def lost(self):
-        return [(WorkerInfo.of(each.member).rank, each.had_lease) for each in self.roll.lost()]
+        return [(WorkerInfo.from_entry(each.member).rank, each.had_lease) for each in self.roll.lost()]
 
 
 def test_who_is_at_work_and_has_no_lease_is_missed_and_we_know_whether_we_saw_it_go():
@@ -85,7 +85,7 @@ def test_who_is_lost_already_is_not_missed():
 
 def due(detector, seen, rank, now):
     found, next_s = detector.due(seen.roll.lost(), rank, now)
-    return [WorkerInfo.of(each).rank for each in found], next_s
+    return [WorkerInfo.from_entry(each).rank for each in found], next_s
 
 
 def test_a_loss_that_was_seen_is_told_at_once_by_the_first_in_rank_and_later_by_the_others():

@@ -344,7 +344,7 @@ def _look(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[T
     detached = sid == DETACHED
     task = next(_tasks_of(store, backlog, sid, task_id), None)
     if task is not None:
-        return TaskLocation.of(task, keys), TaskState("queued")
+        return TaskLocation.for_item(task, keys), TaskState("queued")
     over = store.get(keys.outcome(task_id) if detached else keys.result(sid, number))
     if over is None:
         raise NoSuchTask(

@@ -451,7 +451,9 @@ class Executor(concurrent.futures.Executor):
         wanted = PlacementRequest(Pull())
         with closing(Group(self._store, self._keys.group)) as group:
             ids = [member.id for member in group.members()]
-        items = {member: structs.replace(item, stored_target=StoredTarget.of(Member(member))) for member in ids}
+        items = {
+            member: structs.replace(item, stored_target=StoredTarget.from_target(Member(member))) for member in ids
+        }
         parts = {member: self._submitter.add(each, hint, what, wanted) for member, each in items.items()}
         made: AllFuture[Any] = AllFuture(parts, f"task {what} for all members", self._submitter.callbacks)
         self._submitter.wholes.add(made)
@@ -477,8 +479,8 @@ class Executor(concurrent.futures.Executor):
             shelf="",
             payload=payload,
             priority=options.priority,
-            stored_target=StoredTarget.of(options.target),
-            retry=None if options.retry is None else StoredRetry.of(options.retry),
+            stored_target=StoredTarget.from_target(options.target),
+            retry=None if options.retry is None else StoredRetry.from_retry(options.retry),
             timeout_s=options.timeout_s,
             is_kept=bool(getattr(options.picker, "keeps", False)),
         )

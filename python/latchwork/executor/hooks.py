@@ -307,7 +307,7 @@ class ExecutorHooks(WorkerHooks):
         """
         target = item.target
         if isinstance(target, Member) and target.otherwise == "fail":
-            unknown = UnknownFunction.of(item.function, (each.name for each in self._node.functions))
+            unknown = UnknownFunction.for_name(item.function, (each.name for each in self._node.functions))
             return self._done(item, Outcome.failed(unknown, is_final=True), claim)
         return Release(f"member {self._node.member_id} has no such function", count=False, lane=ANY)
 

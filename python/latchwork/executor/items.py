@@ -87,7 +87,7 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
         return encode(replace(self, payload=b"")) + b"\n" + self.payload
 
     @classmethod
-    def of(cls, value: bytes) -> TaskItem:
+    def from_bytes(cls, value: bytes) -> TaskItem:
         """Parse an item's value, which any client may have written.
 
         Raises:
@@ -110,7 +110,7 @@ def task_of(value: bytes) -> TaskItem:
     Raises:
         BadRecord: The value is not a task.
     """
-    return TaskItem.of(value)
+    return TaskItem.from_bytes(value)
 
 
 def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> bool:
@@ -128,7 +128,7 @@ def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> boo
 def ref_of(value: bytes) -> BlobRef | None:
     """Return the blob reference in an outcome's value; None if the outcome is inline."""
     try:
-        return BlobRef.of(value) if value[:1] == b"{" else None
+        return BlobRef.from_bytes(value) if value[:1] == b"{" else None
     except BadRecord:
         return None
 

@@ -183,7 +183,7 @@ class TaskRef:
         value = entry.value if ref is None else await steps_of(self._tasks.blobs.read)(ref)
         hint = self._tasks.hint_of(known.function)
         try:
-            return Outcome.of(value).result(self._tasks.payloads, hint, f"the result of {known.function!r}")
+            return Outcome.from_bytes(value).result(self._tasks.payloads, hint, f"the result of {known.function!r}")
         except TaskCancelled as error:
             raise CancelledError(str(error)) from None
 

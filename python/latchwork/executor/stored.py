@@ -67,7 +67,7 @@ class TaskLocation:
     result_key: str
 
     @classmethod
-    def of(cls, item: TaskItem, keys: Keys) -> TaskLocation:
+    def for_item(cls, item: TaskItem, keys: Keys) -> TaskLocation:
         """Return the location of a stored task."""
         return cls(item.id, item.lanes, item.shelf, item.result_key(keys))
 
@@ -287,7 +287,7 @@ class StoredTasks:
 def ended(value: bytes, at_s: float = 0.0) -> TaskState:
     """Return the state of a task with this outcome."""
     try:
-        outcome = Outcome.of(value)
+        outcome = Outcome.from_bytes(value)
     except BadPayload as error:
         return TaskState("failed", queued_at_s=at_s, why=str(error))
     if outcome.failure is None:

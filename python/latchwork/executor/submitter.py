@@ -326,7 +326,7 @@ class Submitter:
         """Prevent a transaction in doubt from committing later, then read which of its tasks are stored."""
         self._doubts = placed
         await write_anew(self._store, line)
-        places = {ticket.number: TaskLocation.of(item, self._keys) for ticket, item in placed}
+        places = {ticket.number: TaskLocation.for_item(item, self._keys) for ticket, item in placed}
         missing = await self._stored.missing(places)
         gone = {ticket.number: (ticket, item) for ticket, item in placed if ticket.number in missing}
         gone = {number: each for number, each in gone.items() if not each[0].future.done()}

@@ -345,7 +345,7 @@ class Collector:
         """Return the call that ends a task's future with its outcome."""
         try:
             whole = value if ref is None else self._blobs.read(ref)
-            result: Any = Outcome.of(whole).result(self._payloads, ticket.hint, f"the result of {ticket.what}")
+            result: Any = Outcome.from_bytes(whole).result(self._payloads, ticket.hint, f"the result of {ticket.what}")
         except BaseException as error:
             return partial(ticket.future.end_raising, error.with_traceback(None))
         return partial(ticket.future.end_with, result)

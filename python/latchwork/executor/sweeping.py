@@ -175,4 +175,4 @@ class ExecutorSweeper:
 def _unknown(item: TaskItem, known: set[str]) -> UnknownFunction:
     if item.function == PICKLED:
         return UnknownFunction("no member of the executor runs pickled functions; see allow_pickle=True of a worker")
-    return UnknownFunction.of(item.function, known)
+    return UnknownFunction.for_name(item.function, known)

@@ -141,7 +141,7 @@ class StoredTarget(Struct, frozen=True, omit_defaults=True):
         self.to_target()
 
     @classmethod
-    def of(cls, target: Target | None) -> StoredTarget | None:
+    def from_target(cls, target: Target | None) -> StoredTarget | None:
         """Return the stored form of a target; None for all members."""
         match target:
             case Member(member, otherwise):

@@ -85,7 +85,7 @@ class PlanCall:
             self.registered.name,
             self.deps,
             self.args_from,
-            retry=StoredRetry.of(self.retry),
+            retry=StoredRetry.from_retry(self.retry),
             timeout_s=self.timeout_s,
         )
 
@@ -476,4 +476,4 @@ def read_spec(data: bytes, parent: tuple[str, str], depth: int) -> ChildSpec:
         result_task=result_task,
         nonce=uuid.uuid4().hex,
     )
-    return ChildSpec(plan, {name: TaskRecord.of(record) for name, record in tasks})
+    return ChildSpec(plan, {name: TaskRecord.from_bytes(record) for name, record in tasks})

@@ -80,13 +80,13 @@ class ChildPlans:
 
         The caller adds the end of its claim.
         """
-        edit = self._plan_store.transitions.start(child_id, draft, PlanRecord.of(draft.value), now_ms())
+        edit = self._plan_store.transitions.start(child_id, draft, PlanRecord.from_bytes(draft.value), now_ms())
         waits = replace(task.record, state=TaskState.CHILD, child=child_id, why="")
         return TxnPart([At(task.entry), *edit.checks], [Put(task.entry.key, waits.to_bytes()), *edit.ops])
 
     async def delete(self, child_id: str, draft: Entry) -> None:
         """Delete a draft that will not be started."""
-        await delete_draft(self._plan_store, child_id, PlanRecord.of(draft.value).nonce)
+        await delete_draft(self._plan_store, child_id, PlanRecord.from_bytes(draft.value).nonce)
 
     # Ending
 
@@ -111,7 +111,7 @@ class ChildPlans:
         data = (await self._plan_store.read_outcomes(child_id, [child.result_task])).get(child.result_task)
         if data is None:
             return _failed(f"task {child.result_task!r} of child plan {child_id!r} no longer has a result"), check
-        return Outcome.of(data), check
+        return Outcome.from_bytes(data), check
 
     # Cancelling and recovering
 

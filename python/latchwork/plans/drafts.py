@@ -134,7 +134,7 @@ async def _create(
 
 def _check_own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
     try:
-        found = PlanRecord.of(entry.value)
+        found = PlanRecord.from_bytes(entry.value)
     except BadRecord:
         found = PlanRecord(PlanState.DRAFT)
     if not nonce or found.nonce != nonce:
@@ -212,7 +212,7 @@ async def delete_draft(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
     """
     try:
         entry = await ask(plan_store.store.get, plan_store.keys.plan(plan_id))
-        plan = None if entry is None else PlanRecord.of(entry.value)
+        plan = None if entry is None else PlanRecord.from_bytes(entry.value)
         if entry is not None and plan is not None and plan.state is PlanState.DRAFT and plan.nonce == nonce:
             await remove_now(plan_store, plan_id, entry, plan)
     except LatchworkError:

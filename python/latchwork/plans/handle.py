@@ -185,8 +185,8 @@ class PlanHandle:
             first = first or mirror.get(key)
             if first is None:
                 raise NoSuchTask(f"plan {self.id!r} has no task {name!r}")
-            last = _wait_while(mirror, key, first, lambda task: Task.of(task).record.state.is_live, timeout_s)
-        return first, TaskState.DONE if last is None else Task.of(last).record.state
+            last = _wait_while(mirror, key, first, lambda task: Task.from_entry(task).record.state.is_live, timeout_s)
+        return first, TaskState.DONE if last is None else Task.from_entry(last).record.state
 
     def _await_recovery(self, timeout_s: float | None) -> bool:
         """Wait while the plan is being recovered. Return whether it was, so that unsuccessful tasks wait again."""
@@ -215,7 +215,7 @@ class PlanHandle:
             raise NoResult(f"task {task.name!r} of plan {self.id!r} has no result: {why}")
         registered = self._functions.get(fn) if fn in self._functions else None
         hint = registered.hints.get("return", Any) if registered is not None else Any
-        return Outcome.of(outcome).result(self._payloads, hint, f"the result of task {task.name!r}")
+        return Outcome.from_bytes(outcome).result(self._payloads, hint, f"the result of task {task.name!r}")
 
     @driven
     async def graph(self) -> Graph:
@@ -399,7 +399,7 @@ def _wait_while(
 
 
 def _state_of(entry: Entry) -> PlanState:
-    return PlanRecord.of(entry.value).state
+    return PlanRecord.from_bytes(entry.value).state
 
 
 def _count(adds: Entry | None) -> int:

@@ -251,7 +251,7 @@ class PlanHooks(WorkerHooks):
             if found is None or found[0] is not entry:
                 if len(self._records) >= _MAX_PLANS:
                     self._records.clear()
-                found = self._records[plan_id] = (entry, PlanRecord.of(entry.value))
+                found = self._records[plan_id] = (entry, PlanRecord.from_bytes(entry.value))
         except (KeyError, BadRecord):
             return None
         return found
@@ -335,7 +335,7 @@ class PlanHooks(WorkerHooks):
         results = self._results.get(plan_id, known[1], task.args_from)
         missing = [each for each in task.args_from if each not in stored and each not in results]
         stored |= await self._plan_store.read_outcomes(plan_id, missing)
-        new = {each: Outcome.of(data).payload for each, data in stored.items()}
+        new = {each: Outcome.from_bytes(data).payload for each, data in stored.items()}
         self._results.add(plan_id, known[1], new)
         results |= new
         call = StoredCall(task.fn, fill_template(self._payloads, template, results, task.fn))

@@ -32,7 +32,7 @@ _NEW_S = 1.0
 def is_limited(plan: bytes) -> bool:
     """Return whether a stored plan has a limit; an unreadable one has none."""
     try:
-        return PlanRecord.of(plan).max_parallel is not None
+        return PlanRecord.from_bytes(plan).max_parallel is not None
     except BadRecord:
         return False
 

@@ -49,7 +49,7 @@ class PlanStore:
         if entry is None:
             raise NoSuchPlan(f"there is no plan {plan_id!r} of name {self.keys.name!r}; list them with plans.list()")
         try:
-            return entry, PlanRecord.of(entry.value)
+            return entry, PlanRecord.from_bytes(entry.value)
         except BadRecord as error:
             raise BadRecord(f"the record of plan {plan_id!r} is damaged; remove the plan ({error})") from None
 
@@ -70,7 +70,7 @@ class PlanStore:
             for entry in await ask(self.store.get_many, wanted[at : at + _TOGETHER]):
                 if entry is not None:
                     with suppress(BadRecord):
-                        found.append(Task.of(entry))
+                        found.append(Task.from_entry(entry))
         return found
 
     async def read_all_tasks(self, plan_id: str) -> list[Task]:
@@ -81,7 +81,7 @@ class PlanStore:
             page = await ask(self.store.list, self.keys.tasks(plan_id), limit=_TOGETHER, start_after=after)
             for entry in page:
                 with suppress(BadRecord):
-                    found.append(Task.of(entry))
+                    found.append(Task.from_entry(entry))
             if len(page) < _TOGETHER:
                 return found
             after = page[-1].key
@@ -203,7 +203,7 @@ class PlanStore:
             BadRecord: An entry is unreadable.
         """
         found = await self._read(names[: len(results)], results)
-        return (None if task is None else Task.of(task)), found
+        return (None if task is None else Task.from_entry(task)), found
 
     async def _read(self, names: Sequence[str], entries: Sequence[Entry | None]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}

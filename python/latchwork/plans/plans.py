@@ -91,7 +91,7 @@ class Plans:
         found = []
         for entry in await ask(self._plan_store.store.list, self._plan_store.keys.plans):
             try:
-                record = PlanRecord.of(entry.value)
+                record = PlanRecord.from_bytes(entry.value)
             except BadRecord:
                 continue
             if state is None or record.state is state:
@@ -115,7 +115,7 @@ class Plans:
         count = 0
         for plan_id, entry in plans.items():
             try:
-                record = PlanRecord.of(entry.value)
+                record = PlanRecord.from_bytes(entry.value)
             except BadRecord:
                 continue
             if (

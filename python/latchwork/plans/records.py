@@ -111,7 +111,7 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
         return encode(self)
 
     @classmethod
-    def of(cls, value: bytes) -> PlanRecord:
+    def from_bytes(cls, value: bytes) -> PlanRecord:
         """Decode a stored plan.
 
         Raises:
@@ -153,7 +153,7 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
     deps: tuple[str, ...] = ()
     args_from: tuple[str, ...] = ()
     successors: tuple[str, ...] = ()
-    retry: StoredRetry = StoredRetry.of(ONCE)
+    retry: StoredRetry = StoredRetry.from_retry(ONCE)
     timeout_s: Seconds | None = None
     attempts: Count = 0
     why: str = ""
@@ -171,7 +171,7 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
         return encode(line) + b"\n" + self.args
 
     @classmethod
-    def of(cls, value: bytes) -> TaskRecord:
+    def from_bytes(cls, value: bytes) -> TaskRecord:
         """Decode a stored task.
 
         Raises:
@@ -212,13 +212,13 @@ class Task:
     entry: Entry
 
     @classmethod
-    def of(cls, entry: Entry) -> Task:
+    def from_entry(cls, entry: Entry) -> Task:
         """Decode the task of an entry.
 
         Raises:
             BadRecord: The entry does not hold a task.
         """
-        return cls(entry.key.rpartition("/")[2], TaskRecord.of(entry.value), entry)
+        return cls(entry.key.rpartition("/")[2], TaskRecord.from_bytes(entry.value), entry)
 
 
 def max_result_bytes(task: Task | None) -> int:
@@ -245,7 +245,7 @@ def decode_result(value: bytes) -> bytes | BlobRef:
     if value[:1] == b"=":
         return value[1:]
     if value[:1] == b"@":
-        return BlobRef.of(value[1:])
+        return BlobRef.from_bytes(value[1:])
     raise BadRecord(f"value {short(value)} is not a task's result")
 
 

@@ -80,7 +80,7 @@ async def _remove_children(plan_store: PlanStore, plan_id: str) -> None:
         if plan_id.encode() not in entry.value:  # decoding many records is slow
             continue
         try:
-            plan = PlanRecord.of(entry.value)
+            plan = PlanRecord.from_bytes(entry.value)
         except BadRecord:
             continue
         if plan.parent is not None and plan.parent[0] == plan_id:
@@ -148,7 +148,7 @@ async def remove_damaged(plan_store: PlanStore, plan_id: str) -> None:
         if entry is None:
             return
         try:
-            PlanRecord.of(entry.value)
+            PlanRecord.from_bytes(entry.value)
         except BadRecord:
             unknown = PlanRecord(PlanState.REMOVING, now_ms(), parent=await _parent_of(plan_store, plan_id))
             if await remove_now(plan_store, plan_id, entry, unknown):
@@ -212,7 +212,7 @@ def next_expiry_ms(plans: Iterable[Entry]) -> float | None:
     found: list[float] = []
     for entry in plans:
         try:
-            due = expiry_ms(PlanRecord.of(entry.value))
+            due = expiry_ms(PlanRecord.from_bytes(entry.value))
         except BadRecord:
             continue
         if due is not None:
@@ -231,7 +231,7 @@ class ResultRetention:
         count = 0
         for entry in plans:
             try:
-                plan = PlanRecord.of(entry.value)
+                plan = PlanRecord.from_bytes(entry.value)
             except BadRecord:
                 continue
             due = expiry_ms(plan)

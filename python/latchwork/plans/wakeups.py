@@ -20,7 +20,7 @@ def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
     """Return whether a plan or an ancestor of it is being cancelled or removed, or is gone, according to a mirror."""
     while True:
         try:
-            plan = PlanRecord.of(plans[keys.plan(plan_id)].value)
+            plan = PlanRecord.from_bytes(plans[keys.plan(plan_id)].value)
         except KeyError:
             return True
         except BadRecord:

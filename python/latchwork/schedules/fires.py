@@ -72,7 +72,7 @@ class Jitter:
     most_s: float = 0.0
 
     @classmethod
-    def of(cls, most_s: float, share: str) -> Jitter:
+    def for_share(cls, most_s: float, share: str) -> Jitter:
         """Compute the jitter of a share from its name, which gives the same result on every node."""
         return cls(most_s * crc32(share.encode()) / 2**32, most_s)
 

@@ -75,7 +75,7 @@ class BlobRef(Struct, frozen=True):
         return encode(self)
 
     @classmethod
-    def of(cls, value: bytes) -> BlobRef:
+    def from_bytes(cls, value: bytes) -> BlobRef:
         """Decode a reference.
 
         Raises:

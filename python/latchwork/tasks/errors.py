@@ -14,7 +14,7 @@ class UnknownFunction(LatchworkError, LookupError):
     """No function of that name is registered here, or the given function is not registered."""
 
     @classmethod
-    def of(cls, name: str, known: Iterable[str]) -> UnknownFunction:
+    def for_name(cls, name: str, known: Iterable[str]) -> UnknownFunction:
         """Build the error for a name, with similar registered names."""
         from difflib import get_close_matches  # rarely needed, and each process of a task imports this
 

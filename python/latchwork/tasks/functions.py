@@ -212,7 +212,7 @@ class Functions:
         try:
             return self._by_name[name]
         except (KeyError, TypeError):
-            raise UnknownFunction.of(str(name), self._by_name) from None
+            raise UnknownFunction.for_name(str(name), self._by_name) from None
 
     def find(self, fn: Callable[..., Any]) -> Registered | None:
         """Return the registration of a function; None if it is not registered."""

@@ -107,7 +107,7 @@ class StoredRetry(Struct, frozen=True):
     on: tuple[str, ...]
 
     @classmethod
-    def of(cls, retry: Retry) -> StoredRetry:
+    def from_retry(cls, retry: Retry) -> StoredRetry:
         """Convert a retry policy for storage."""
         on = tuple(map(type_name, retry.on))
         return cls(retry.attempts, retry.initial_s, retry.increase, retry.max_s, retry.jitter, on)

@@ -213,7 +213,7 @@ class RecordWriter:
     async def count_execution(self, fence: Fence, epoch: int) -> str:
         """Count another execution of the worker's function; if the limit is reached, return the reason instead."""
         snapshot, member = await self.snapshot(), await self._read_member()
-        if WorkerInfo.of(member).executions >= snapshot.record.max_executions:
+        if WorkerInfo.from_entry(member).executions >= snapshot.record.max_executions:
             info = self._membership.info
             return f"worker {info.rank} ({info.key}) was run again more than {snapshot.record.max_executions} times"
         txn = transactions.count_execution(self._membership.keys, member, fence)
@@ -246,7 +246,7 @@ class RecordWriter:
         backoff = Backoff()
         while True:
             snapshot, member = await self.snapshot(), await self._read_member()
-            info = WorkerInfo.of(member)
+            info = WorkerInfo.from_entry(member)
             if info.status == status and info.incarnation == self._membership.info.incarnation:
                 return
             if await self._commit(await make(snapshot, member), epoch, backoff):

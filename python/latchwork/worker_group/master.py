@@ -49,7 +49,7 @@ class MasterInfo:
     token: int
 
     @classmethod
-    def of(cls, leader: Leader) -> MasterInfo:
+    def from_leader(cls, leader: Leader) -> MasterInfo:
         """Create it from the leader of the election."""
         return cls(leader.value.decode("utf-8", "replace"), leader.node_id, leader.token)
 
@@ -188,7 +188,7 @@ def _election(store: Store, keys: GroupKeys) -> Election:
 async def find_master(store: Store, group: str, *, namespace: str = NAMESPACE) -> MasterInfo | None:
     """Return the current master of a group, or None."""
     leader = await steps_of(_election(*resolve_group(store, group, namespace)).leader)()
-    return None if leader is None else MasterInfo.of(leader)
+    return None if leader is None else MasterInfo.from_leader(leader)
 
 
 @driven
@@ -210,4 +210,4 @@ async def wait_for_master(
                 raise WaitTimeout(f"group {group!r} has no master after {timeout_s} s; start a GroupMaster") from None
             leader = await steps_of(election.leader)()
             if leader is not None:
-                return MasterInfo.of(leader)
+                return MasterInfo.from_leader(leader)

@@ -343,7 +343,7 @@ class Joiner:
                 self._raise_if_over(deadline, waiter, "it was not submitted")
 
     def _decode(self, entry: Entry) -> GroupRecord:
-        record = GroupRecord.of(entry)
+        record = GroupRecord.from_entry(entry)
         if self._run is not None and record.run != self._run:
             raise WrongRun(f"{self._what} is in run {record.run}, not in {self._run}; do not restart this worker")
         return record
@@ -374,7 +374,7 @@ class Joiner:
         member = await ask(self._store.get, snapshot.keys.member(self._info.key))
         if member is None:
             return await self._take_next_rank(snapshot, session)
-        old = WorkerInfo.of(member)
+        old = WorkerInfo.from_entry(member)
         live = await ask(self._store.get, snapshot.keys.lease(old.rank))
         if old.incarnation == self._info.incarnation:  # an earlier attempt succeeded, but its answer was lost
             return self._resume(snapshot, old, session, live)
@@ -445,7 +445,7 @@ class Joiner:
             return None
         self._join_lock.record = done.entries[0] if done.entries[0].key == self._group.record else None
         written = {entry.key: entry for entry in done.entries}
-        info = WorkerInfo.of(written[snapshot.keys.member(info.key)])
+        info = WorkerInfo.from_entry(written[snapshot.keys.member(info.key)])
         live = written[snapshot.keys.lease(info.rank)]
         _log.info("worker %r has joined %s with rank %d", info.key, self._what, info.rank)
         return WorkerMembership(snapshot.keys, info, session, live, snapshot.record.event_count, is_new)

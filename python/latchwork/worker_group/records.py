@@ -77,7 +77,7 @@ class WorkerInfo(Struct, frozen=True):
         return encode(self)
 
     @classmethod
-    def of(cls, entry: Entry) -> WorkerInfo:
+    def from_entry(cls, entry: Entry) -> WorkerInfo:
         """Decode a stored worker.
 
         Raises:
@@ -92,7 +92,7 @@ class WorkerInfo(Struct, frozen=True):
     def or_none(cls, entry: Entry) -> WorkerInfo | None:
         """Decode a stored worker, or return None if the entry does not hold one."""
         try:
-            return cls.of(entry)
+            return cls.from_entry(entry)
         except BadRecord:
             return None
 
@@ -147,7 +147,7 @@ class GroupRecord(Struct, frozen=True):
         return encode(self)
 
     @classmethod
-    def of(cls, entry: Entry) -> GroupRecord:
+    def from_entry(cls, entry: Entry) -> GroupRecord:
         """Decode a stored group.
 
         Raises:

@@ -313,7 +313,7 @@ async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace
 async def _refuse_running(
     store: Store, keys: GroupKeys, entry: Entry, seen: Entry | None, *, replace_unjoined: bool
 ) -> None:
-    record, before = GroupRecord.of(entry), record_or_none(seen)
+    record, before = GroupRecord.from_entry(entry), record_or_none(seen)
     names = await ask(store.children, keys.for_run(record.run).leases)
     live = sorted(int(name) for name in names if name.isdecimal())
     if live:
@@ -347,7 +347,7 @@ async def find(store: Store, group: str, *, namespace: str = NAMESPACE) -> Group
     """
     store, keys = resolve_group(store, group, namespace)
     entry = await ask(store.get, keys.record)
-    return None if entry is None else GroupHandle(store, keys, GroupRecord.of(entry).run)
+    return None if entry is None else GroupHandle(store, keys, GroupRecord.from_entry(entry).run)
 
 
 def _check_limit(value: int, what: str) -> int:

@@ -115,7 +115,7 @@ class GroupSnapshot:
     @property
     def record(self) -> GroupRecord:
         """The decoded group record."""
-        return GroupRecord.of(self.entry)
+        return GroupRecord.from_entry(self.entry)
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ def rejoin(
         epoch_state: State of the current epoch.
     """
     keys, entry = snapshot.keys, snapshot.entry
-    old = WorkerInfo.of(member)
+    old = WorkerInfo.from_entry(member)
     new = restarted_member(old, info, info.incarnation)
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch_state.number)
     ops: list[Op] = []
@@ -205,7 +205,7 @@ def rejoin(
 def fail_restarts(snapshot: GroupSnapshot, member: Entry, why: str) -> GroupTxn:
     """Build the transaction that fails the group because a worker was restarted too often."""
     keys, entry = snapshot.keys, snapshot.entry
-    old = WorkerInfo.of(member)
+    old = WorkerInfo.from_entry(member)
     log = _failure_lock(snapshot, old.rank, why)
     return log.txn([At(entry), At(member)], Put(keys.member(old.key), replace(old, status=FULLY_FAILED).to_bytes()))
 
@@ -216,7 +216,7 @@ def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -
     If the epoch is healthy, it also starts the next epoch.
     """
     keys, entry = snapshot.keys, snapshot.entry
-    old = WorkerInfo.of(member)
+    old = WorkerInfo.from_entry(member)
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch_state.number)
     ops = _healthy_if_missing(log, epoch_state)
     log.add("lost", old.rank)
@@ -251,7 +251,7 @@ def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, a
     The last worker to complete also completes the group.
     """
     keys, entry = snapshot.keys, snapshot.entry
-    info, record = WorkerInfo.of(member), snapshot.record
+    info, record = WorkerInfo.from_entry(member), snapshot.record
     done = record.completed + 1
     log = _EventLog(keys, replace(record, completed=done), snapshot.now, epoch)
     log.add("completed", info.rank)
@@ -268,7 +268,7 @@ def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, a
 def fail(snapshot: GroupSnapshot, member: Entry, fence: Fence, why: str) -> GroupTxn:
     """Build the transaction that fails a worker permanently, and the group with it."""
     keys, entry = snapshot.keys, snapshot.entry
-    info = WorkerInfo.of(member)
+    info = WorkerInfo.from_entry(member)
     log = _failure_lock(snapshot, info.rank, why)
     return log.txn(
         [fence, At(entry), At(member)], Put(keys.member(info.key), replace(info, status=FULLY_FAILED).to_bytes())
@@ -286,7 +286,7 @@ def _failure_lock(snapshot: GroupSnapshot, number: int, why: str) -> _EventLog:
 
 def count_execution(keys: RunKeys, member: Entry, fence: Fence) -> GroupTxn:
     """Build the transaction that counts another execution of a worker's function."""
-    info = WorkerInfo.of(member)
+    info = WorkerInfo.from_entry(member)
     more = replace(info, executions=info.executions + 1)
     return GroupTxn((fence, At(member)), (Put(keys.member(info.key), more.to_bytes()),))
 
@@ -294,7 +294,7 @@ def count_execution(keys: RunKeys, member: Entry, fence: Fence) -> GroupTxn:
 def update_info(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> GroupTxn:
     """Build the transaction that replaces the information that a worker published about itself."""
     return GroupTxn(
-        (fence, At(member)), (Put(keys.member(info.key), with_info(WorkerInfo.of(member), info).to_bytes()),)
+        (fence, At(member)), (Put(keys.member(info.key), with_info(WorkerInfo.from_entry(member), info).to_bytes()),)
     )
 
 
@@ -395,7 +395,7 @@ def record_or_none(entry: Entry | None, run: str = "") -> GroupRecord | None:
     if entry is None:
         return None
     try:
-        record = GroupRecord.of(entry)
+        record = GroupRecord.from_entry(entry)
     except BadRecord:
         return None
     return record if not run or record.run == run else None

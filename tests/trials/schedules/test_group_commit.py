@@ -186,7 +186,10 @@ class FeederModel(Model):
             raise ModelBroken(f"items were lost: {sorted(wanted - results)}")
         assert results <= wanted | self.doubtful, "a result came from nowhere"
         for name in results:
-            assert Outcome.of(store.get(f"results/{name}").value).result(PAYLOADS, int) == int(name.split("-")[1]) + 1
+            assert (
+                Outcome.from_bytes(store.get(f"results/{name}").value).result(PAYLOADS, int)
+                == int(name.split("-")[1]) + 1
+            )
         assert store.children("work/items") == [], "an item is left"
 
 

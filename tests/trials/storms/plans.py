@@ -58,7 +58,7 @@ class PlansLoad(Load):
 
     def _see(self, plans: Any) -> None:
         for key, entry in plans.items():
-            state = PlanRecord.of(entry.value).state
+            state = PlanRecord.from_bytes(entry.value).state
             if state is PlanState.COMPLETED and self._states.get(key) is not state:
                 self.completions[key.rpartition("/")[2]] += 1
             self._states[key] = state

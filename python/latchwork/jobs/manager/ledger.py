@@ -52,7 +52,7 @@ class _StoredShare:
     content: tuple[str, ...] | PackedSet = ()
 
     @classmethod
-    def of(cls, version: Hashable, packed: PackedSet) -> _StoredShare:
+    def from_packed(cls, version: Hashable, packed: PackedSet) -> _StoredShare:
         """Create it from a set and the version of its head."""
         return cls(version, packed if packed.chunks else packed.inline)
 
@@ -169,7 +169,7 @@ class Ledger:
             for worker, items in by_worker.items():
                 known = kept.get(worker)
                 if known is not None and known.items == items:
-                    kept[worker] = _StoredShare.of(known.version, known.packed.made_of(items))
+                    kept[worker] = _StoredShare.from_packed(known.version, known.packed.made_of(items))
 
     def known_workers(self) -> set[str]:
         """Return all workers with stored keys."""
@@ -244,7 +244,7 @@ class Ledger:
         self.writes += 1
         for worker, job, _, update in flips:
             head = heads.get(keys.assigned(worker, job))
-            self._keep(worker, job, None if head is None else _StoredShare.of(head.version, update.after))
+            self._keep(worker, job, None if head is None else _StoredShare.from_packed(head.version, update.after))
 
     def _keep(self, worker: str, job: str, kept: _StoredShare | None) -> None:
         shares = self._shares.setdefault(intern(job), {})
@@ -270,7 +270,7 @@ def _waves(steps: Sequence[ShareChange]) -> list[list[ShareChange]]:
 def _decode(head: str, entries: dict[str, Entry]) -> _StoredShare:
     version = entries[head].version
     try:
-        return _StoredShare.of(version, from_entries(head, entries).packed)
+        return _StoredShare.from_packed(version, from_entries(head, entries).packed)
     except (BadHead, MissingChunk) as error:
         log.error("share at %s is damaged and will be rewritten: %s", head, error)  # noqa: TRY400 - no stack needed
         return _StoredShare(version)

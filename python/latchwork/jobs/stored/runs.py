@@ -178,7 +178,7 @@ def encode_outcomes(outcomes: Iterable[JobOutcome]) -> bytes:
     for outcome in sorted(outcomes, key=order):
         for named in (outcome.failing, ()) if left > _MAX_BYTES / 2 else ((),):
             known = dict(texts)
-            one = StoredOutcome.of(outcome, named, known)
+            one = StoredOutcome.from_outcome(outcome, named, known)
             if one == StoredOutcome():
                 break
             new = list(known)[len(texts) :]
@@ -202,7 +202,7 @@ class StoredError(Struct, frozen=True, array_like=True):
     consecutive_failures: Count
 
     @classmethod
-    def of(cls, error: RunError, texts: dict[str, int]) -> StoredError:
+    def from_error(cls, error: RunError, texts: dict[str, int]) -> StoredError:
         """Convert an error to its stored form and add its text to `texts`."""
         index = texts.setdefault(error.text, len(texts))
         return cls(index, error.item, error.items, round(error.at_s, 1), error.consecutive_failures)
@@ -228,16 +228,16 @@ class StoredOutcome(Struct, frozen=True, omit_defaults=True):
     next: _Time | None = None
 
     @classmethod
-    def of(cls, outcome: JobOutcome, failing: Iterable[RunError], texts: dict[str, int]) -> StoredOutcome:
+    def from_outcome(cls, outcome: JobOutcome, failing: Iterable[RunError], texts: dict[str, int]) -> StoredOutcome:
         """Convert an outcome to its stored form and add its error texts to `texts`."""
         last = outcome.last_error
         return cls(
             _rounded(outcome.last_start_s),
             _rounded(outcome.last_success_s),
-            None if last is None else StoredError.of(last, texts),
+            None if last is None else StoredError.from_error(last, texts),
             outcome.failing_items,
             outcome.consecutive_failures,
-            tuple(StoredError.of(each, texts) for each in failing),
+            tuple(StoredError.from_error(each, texts) for each in failing),
             _rounded(outcome.next_start_s),
         )
 

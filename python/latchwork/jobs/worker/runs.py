@@ -341,7 +341,7 @@ class JobRun:
         """Wait for the next fire time, or run it. It is stored before the run starts, and when it has ended."""
         try:
             since_s = self._created.wall_s + (options.initial_delay_s or 0.0)
-            jitter = Jitter.of(options.jitter_s, f"{self.job_id}/{self.items[0]}")
+            jitter = Jitter.for_share(options.jitter_s, f"{self.job_id}/{self.items[0]}")
             changed_s = options.schedule_since_s
             step = times.next(cron, self._now().wall_s, since_s, changed_s=changed_s, jitter=jitter)
             left = step.wait_s

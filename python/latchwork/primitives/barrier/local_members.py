@@ -283,7 +283,7 @@ class LocalMembers:
     def _wake(self, entry: Entry | None) -> None:
         """Wake the members whose phase has ended, or all if the board is invalid."""
         try:
-            open_phase = None if entry is None else Board.of(entry).phase
+            open_phase = None if entry is None else Board.from_entry(entry).phase
         except BadRecord:
             open_phase = -1
         if open_phase is None:

@@ -99,7 +99,7 @@ class Arrivals:
             if entry is None:
                 continue
             if change.key == self._board_key:
-                board = Board.of(entry)
+                board = Board.from_entry(entry)
                 self.board = board if board.phase > self._phase else None
             elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:
                 self._arrived_at[change.key] = entry.token
@@ -137,7 +137,7 @@ class PhaseEnd:
         """Apply a batch of changes. Return True once the phase has ended."""
         entries = [change.entry for change in batch if change.entry is not None]
         if entries:
-            board = Board.of(entries[-1])
+            board = Board.from_entry(entries[-1])
             self.board = board if board.phase > self._phase else None
         return self.board is not None
 
@@ -187,7 +187,7 @@ class BarrierMember:
         """Return the board, or its initial state if the barrier was never used."""
         self._waits.check()
         entry = await ask(self._store.get, self._board_key)
-        return self._initial if entry is None else Board.of(entry)
+        return self._initial if entry is None else Board.from_entry(entry)
 
     async def _arrived(self) -> list[str]:
         """Return the members that have arrived at the open phase, sorted."""
@@ -237,7 +237,7 @@ class BarrierMember:
         return entry, self._read(entry)
 
     def _read(self, entry: Entry) -> Board:
-        board = Board.of(entry)
+        board = Board.from_entry(entry)
         if board.is_like(self._initial):
             return board
         expects = ", ".join(board.names) or ("others each time" if board.is_per_phase else f"{board.parties} members")

@@ -116,7 +116,7 @@ class Board(Struct, frozen=True, omit_defaults=True):
         return cls(0, is_per_phase=True)
 
     @classmethod
-    def of(cls, entry: Entry) -> Board:
+    def from_entry(cls, entry: Entry) -> Board:
         """Return the stored state.
 
         Raises:
@@ -263,7 +263,7 @@ def barrier_state(store: Store, name: str) -> BarrierState | None:
     entry = store.get(f"{check_name(name, 'barrier')}/board")
     if entry is None:
         return None
-    board = Board.of(entry)
+    board = Board.from_entry(entry)
     here = arrived_at(store.list(f"{name}/arrived"), board.phase)
     last = board.ended[-1] if board.ended else None
     return BarrierState(
@@ -288,7 +288,7 @@ async def arrivals_at(store: Store, names: Sequence[str], member_id: str) -> tup
     arrivals = [f"{name}/arrived/{member_id}" for name in names]
     found = await ask(store.get_many, [*(f"{name}/board" for name in names), *arrivals]) if names else []
     for entry, mine, key in zip(found, found[len(names) :], arrivals, strict=False):
-        board = None if entry is None else Board.of(entry)
+        board = None if entry is None else Board.from_entry(entry)
         if board is None or not board.is_open or (mine is not None and read_arrival(mine)[1] == board.phase):
             continue
         checks.append(At(entry))

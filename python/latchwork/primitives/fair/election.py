@@ -139,7 +139,7 @@ class Election:
     @driven
     async def candidates(self) -> list[Leader]:
         """Return all campaigns in the order in which they will lead, the leader first. Needs no campaign."""
-        return [Leader.of(ticket) for ticket in await self._queue.tickets()]
+        return [Leader.from_ticket(ticket) for ticket in await self._queue.tickets()]
 
     def observe(self) -> Observer:
         """Follow the leader and its value. Close the observer at the end: it outlives this object. Needs no campaign.

@@ -342,7 +342,7 @@ class LeaderLatch(GuardsWork, Participant):
     @driven
     async def candidates(self) -> list[Candidate]:
         """Return all candidates in the order in which they will lead, the leader first. Needs no joining."""
-        return [Candidate.of(ticket) for ticket in await self._queue.tickets()]
+        return [Candidate.from_ticket(ticket) for ticket in await self._queue.tickets()]
 
     @driven
     async def leader(self) -> Candidate | None:
@@ -479,7 +479,7 @@ class Leader:
     session_id: str | None
 
     @classmethod
-    def of(cls, ticket: Ticket) -> Leader:
+    def from_ticket(cls, ticket: Ticket) -> Leader:
         """Return the campaign of a ticket."""
         return cls(ticket.label, _read_value(ticket.value), ticket.key, ticket.token, ticket.session_id)
 
@@ -501,7 +501,7 @@ class Candidate:
     session_id: str | None
 
     @classmethod
-    def of(cls, ticket: Ticket) -> Candidate:
+    def from_ticket(cls, ticket: Ticket) -> Candidate:
         """Return the candidate of a ticket."""
         return cls(ticket.label, ticket.key, ticket.token, ticket.session_id)
 
@@ -557,7 +557,7 @@ class Observer(Closable):
             if change.entry is None or change.entry.owner is None:
                 self._tickets.pop(change.key, None)
             elif is_ticket(change.key) and change.key.rpartition("/")[0] == self._name:  # not of a name below ours
-                self._tickets[change.key] = Leader.of(Ticket.of(change.entry))
+                self._tickets[change.key] = Leader.from_ticket(Ticket.from_entry(change.entry))
 
 
 def _read_value(value: bytes) -> bytes:

@@ -91,7 +91,7 @@ class Semaphore(SessionLock):
     async def holders(self) -> list[Ticket]:
         """Return the holders in the order in which they got their leases. Acquires nothing."""
         entries = await ask(self._store.list, self._leases)
-        return in_order(Ticket.of(entry) for entry in entries if _is_lease(entry))
+        return in_order(Ticket.from_entry(entry) for entry in entries if _is_lease(entry))
 
     @driven
     async def waiters(self) -> list[Ticket]:

@@ -101,7 +101,7 @@ class Ticket:
         return f"{self.label!r} ({place})" if self.label else place
 
     @classmethod
-    def of(cls, entry: Entry) -> Ticket:
+    def from_entry(cls, entry: Entry) -> Ticket:
         """Return the ticket of an entry. An invalid body is empty, and the ticket still counts."""
         about = _ABOUT.find(entry.value) or _About()
         return cls(entry.key, about.label, about.host, about.pid, entry.created, entry.owner, entry.value)
@@ -191,7 +191,9 @@ class TicketQueue:
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
         """Return all tickets in order. Entries without a session are skipped."""
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
-        return in_order(Ticket.of(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None)
+        return in_order(
+            Ticket.from_entry(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None
+        )
 
     async def describe_first(self) -> str:
         """Return the first ticket in words, for messages."""
@@ -401,7 +403,7 @@ class TicketQueue:
     def _expect_late(self, session: Session, nonce: str) -> None:
         if session.remaining_s() > 0.0:
             with suppress(*FATAL):  # the store is being closed, and its sessions take the ticket with them
-                LateTickets.of(self.store).expect(self._name, nonce, session)
+                LateTickets.for_store(self.store).expect(self._name, nonce, session)
 
     def _log_left_tickets(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)
@@ -428,7 +430,7 @@ class LateTickets:
         self._expected: dict[str, dict[str, _Late]] = {}
 
     @classmethod
-    def of(cls, store: Store) -> LateTickets:
+    def for_store(cls, store: Store) -> LateTickets:
         """Return those of a store."""
         return store.shared("late tickets", cls)
 
@@ -590,6 +592,6 @@ async def until_over(key: str, blocks: Blocks, waiter: Waiter, deadline: Deadlin
 
     def is_over(batch: Batch) -> bool:
         entry = batch[-1].entry if batch else None
-        return entry is None or entry.owner is None or not blocks(Ticket.of(entry))
+        return entry is None or entry.owner is None or not blocks(Ticket.from_entry(entry))
 
     return await waiter.follow(key, is_over, deadline, leaf=True, siblings=siblings)

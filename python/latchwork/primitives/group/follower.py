@@ -144,7 +144,7 @@ class Replica:
 
     async def advance(self, entry: Entry) -> None:
         """Advance to the view of a head, by the steps from ours if all exist, otherwise from the base."""
-        head = LogHead.of(entry)
+        head = LogHead.from_entry(entry)
         with self._lock:
             follows = self._head is not None and self._life == head.life
             number = self._state.number
@@ -177,7 +177,7 @@ class Replica:
             if self._head is not None and entry.token <= self._head.token:
                 return
             view, told = state.view(), self._told
-            self._head, self._life, self._state, self._told = entry, LogHead.of(entry).life, state, view
+            self._head, self._life, self._state, self._told = entry, LogHead.from_entry(entry).life, state, view
             if told is None:
                 self._tell([_whole(view)])
             elif told != view:
@@ -481,7 +481,7 @@ class Follower:
         """Mark our ticket as the writer's, if no follower is ahead of us. The next follower becomes the deputy."""
         if await self._seats.ahead(place):
             return False
-        body = {**Ticket.of(place.ticket).body, _WRITES: True}
+        body = {**Ticket.from_entry(place.ticket).body, _WRITES: True}
         with suppress(Conflict):  # it says so already, or is gone, which the next look finds
             await ask(self._store.commit, [At(place.ticket)], [Put(place.ticket.key, encode(body))])
         return True

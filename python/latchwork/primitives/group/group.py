@@ -211,7 +211,9 @@ class Group(Participant):
         self._home.check()
         deadline = Deadline(self._store.clock, timeout_s)
         head = await ask(self._store.get, self._journal.head_key)
-        newer = 2 if head is None else LogHead.of(head).number + 2  # its writer looked at the members after this
+        newer = (
+            2 if head is None else LogHead.from_entry(head).number + 2
+        )  # its writer looked at the members after this
         backoff = Backoff()
         while True:
             now = await steps_of(self.members)()
@@ -270,7 +272,7 @@ class Group(Participant):
         """Return the current members from the store, sorted by ID. Needs no joining."""
         self._home.check()
         entries = await ask(self._store.list, self._members_key)
-        return sorted(map(GroupMember.at, entries), key=lambda member: member.id)
+        return sorted(map(GroupMember.from_entry, entries), key=lambda member: member.id)
 
     def check(self, member_id: str) -> Check:
         """Return a check that a member is in the group, in any incarnation, for your transactions. No I/O."""

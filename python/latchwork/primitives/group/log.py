@@ -58,9 +58,9 @@ class LoggedMember(Struct, frozen=True, array_like=True):
     record: StoredMember
 
     @classmethod
-    def of(cls, entry: Entry) -> LoggedMember:
+    def from_entry(cls, entry: Entry) -> LoggedMember:
         """Return the member of a key."""
-        return cls(entry.token, entry.created, StoredMember.at(entry))
+        return cls(entry.token, entry.created, StoredMember.from_entry(entry))
 
     def member(self, name: str) -> GroupMember:
         """Return the member with the given ID."""
@@ -108,7 +108,7 @@ class LogHead(Struct, frozen=True):
     step: ViewChangeStep | None = None
 
     @classmethod
-    def of(cls, entry: Entry) -> LogHead:
+    def from_entry(cls, entry: Entry) -> LogHead:
         """Return the stored head.
 
         Raises:
@@ -186,7 +186,7 @@ class State:
                 if name in self._stored:
                     gone.append(name)
             elif self.token(name) != entry.token:
-                written[name] = LoggedMember.of(entry)
+                written[name] = LoggedMember.from_entry(entry)
                 size += len(entry.value)
             if len(written) + len(gone) >= MOST_CHANGES or size >= MOST_STEP_BYTES:
                 break
@@ -206,7 +206,7 @@ class State:
         return [*parts, encode(part)] if part else parts
 
     @classmethod
-    def of(cls, head: LogHead, chunks: Iterable[Entry]) -> State:
+    def from_base(cls, head: LogHead, chunks: Iterable[Entry]) -> State:
         """Return the state of a head's base.
 
         Raises:
@@ -247,11 +247,11 @@ class Journal:
         for _ in range(_ATTEMPTS):
             if entry is None:
                 return None, State()
-            head = LogHead.of(entry)
+            head = LogHead.from_entry(entry)
             chunks = await self._read(f"base/{head.life}/{head.base:012d}-{part:04d}" for part in range(head.chunks))
             steps = await self.steps(head, head.base)
             if steps is not None and None not in chunks:
-                state = State.of(head, (chunk for chunk in chunks if chunk is not None))
+                state = State.from_base(head, (chunk for chunk in chunks if chunk is not None))
                 for step in steps:
                     state.apply(step)
                 return entry, state
@@ -282,7 +282,7 @@ class Journal:
         step = state.step(dict(zip(names, found, strict=True)))
         if step is None:
             return None
-        before = LogHead(uuid.uuid4().hex[:12]) if at is None else LogHead.of(at)
+        before = LogHead(uuid.uuid4().hex[:12]) if at is None else LogHead.from_entry(at)
         ended = [] if at is not None else await self._lives()
         based = await self._based(before, state)
         data = write_step(step)

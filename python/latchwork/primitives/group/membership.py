@@ -115,7 +115,7 @@ class Membership:
             entry = await ask(self._store.get, self.key)
         gate = self._store.shared(Gate, lambda _: Gate(MOST_AT_ONCE))
         while not waiter.is_off:
-            if entry is not None and GroupMember.at(entry).incarnation not in self._incarnations:
+            if entry is not None and GroupMember.from_entry(entry).incarnation not in self._incarnations:
                 await self._await_gone(entry, waiter, deadline)
             elif (entry is not None and entry.owner == session.id) or await self._pass(gate, entry, waiter):
                 await self._entered(session)
@@ -259,7 +259,7 @@ class Membership:
         if deadline.has_passed or not await waiter.follow(self.key, is_gone, deadline):
             if waiter.is_off:
                 return
-            other = GroupMember.at(entry)
+            other = GroupMember.from_entry(entry)
             raise NodeIdInUse(
                 f"member {other.id!r} of {self._what} is in use by pid {other.pid} on {other.host}; use another id"
             )
@@ -269,7 +269,7 @@ async def evict(store: Store, name: str, member_id: str, why: str) -> bool:
     """Remove a member, so that it does not join again by itself. Return False if there is none with this ID."""
     key = f"{name}/members/{member_id}"
     while (entry := await ask(store.get, key)) is not None:
-        mark = Evicted(GroupMember.at(entry).incarnation, why, time.time()).to_bytes()
+        mark = Evicted(GroupMember.from_entry(entry).incarnation, why, time.time()).to_bytes()
         ops: list[Op] = [Delete(key), Put(f"{name}/evicted/{member_id}", mark)]
         try:
             await ask(store.commit, [At(entry)], ops)

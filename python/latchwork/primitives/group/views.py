@@ -53,13 +53,13 @@ class GroupMember:
     created: int = 0
 
     @classmethod
-    def at(cls, entry: Entry) -> GroupMember:
+    def from_entry(cls, entry: Entry) -> GroupMember:
         """Return the member of a key. An invalid record counts with its ID alone."""
-        return StoredMember.at(entry).member(member_id(entry.key), entry.created)
+        return StoredMember.from_entry(entry).member(member_id(entry.key), entry.created)
 
     def to_bytes(self) -> bytes:
         """Return the value of its key."""
-        return encode(StoredMember.of(self))
+        return encode(StoredMember.from_member(self))
 
 
 class Base64(Struct, frozen=True):
@@ -81,12 +81,12 @@ class StoredMember(Struct, frozen=True):
     updated_at: Timestamp = 0.0
 
     @classmethod
-    def at(cls, entry: Entry) -> StoredMember:
+    def from_entry(cls, entry: Entry) -> StoredMember:
         """Return the record of a key; the defaults for an invalid one."""
         return (_MEMBER.find(entry.value) if len(entry.value) <= MAX_MEMBER_BYTES else None) or cls()
 
     @classmethod
-    def of(cls, member: GroupMember) -> StoredMember:
+    def from_member(cls, member: GroupMember) -> StoredMember:
         """Return a member as it is stored."""
         labels = {key: label if isinstance(label, str) else Base64(label) for key, label in member.labels.items()}
         return cls(

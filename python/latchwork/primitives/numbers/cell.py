@@ -67,7 +67,7 @@ class Reading:
     version: Hashable
 
     @classmethod
-    def of(cls, key: str, entry: Entry | None) -> Reading:
+    def from_entry(cls, key: str, entry: Entry | None) -> Reading:
         """Return the reading of an entry.
 
         Raises:
@@ -130,7 +130,7 @@ class Cell:
     async def read(self) -> Reading:
         """Return the number, linearizable."""
         self._home.check()
-        return Reading.of(self._key, await ask(self._store.get, self._key))
+        return Reading.from_entry(self._key, await ask(self._store.get, self._key))
 
     async def change(
         self,

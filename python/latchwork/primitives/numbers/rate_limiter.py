@@ -57,7 +57,7 @@ class Permits(Struct, frozen=True):
     given: Count = 0
 
     @classmethod
-    def of(cls, entry: Entry) -> Permits:
+    def from_entry(cls, entry: Entry) -> Permits:
         """Return the stored state.
 
         Raises:
@@ -228,7 +228,7 @@ class RateLimiter(Closable):
         """Return how many permits were given since the beginning, including wasted ones."""
         self._waits.check()
         entry = await ask(self._store.get, self._key)
-        return 0 if entry is None else Permits.of(entry).given
+        return 0 if entry is None else Permits.from_entry(entry).given
 
     def close(self) -> None:
         """Stop following the permits, and end the waits of this object. Thread-safe and idempotent."""
@@ -319,14 +319,14 @@ class RateLimiter(Closable):
                     _log.warning("%s: %s", self._what, error)
 
     def _learn(self, entry: Entry) -> Permits:
-        permits = Permits.of(entry)
+        permits = Permits.from_entry(entry)
         with self._lock:
             self._window.learn(permits, entry.created, self._store.clock.now())
         return permits
 
     async def _read(self) -> Entry:
         entry = await get_or_create(self._store, self._key, self._fresh.to_bytes())
-        permits = Permits.of(entry)
+        permits = Permits.from_entry(entry)
         if not permits.is_like(self._fresh):
             raise LatchworkError(
                 f"{self._what} gives {permits.limit} per {permits.interval_s:g} s, with slack {permits.slack_s:g} s; "

@@ -107,7 +107,7 @@ class ClaimsInDoubt:
         """Try once to release an item; a ``CleanupJob``. Its attempt counts."""
         if session.remaining_s() <= 0.0:
             return None
-        item = QueueItem.of(found)
+        item = QueueItem.from_entry(found)
         try:
             await ask(self._store.commit, [At(found)], [Put(found.key, item.given_back(item.why).to_bytes())])
         except Conflict:
@@ -142,7 +142,7 @@ class ClaimsInDoubt:
 
 def _has_claim(entry: Entry, claim: str) -> bool:
     try:
-        return QueueItem.of(entry).claim == claim
+        return QueueItem.from_entry(entry).claim == claim
     except BadRecord:
         return False
 

@@ -204,7 +204,7 @@ class QueueItem:
         return At.of(self.key, self.version)
 
     @classmethod
-    def of(cls, entry: Entry) -> QueueItem:
+    def from_entry(cls, entry: Entry) -> QueueItem:
         """Read the entry of an item.
 
         Raises:
@@ -298,7 +298,7 @@ def shown(entry: Entry) -> QueueItem:
     parts = entry.key.split("/")
     is_item = parts[-5:-4] == ["partitions"] and parts[-3] == "items"
     try:
-        return QueueItem.of(entry) if is_item else QueueItem.letter_of(entry)
+        return QueueItem.from_entry(entry) if is_item else QueueItem.letter_of(entry)
     except BadRecord as error:
         why, value = str(error)[:MAX_WHY_CHARS], entry.value[:MAX_VALUE_BYTES]
         found = QueueItem(parts[-1], why=why, size=len(entry.value), value=value).at(entry)

@@ -37,7 +37,7 @@ class Capacity(Struct, frozen=True):
     free: Whole = 0
 
     @classmethod
-    def of(cls, entry: Entry) -> Capacity:
+    def from_entry(cls, entry: Entry) -> Capacity:
         """Read what is stored.
 
         Raises:
@@ -173,7 +173,7 @@ class OrderedPuts:
         if self._capacity is None:
             return []
         entry = await ask(self._store.get, self._names.room)
-        free = 0 if entry is None else Capacity.of(entry).free
+        free = 0 if entry is None else Capacity.from_entry(entry).free
         if free < count:
             free = self._capacity - await self._count()
         if free < count:
@@ -185,7 +185,7 @@ class OrderedPuts:
         if self._is_agreed:
             return self._capacity
         entry = await get_or_create(self._store, self._names.room, Capacity(self._capacity).to_bytes())
-        stored = Capacity.of(entry).capacity
+        stored = Capacity.from_entry(entry).capacity
         if self._capacity not in {None, stored}:
             raise LatchworkError(
                 f"{self._what} has a capacity of {stored}, not {self._capacity}; make it with that, or use another name"

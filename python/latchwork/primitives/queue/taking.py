@@ -328,7 +328,7 @@ class Taking:
     async def _try_of(self, source: Entry | QueueItem, wish: Wish) -> TakeTry | None:
         """Return how to take an item; None if it is not wanted, or became a dead letter, as does a broken record."""
         try:
-            item = source if isinstance(source, QueueItem) else QueueItem.of(source)
+            item = source if isinstance(source, QueueItem) else QueueItem.from_entry(source)
         except BadRecord:
             item = shown(cast("Entry", source))
             await self.bury(item, item.why, nothing_more)
@@ -432,7 +432,7 @@ class Taking:
             entry = await self._in_doubt.settle(doubtful)
             if entry is None:
                 continue
-            item = QueueItem.of(entry)
+            item = QueueItem.from_entry(entry)
             claim = QueueClaim(self._info, item, item.value, entry.token, holder=doubtful.holder)
             is_wanted = False
             try:

@@ -347,7 +347,7 @@ class IsFree:
     def _read(self, entry: Entry) -> Seen:
         """Read an item. A broken record is wanted: the next look makes a dead letter of it."""
         try:
-            item = QueueItem.of(entry)
+            item = QueueItem.from_entry(entry)
         except BadRecord:
             return Seen(entry.version, None, "", is_wanted=True)
         return Seen(entry.version, item, item.holder, is_wanted=self._accept(item))
@@ -356,7 +356,7 @@ class IsFree:
 def _is_wanted(entry: Entry, accept: Accept) -> bool:
     """Return whether an item is accepted. A broken record is: the next look makes a dead letter of it."""
     try:
-        return accept(QueueItem.of(entry))
+        return accept(QueueItem.from_entry(entry))
     except BadRecord:
         return True
 

@@ -577,7 +577,7 @@ class WorkQueue(Closable):
                 for entry in page:
                     holder = holders.get(holder_in(entry))
                     if holder is not None and place_of(entry.key, prefix) is not None and len(found) < limit:
-                        found[f"{each}{entry.key[len(prefix) :]}"] = Ticket.of(holder)
+                        found[f"{each}{entry.key[len(prefix) :]}"] = Ticket.from_entry(holder)
                 if len(page) < LONGEST_PAGE:
                     break
                 after = page[-1].key
@@ -595,7 +595,7 @@ class WorkQueue(Closable):
         keys = {item.claim: self._names.holder(item.partition, item.holder) for item in items if item.holder}
         entries = dict(zip(keys, await ask(self._store.get_many, list(keys.values())), strict=True)) if keys else {}
         found = [entries.get(item.claim) for item in items]
-        return [None if entry is None else Ticket.of(entry) for entry in found]
+        return [None if entry is None else Ticket.from_entry(entry) for entry in found]
 
     @driven
     async def takers(self, partition: str) -> list[Ticket]:
@@ -680,7 +680,7 @@ class WorkQueue(Closable):
         try:
             if self._puts is None:
                 done = await ask(self._store.commit, held, list(dict.fromkeys([*writes, *ops])))
-                return QueueItem.of(done.entries[0])
+                return QueueItem.from_entry(done.entries[0])
             await self._put_in_order(self._puts, writes, held, ops, timeout_s)
         except Conflict as error:
             if any(getattr(each, "key", None) == key for each in error.failed):

@@ -54,7 +54,7 @@ class Failure:
     is_refusal: bool = False
 
     @classmethod
-    def of(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Failure:
+    def from_exception(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Failure:
         """Build the failure for an exception. Raises nothing, whatever the class of the exception does."""
         return cls(
             *names_of(type(error)),
@@ -131,7 +131,7 @@ class Outcome:
         cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False, why_cut: str = ""
     ) -> Outcome:
         """Build the outcome of a run that raised."""
-        return cls(failure=Failure.of(error, is_final=is_final, is_refusal=is_refusal), why_cut=why_cut)
+        return cls(failure=Failure.from_exception(error, is_final=is_final, is_refusal=is_refusal), why_cut=why_cut)
 
     @property
     def is_success(self) -> bool:
@@ -150,7 +150,7 @@ class Outcome:
         )
 
     @classmethod
-    def of(cls, data: bytes) -> Outcome:
+    def from_bytes(cls, data: bytes) -> Outcome:
         """Decode an outcome from untrusted bytes.
 
         Raises:

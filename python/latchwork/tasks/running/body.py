@@ -41,7 +41,7 @@ class FunctionPlace:
     qualname: str
 
     @classmethod
-    def of(cls, registered: Registered) -> FunctionPlace:
+    def for_function(cls, registered: Registered) -> FunctionPlace:
         """Return the location of a function of this process."""
         return cls(registered.name, module_of(registered.fn), registered.fn.__qualname__)
 

@@ -81,14 +81,14 @@ class TaskProcess:
             child.allow(deadline)
 
     def _exchange(self, call: StoredCall, registered: Registered | None, context: TaskContext) -> Outcome | None:
-        place = None if call.function == PICKLED or registered is None else FunctionPlace.of(registered)
+        place = None if call.function == PICKLED or registered is None else FunctionPlace.for_function(registered)
         most = self._payloads.max_payload_bytes + FRAME_ROOM
         try:
             write_frame(self._calls, call_frame(call, place, context))
             frame = read_frame(partial(os.read, self._answers), most)
         except BrokenPipeError:
             return None
-        return None if frame is None else Outcome.of(frame)
+        return None if frame is None else Outcome.from_bytes(frame)
 
     def _died(self, end: ChildEnd | None, context: TaskContext) -> Outcome:
         now = SYSTEM_CLOCK.now()

@@ -98,7 +98,7 @@ class StoreCluster:
 def _holder(entry: Entry) -> str:
     """Return the holder of an item's claim; empty without one, and for a damaged item."""
     try:
-        return QueueItem.of(entry).holder
+        return QueueItem.from_entry(entry).holder
     except BadRecord:
         return ""
 
