@@ -72,6 +72,56 @@ def test_a_listener_that_raises_or_is_removed_stops_no_other(said):
     session.close()
 
 
+def test_a_listener_that_exits_silences_no_later_state(said):
+    def exits(_state):
+        raise SystemExit
+
+    scripted = Scripted(ttl_s=3.0)
+    session = opened(scripted)
+    session.on_state(exits)
+    session.on_state(said)
+    scripted.answer = "down"
+    said.wait_for("suspect")
+    scripted.answer = "gone"
+    said.wait_for("suspect", "lost")
+    session.close()
+
+
+def test_a_listener_of_a_loss_that_is_added_late_is_called_after_the_earlier_ones():
+    called, may_end = [], threading.Event()
+
+    def slow():
+        may_end.wait(10)
+        called.append("slow")
+
+    scripted = Scripted()
+    session = opened(scripted)
+    session.on_lost(slow)
+    scripted.answer = "gone"
+    assert session.lost.wait(10)
+    late = threading.Event()
+    session.on_lost(lambda: (called.append("late"), late.set()))
+    assert not late.wait(0.2)
+    may_end.set()
+    assert late.wait(10)
+    assert called == ["slow", "late"]
+    session.close()
+
+
+def test_listeners_of_a_loss_are_called_if_no_thread_can_be_started(monkeypatch):
+    called = []
+    session = opened(Scripted())
+    session.on_lost(lambda: called.append("closed"), or_closed=True)
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        session.close()
+    assert called == ["closed"]
+
+
 def test_the_first_session_of_a_store_has_state_listeners_too(store, said):
     store.session.on_state(said)
     store.session.close()

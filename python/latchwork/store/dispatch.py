@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -19,6 +19,7 @@ from latchwork._base.execution_context import current
 from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user
 from latchwork.store.forks import ForkGuard
+from latchwork.store.observers import call_each
 
 _log = logging.getLogger(__name__)
 
@@ -190,3 +191,58 @@ class SerialDrain:
             queued = self._queued
         if queued:
             self._submit()
+
+
+class CallbackThread:
+    """Calls batches of listeners in order, in a daemon thread that exists while there are any. Thread-safe.
+
+    Args:
+        name: Name of the thread.
+        what: The listeners in log messages, such as ``a state listener of session 7f3a``.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        self._name = name
+        self._what = what
+        self._lock = mutex()
+        self._batches: deque[Sequence[Callable[[], None]]] = deque()
+        self._running = False
+
+    def add(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Add calls behind everything that was added before, without starting the thread. Call ``start`` afterwards."""
+        if calls:
+            with self._lock:
+                self._batches.append(calls)
+
+    def start(self) -> bool:
+        """Start the thread if there are calls and none is running. Not to be called with a mutex held.
+
+        Returns:
+            False if no thread could be started. The calls are made after the next ``start``, or by ``run``.
+        """
+        with self._lock:
+            if self._running or not self._batches:
+                return True
+            self._running = True
+        try:
+            threading.Thread(target=self.run, name=self._name, daemon=True).start()
+        except RuntimeError as error:  # no more threads are available, or the interpreter is exiting
+            _log.warning("%s cannot be called in a thread: %s", self._what, error)
+            with self._lock:
+                self._running = False
+            return False
+        return True
+
+    def run(self) -> None:
+        """Make all added calls in this thread."""
+        while True:
+            with self._lock:
+                self._running = bool(self._batches)
+                if not self._batches:
+                    return
+                calls = self._batches.popleft()
+            try:
+                with as_callback():
+                    call_each(calls, _log, "%s raised", self._what)
+            except BaseException:  # an exit that a listener raised must not silence later calls
+                _log.exception("%s raised an exit, which ends only its call", self._what)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -22,7 +21,7 @@ from latchwork.backends.base import Backend, BackendSession, Carries, Touches
 from latchwork.backends.futures import then
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
-from latchwork.store.dispatch import as_callback
+from latchwork.store.dispatch import CallbackThread
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.observers import call_each, check_listener, listen, register
@@ -83,6 +82,9 @@ class Session:
         self._uncalled: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
         self._home = ForkGuard(f"session {self.id}", made="opened", remedy="connect again in the child")
         self._states = SessionStates(self.id)
+        self._lost_callbacks = CallbackThread(
+            f"latchwork-session-lost-{self.id[:8]}", f"an on_lost listener of session {self.id}"
+        )
         self._owner = owner
         self._held = held_by(owner, self, _Callbacks())  # they may hold the store
         self._registered_late = _Callbacks()  # registered while the owner was being dropped
@@ -341,9 +343,9 @@ class Session:
 
     def _call(self, listeners: Sequence[Callable[[], None]]) -> None:
         if listeners:
-            name = f"latchwork-session-lost-{self.id[:8]}"
-            args = (listeners, _log, "an on_lost listener of session %s raised", self.id)
-            threading.Thread(target=as_callback()(call_each), args=args, name=name, daemon=True).start()
+            self._lost_callbacks.add(listeners)
+            if not self._lost_callbacks.start():
+                self._lost_callbacks.run()
 
 
 class _Callbacks:
@@ -376,12 +378,12 @@ class SessionStates:
     """
 
     def __init__(self, session_id: str) -> None:
-        self._session_id = session_id
         self._mutex = mutex()
         self._listeners: dict[object, StateListener] = {}
         self._last: SessionState = "active"
-        self._uncalled: deque[tuple[SessionState, list[StateListener]]] = deque()
-        self._calling = False
+        self._callbacks = CallbackThread(
+            f"latchwork-session-states-{session_id[:8]}", f"a state listener of session {session_id}"
+        )
 
     def listen(self, fn: StateListener) -> Callable[[], None]:
         """Register a listener, and return a function that removes it, which may be called at any time."""
@@ -394,27 +396,5 @@ class SessionStates:
             if self._last in {state, "closed"} or (self._last == "lost" and state != "closed"):
                 return
             self._last = state
-            if not self._listeners:
-                return
-            self._uncalled.append((state, list(self._listeners.values())))
-            if self._calling:
-                return
-            self._calling = True
-        name = f"latchwork-session-states-{self._session_id[:8]}"
-        try:
-            threading.Thread(target=self._tell, name=name, daemon=True).start()
-        except RuntimeError as error:  # no more threads are available, or the interpreter is exiting
-            _log.warning("session %s: state listeners are notified at the next change: %s", self._session_id, error)
-            with self._mutex:
-                self._calling = False
-
-    def _tell(self) -> None:
-        while True:
-            with self._mutex:
-                if not self._uncalled:
-                    self._calling = False
-                    return
-                state, listeners = self._uncalled.popleft()
-            calls = [partial(fn, state) for fn in listeners]
-            with as_callback():
-                call_each(calls, _log, "a state listener of session %s raised", self._session_id)
+            self._callbacks.add([partial(fn, state) for fn in self._listeners.values()])
+        self._callbacks.start()
