@@ -9,8 +9,8 @@ DEFECTS = (
         "Lock",
         "a waiter believes a stale read without its own ticket",
         "primitives/fair/tickets.py",
-        "            if place.name in names:\n",
-        "            if stale_ok or place.name in names:\n",
+        "            if position.name in names:\n",
+        "            if stale_ok or position.name in names:\n",
         id_of("trials/schedules/lock", "lock_keeps_its_rules_under_random_schedules"),
     ),
     Defect(
@@ -33,7 +33,7 @@ DEFECTS = (
         "Lock",
         "a wait that timed out leaves its ticket behind",
         "primitives/fair/tickets.py",
-        "        if not has_turn:\n            await queue.leave(place)\n",
+        "        if not has_turn:\n            await queue.leave(position)\n",
         "        pass\n",
         id_of("primitives/lock", "a_timeout_names_the_holder_and_leaves_nothing_behind", on="memory"),
     ),
@@ -41,7 +41,7 @@ DEFECTS = (
         "Lock",
         "a waiter takes its turn after its ticket was deleted",
         "primitives/fair/tickets.py",
-        "            return await ask(self.store.get, place.ticket.key, stale_ok=True) is not None\n",
+        "            return await ask(self.store.get, position.ticket.key, stale_ok=True) is not None\n",
         "            return True\n",
         id_of("primitives/lock", "a_waiter_whose_ticket_is_deleted_by_hand_does_not_take_its_turn", on="memory"),
     ),
@@ -49,7 +49,7 @@ DEFECTS = (
         "Lock",
         "a waiter acquires by an event from before its session ended",
         "primitives/fair/tickets.py",
-        "    queue.refuse_lost(place)\n    return has_turn\n",
+        "    queue.raise_if_session_ended(position)\n    return has_turn\n",
         "    return has_turn\n",
         id_of(
             "trials/schedules/lock", "a_waiter_that_slept_past_its_session_is_told_instead_of_given_the_lock", on="8"
@@ -86,27 +86,27 @@ DEFECTS = (
         "ReadWriteLock",
         "a downgrade is written before its holder stops being the writer",
         "primitives/fair/rwlock.py",
-        "        await self.move_to_other_side(hold)  # first: others may read as soon as this is written\n"
+        "        await self.transfer_hold(hold)  # first: others may read as soon as this is written\n"
         "        try:\n"
-        "            await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])\n",
+        "            await ask(self._store.commit, [hold.position.fence], [Put(ticket.key, shared)])\n",
         "        try:\n"
-        "            await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])\n"
-        "            await self.move_to_other_side(hold)\n",
+        "            await ask(self._store.commit, [hold.position.fence], [Put(ticket.key, shared)])\n"
+        "            await self.transfer_hold(hold)\n",
         id_of("trials/schedules/rwlock", "a_downgraded_writer_says_so_before_anybody_else_can_read"),
     ),
     Defect(
         "Semaphore",
         "a lease is taken without checking the size",
         "primitives/fair/semaphore.py",
-        "self._store.commit, [At(size), place.fence], ",
-        "self._store.commit, [place.fence], ",
+        "self._store.commit, [At(size), position.fence], ",
+        "self._store.commit, [position.fence], ",
         id_of("primitives/semaphore", "a_size_that_shrinks_between_look_and_write_gives_no_lease", on="memory"),
     ),
     Defect(
         "Semaphore",
         "a lease that lands between two reads counts as lost",
         "primitives/fair/semaphore.py",
-        "            lease = await ask(self._store.get, self._lease_key(place))\n",
+        "            lease = await ask(self._store.get, self._lease_key(position))\n",
         "            pass\n",
         id_of(
             "primitives/semaphore", "a_lease_that_lands_between_the_reads_of_it_and_of_its_ticket_is_ours", on="memory"
@@ -132,15 +132,15 @@ DEFECTS = (
         "Election",
         "a value is proclaimed without the fence of its term",
         "primitives/fair/election.py",
-        "self._store.commit, [place.fence], [Put(place.ticket.key, encode(body))])",
-        "self._store.commit, [], [Put(place.ticket.key, encode(body))])",
+        "self._store.commit, [position.fence], [Put(position.ticket.key, encode(body))])",
+        "self._store.commit, [], [Put(position.ticket.key, encode(body))])",
         id_of("primitives/election", "a_proclamation_after_the_term_is_refused_and_changes_nothing", on="memory"),
     ),
     Defect(
         "Once",
         "an outcome is written without the runner's fence",
         "primitives/once.py",
-        "self._store.commit, [place.fence], [Create(self._outcome_key, body)])",
+        "self._store.commit, [position.fence], [Create(self._outcome_key, body)])",
         "self._store.commit, [], [Create(self._outcome_key, body)])",
         id_of("primitives/once", "a_runner_whose_ticket_is_gone_records_nothing", on="memory"),
     ),
@@ -148,8 +148,8 @@ DEFECTS = (
         "Once",
         "a runner does not look for an outcome when its turn comes",
         "primitives/once.py",
-        "            return await self._run(fn, place) if entry is None and place is not None else entry\n",
-        "            return await self._run(fn, place) if place is not None else entry\n",
+        "            return await self._run(fn, position) if entry is None and position is not None else entry\n",
+        "            return await self._run(fn, position) if position is not None else entry\n",
         id_of("primitives/once", "it_runs_in_one_place_and_all_get_the_result", on="memory"),
     ),
 )

@@ -33,7 +33,7 @@ DEFECTS = (
         "Group",
         "a deputy does not notice that it has become the writer",
         "primitives/group/follower.py",
-        '                if due == "look" and await self._become_writer(place):\n',
+        '                if due == "check" and await self._become_writer(position):\n',
         "                if False:\n",
         id_of("trials/schedules/group", "a_deputy_writes_at_once_when_the_writer_has_left"),
     ),

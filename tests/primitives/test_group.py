@@ -198,7 +198,7 @@ def test_with_a_lost_session_of_the_callers_waiting_says_so(group, connect):
 def test_an_id_that_a_live_member_has_is_refused(group, connect):
     group("a").wait(10.0)
     store = connect()
-    session = store.open_session(0.2)
+    session = store.open_session(1.0)
     with pytest.raises(NodeIdInUse, match=r"member 'a' of group 'web' is in use by pid \d+ on .*; use another id"):
         group("a", store=store, session=session).wait(20.0)
 
@@ -250,20 +250,20 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
     monkeypatch.setattr(logs, "MOST_INLINE_BYTES", 0)  # each step is read
     store, told = connect(), []
     journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"))
-    replica.tell(told.extend)
+    replica.add_listener(told.extend)
     at, state = None, State()
     for number in range(1, 40):
         store.put("web/members/a", b'{"weight": %d}' % number)
         at, _head, step = run(journal.append(at, state, ["a"]))
         state.apply(step)
         if number == 30:
-            run(replica.advance(at))
-    run(replica.advance(at))
+            run(replica.advance_to(at))
+    run(replica.advance_to(at))
     assert [(change.view.number, change.view.members[0].weight, change.skipped) for change in told] == [
         (number, float(number), 0) for number in range(30, 40)
     ]
     assert run(journal.load(at))[1].view() == told[-1].view
-    kept = [name for life in store.children("web/log") for name in store.children(f"web/log/{life}")]
+    kept = [name for log_id in store.children("web/log") for name in store.children(f"web/log/{log_id}")]
     assert len(kept) <= 25
 
 
@@ -271,22 +271,22 @@ def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, mo
     monkeypatch.setattr(logs, "BASE_CHANGES", 10)
     store, told = connect(), []
     journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"))
-    replica.tell(told.extend)
+    replica.add_listener(told.extend)
     at, state = None, State()
     for number in range(1, 60):
         store.put("web/members/a", b'{"weight": %d}' % number)
         at, _head, step = run(journal.append(at, state, ["a"]))
         state.apply(step)
         if number == 1:
-            run(replica.advance(at))
-    run(replica.advance(at))
+            run(replica.advance_to(at))
+    run(replica.advance_to(at))
     assert [(change.view.number, change.skipped) for change in told] == [(1, 0), (59, 57)]
 
 
 def test_what_is_no_log_of_views_is_refused(connect, group):
     connect().put("web/views", b'{"number": "many"}')
     with pytest.raises(LatchworkError, match=r"key 'web/views' holds something else than views .*; use another name"):
-        run(Replica(Journal(connect(), "web", "web")).advance(connect().get("web/views")))
+        run(Replica(Journal(connect(), "web", "web")).advance_to(connect().get("web/views")))
 
 
 def test_a_wait_ends_with_its_time_and_with_close(group, in_thread):

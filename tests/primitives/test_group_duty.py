@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.primitives.group.follower import GATHER_S, LOOK_S, Duty
+from latchwork.primitives.group.follower import CHECK_S, GATHER_S, WriteSchedule
 from latchwork.primitives.group.views import STAND_IN_S
 
 
 def test_a_writer_writes_at_once_and_what_comes_soon_after_together():
-    duty = Duty(is_writer=True)
+    duty = WriteSchedule(is_writer=True)
     assert duty.due(10.0, is_behind=True) == "write"
-    duty.wrote(10.0)
+    duty.record_write(10.0)
     assert duty.due(10.0 + GATHER_S / 2, is_behind=True) == ""
     assert duty.pause_s(10.0 + GATHER_S / 2, is_behind=True) == pytest.approx(GATHER_S / 2)
     assert duty.due(10.0 + GATHER_S, is_behind=True) == "write"
 
 
 def test_a_deputy_looks_for_the_writer_then_stands_in():
-    duty = Duty(is_writer=False)
+    duty = WriteSchedule(is_writer=False)
     assert duty.due(10.0, is_behind=True) == ""
-    assert duty.pause_s(10.0, is_behind=True) == pytest.approx(LOOK_S)
-    assert duty.due(10.0 + LOOK_S, is_behind=True) == "look"
-    assert duty.due(10.0 + LOOK_S, is_behind=True) == ""
-    assert duty.pause_s(10.0 + LOOK_S, is_behind=True) == pytest.approx(STAND_IN_S - LOOK_S)
+    assert duty.pause_s(10.0, is_behind=True) == pytest.approx(CHECK_S)
+    assert duty.due(10.0 + CHECK_S, is_behind=True) == "check"
+    assert duty.due(10.0 + CHECK_S, is_behind=True) == ""
+    assert duty.pause_s(10.0 + CHECK_S, is_behind=True) == pytest.approx(STAND_IN_S - CHECK_S)
     assert duty.due(10.0 + STAND_IN_S, is_behind=True) == "write"
 
 
 def test_a_deputy_does_nothing_about_what_was_written_meanwhile():
-    duty = Duty(is_writer=False)
+    duty = WriteSchedule(is_writer=False)
     duty.due(10.0, is_behind=True)
-    assert duty.due(10.0 + LOOK_S, is_behind=False) == ""
-    assert duty.pause_s(10.0 + LOOK_S, is_behind=False) is None
+    assert duty.due(10.0 + CHECK_S, is_behind=False) == ""
+    assert duty.pause_s(10.0 + CHECK_S, is_behind=False) is None
     assert duty.due(20.0, is_behind=True) == ""  # another change has its own time
 
 
 def test_a_deputy_without_a_writer_writes_at_once():
-    duty = Duty(is_writer=False)
+    duty = WriteSchedule(is_writer=False)
     duty.due(10.0, is_behind=True)
-    assert duty.due(10.0 + LOOK_S, is_behind=True) == "look"
+    assert duty.due(10.0 + CHECK_S, is_behind=True) == "check"
     duty.is_writer = True
-    assert duty.due(10.0 + LOOK_S, is_behind=True) == "write"
+    assert duty.due(10.0 + CHECK_S, is_behind=True) == "write"

@@ -210,7 +210,7 @@ class Lock:
     def remaining_s(self) -> float: ...
     async def waiters(self) -> list[Ticket]: ...
 
-class Side:
+class ModeLock:
     def __init__(
         self, store: Store, queue: TicketQueue, mode: Mode, *, session: Session | None, reentrant: bool
     ) -> None: ...
@@ -231,8 +231,8 @@ class Side:
 
 class ReadWriteLock:
     name: str
-    read: Side
-    write: Side
+    read: ModeLock
+    write: ModeLock
     def __init__(
         self, store: Store, name: str, *, reentrant: bool = False, session: Session | None = None, label: str = ""
     ) -> None: ...

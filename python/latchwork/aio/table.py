@@ -8,7 +8,7 @@ from latchwork import primitives
 from latchwork._base.event import Signal
 from latchwork.aio.store import MirrorTwin, SessionTwin, SignalTwin, StoreTwin
 from latchwork.aio.twin import Twin
-from latchwork.primitives.fair import Side
+from latchwork.primitives.fair import ModeLock
 from latchwork.store import Mirror, Session, Store, Tx, Watch
 
 
@@ -52,7 +52,7 @@ ROWS = (
     Row(Signal, SignalTwin, ("set", "clear", "call_when_set", "isSet")),
     Row(primitives.Work, hidden=("begin", "finish", "stop")),
     Row(primitives.Lock, hidden=_HOLDS),
-    Row(Side, hidden=("adopt", "downgrade", "forget", "move_to_other_side", "note", "of_this_thread", *_HOLDS)),
+    Row(ModeLock, hidden=("adopt", "downgrade", "forget", "move_to_other_side", "note", "of_this_thread", *_HOLDS)),
     Row(primitives.ReadWriteLock),
     Row(primitives.Semaphore, hidden=_HOLDS),
     Row(primitives.LeaderLatch, hidden=("end_soon",)),

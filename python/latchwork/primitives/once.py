@@ -32,7 +32,7 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits
@@ -138,7 +138,7 @@ class Once(Closable):
             raise LatchworkError(f"{self._what} is run by this very thread; its function cannot wait for itself")
         deadline = Deadline(self._store.clock, timeout_s)
         while True:
-            async with self._waits.begin(deadline.left_s()) as (waiter, _):
+            async with self._waits.start(deadline.left_s()) as (waiter, _):
                 entry = await self._have_outcome(fn, waiter, deadline)
                 if entry is not None:
                     return _result(entry, self._what)
@@ -154,13 +154,13 @@ class Once(Closable):
         entry = await waiter.keep_trying(self._outcome, deadline)
         if entry is not None:
             return entry
-        place = await self._await_turn(waiter, deadline)
+        position = await self._await_turn(waiter, deadline)
         try:
             entry = await waiter.keep_trying(self._outcome, deadline)
-            return await self._run(fn, place) if entry is None and place is not None else entry
+            return await self._run(fn, position) if entry is None and position is not None else entry
         finally:
-            if place is not None:
-                await self._queue.leave(place)
+            if position is not None:
+                await self._queue.leave(position)
 
     @driven
     async def outcome(self) -> bytes | None:
@@ -212,54 +212,54 @@ class Once(Closable):
         with self._waits.waiter(waiter.session) as turn, self._store.watch(self._outcome_key) as watch:
             watch.subscribe(look)
             try:
-                return await take_turn(self._queue, turn, deadline)
+                return await wait_for_turn(self._queue, turn, deadline)
             except (Unavailable, OutcomeUnknown):
-                if turn.is_off and not waiter.is_off:
+                if turn.is_cancelled and not waiter.is_cancelled:
                     return None  # we could not even queue, and need not any more
                 raise
 
     # Running
 
-    async def _run(self, fn: Callable[[Work], bytes | None], place: QueuePosition) -> Entry:
+    async def _run(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry:
         """Run the function as the first in the queue without an outcome."""
         deadline = Deadline(self._store.clock, _RECORD_S)
-        with closing(Waiter(self._store, place.session)) as waiter:
-            starts = await waiter.keep_trying(lambda: self._count_start(place), deadline)
+        with closing(Waiter(self._store, position.session)) as waiter:
+            starts = await waiter.keep_trying(lambda: self._count_start(position), deadline)
         if starts > self._most:
-            return await self._record(place, self._failure("", f"whoever ran it vanished, {self._most} times"))
+            return await self._record(position, self._failure("", f"whoever ran it vanished, {self._most} times"))
         while True:
-            entry = await self._run_once(fn, place) or await self._after_stop(place)
+            entry = await self._run_once(fn, position) or await self._after_stop(position)
             if entry is not None:
                 return entry
             self._waits.check()
 
-    async def _run_once(self, fn: Callable[[Work], bytes | None], place: QueuePosition) -> Entry | None:
+    async def _run_once(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry | None:
         """Run the function, and record its end. Return None if it was stopped before."""
-        ownership = Ownership.by_session(self._what, place.fence, place.session, self._store.clock)
+        ownership = Ownership.by_session(self._what, position.fence, position.session, self._store.clock)
         try:
             value = await self._called(fn, ownership.guard_work())
         except _ToldToStop as stop:
             _log.info("%s was told to stop, and has ended: %s", self._what, stop.__cause__ or "by returning")
             return None
         except _WrongResult as error:
-            await self._forget_start(place)
+            await self._forget_start(position)
             raise TypeError(str(error)) from None
         except Exception as error:
             failure = self._failure(type(error).__name__, message(error))
-            entry = await self._record(place, failure)
+            entry = await self._record(position, failure)
             if entry.value != failure:  # our session had ended: others have run it meanwhile, and theirs counts
                 return entry
             told = f"{self._what} has failed here: {reason(error)}; reset it to have it run again"
             raise OnceFailed(told) from error
         finally:
             ownership.end()
-        return await self._record(place, self._body({"ok": True}, value))
+        return await self._record(position, self._body({"ok": True}, value))
 
-    async def _after_stop(self, place: QueuePosition) -> Entry | None:
+    async def _after_stop(self, position: QueuePosition) -> Entry | None:
         """Wait until the session was renewed or has ended. Return None to run it again, or what others have
         recorded.
         """
-        session, deadline = place.session, Deadline(self._store.clock, _RECORD_S)
+        session, deadline = position.session, Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, session)) as waiter:
             while 0.0 < (left_s := session.remaining_s()) <= session.ttl_s * MARGIN_PART:
                 await waiter.pause(left_s)
@@ -302,54 +302,54 @@ class Once(Closable):
             raise ValueTooLarge(f"the result of {self._what} has {len(value):,} bytes, at most {MAX_VALUE_BYTES:,} fit")
         return value
 
-    async def _count_start(self, place: QueuePosition) -> int:
+    async def _count_start(self, position: QueuePosition) -> int:
         """Count this start once, and return its number."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
             known = StartCount(0) if entry is None else _STARTS.decode_entry(entry)
             starts = known.starts
-            if known.nonce == place.nonce:
+            if known.nonce == position.nonce:
                 return starts
             check = Absent(self._starts_key) if entry is None else At(entry)
-            more = Put(self._starts_key, encode(StartCount(starts + 1, place.nonce)))
+            more = Put(self._starts_key, encode(StartCount(starts + 1, position.nonce)))
             try:
-                await ask(self._store.commit, [place.fence, check], [more])
+                await ask(self._store.commit, [position.fence, check], [more])
             except Conflict as error:
-                await self._refuse_lost(place, error)
+                await self._refuse_lost(position, error)
             else:
                 return starts + 1
 
-    async def _forget_start(self, place: QueuePosition) -> None:
+    async def _forget_start(self, position: QueuePosition) -> None:
         """Undo the count of this start: the runner has not died, its code is wrong."""
         entry = await ask(self._store.get, self._starts_key)
         known = None if entry is None else _STARTS.find(entry.value)
-        if entry is not None and known is not None and known.nonce == place.nonce and known.starts:
+        if entry is not None and known is not None and known.nonce == position.nonce and known.starts:
             less = Put(self._starts_key, encode(StartCount(known.starts - 1)))
             with suppress(LatchworkError):  # it counts, and that is all
-                await ask(self._store.commit, [place.fence, At(entry)], [less])
+                await ask(self._store.commit, [position.fence, At(entry)], [less])
 
-    async def _record(self, place: QueuePosition, body: bytes) -> Entry:
+    async def _record(self, position: QueuePosition, body: bytes) -> Entry:
         """Record the outcome if there is none, and return the recorded one."""
         deadline = Deadline(self._store.clock, _RECORD_S)
-        with closing(Waiter(self._store, place.session)) as waiter:
+        with closing(Waiter(self._store, position.session)) as waiter:
             try:
-                return await waiter.keep_trying(lambda: self._create(place, body), deadline)
+                return await waiter.keep_trying(lambda: self._create(position, body), deadline)
             except SessionLost as error:
                 raise self._lost() from error
 
-    async def _create(self, place: QueuePosition, body: bytes) -> Entry:
+    async def _create(self, position: QueuePosition, body: bytes) -> Entry:
         while True:
             try:
-                done = await ask(self._store.commit, [place.fence], [Create(self._outcome_key, body)])
+                done = await ask(self._store.commit, [position.fence], [Create(self._outcome_key, body)])
                 return done.entries[0]
             except Conflict as error:
                 there = await self._outcome()
                 if there is not None:  # ours, if an answer was lost; or that of another, who ran it after our session
                     return there
-                await self._refuse_lost(place, error)
+                await self._refuse_lost(position, error)
 
-    async def _refuse_lost(self, place: QueuePosition, error: Conflict) -> None:
-        if place.session.remaining_s() <= 0.0 or await ask(self._store.get, place.ticket.key) is None:
+    async def _refuse_lost(self, position: QueuePosition, error: Conflict) -> None:
+        if position.session.remaining_s() <= 0.0 or await ask(self._store.get, position.ticket.key) is None:
             raise self._lost() from error
 
     def _lost(self) -> LockLost:
@@ -359,7 +359,7 @@ class Once(Closable):
         return self._body({"ok": False, "kind": kind, "why": why[:_MOST_WHY]}, b"")
 
     def _body(self, head: dict[str, object], value: bytes) -> bytes:
-        return encode({**head, **self._queue.about}) + b"\n" + value
+        return encode({**head, **self._queue.creator}) + b"\n" + value
 
 
 class _WrongResult(Exception):
@@ -377,6 +377,6 @@ def _result(entry: Entry, what: str) -> bytes:
         raise BadRecord(f"key {entry.key!r} holds no outcome of {what}; reset it, or use another name")
     if outcome.ok:
         return value
-    place = f"{outcome.host} (pid {outcome.pid})"
+    process = f"{outcome.host} (pid {outcome.pid})"
     kind = f"{outcome.kind}: " if outcome.kind else ""
-    raise OnceFailed(f"{what} has failed on {place}: {kind}{outcome.why}; reset it to have it run again")
+    raise OnceFailed(f"{what} has failed on {process}: {kind}{outcome.why}; reset it to have it run again")

@@ -126,7 +126,7 @@ class WorkerCore:
         if self._membership is not None:
             return self._membership
         with undone_if_interrupted(self._undo_join):
-            async with self.waits.begin(timeout_s) as (waiter, deadline):
+            async with self.waits.start(timeout_s) as (waiter, deadline):
                 membership = await self._joiner.join(waiter, deadline)
         entry = self._joiner.epoch
         assert entry is not None

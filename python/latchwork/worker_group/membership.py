@@ -283,7 +283,7 @@ class Joiner:
         if self._turn.is_set() or self._position is not None or deadline.has_passed:
             return
         self._join_lock.enqueue(self._turn)
-        take_back = waiter.off.call_when_set(self._turn.set)
+        take_back = waiter.cancelled.call_when_set(self._turn.set)
         try:
             await Pause(self._store.clock, self._turn, deadline.left_s())
         finally:
@@ -349,7 +349,7 @@ class Joiner:
         return record
 
     def _raise_if_over(self, deadline: Deadline, waiter: Waiter, why: str) -> None:
-        if waiter.is_off:
+        if waiter.is_cancelled:
             waiter.session.ensure_usable()
             raise Closed(f"{self._what} was not joined because the worker was closed; create another worker")
         if deadline.has_passed:

@@ -86,7 +86,7 @@ async def locks(store: aio.Store) -> None:
     aio.Lock(latchwork.connect(), "orders")  # type: ignore[arg-type]
     await aio.Lock(store, "orders").acquire(timeout=1)  # type: ignore[call-arg]
     both = aio.ReadWriteLock(store, "table")
-    assert_type(both.read, aio.Side)
+    assert_type(both.read, aio.ModeLock)
     async with both.write as fence:
         assert_type(await both.downgrade(), Fence)
     async with aio.Semaphore(store, "seats", leases=3) as fence:

@@ -337,7 +337,7 @@ class LocalMember:
         signal = self.members.claim_opening(self, phase)
         if signal is None:
             return True
-        remove_call = waiter.off.call_when_set(signal.set)
+        remove_call = waiter.cancelled.call_when_set(signal.set)
         try:
             return not await Pause(self.members.clock, signal, _OPENS_S)
         finally:

@@ -201,7 +201,7 @@ class BarrierMember:
             BarrierBroken: It ended without all members, after a timeout here or elsewhere.
         """
         local = LocalMember(local_members_of(self._store, self.name))
-        async with self._waits.begin(timeout_s) as (waiter, deadline):
+        async with self._waits.start(timeout_s) as (waiter, deadline):
             with local:
                 while True:
                     arrive = partial(self._arrive, choose, checks, waiter, timeout_s, local)
@@ -376,7 +376,7 @@ class BarrierMember:
             The board. None if this member must follow the arrivals itself, or after the timeout.
         """
         longest_s = random.uniform(*AGAIN_S)
-        if await local.members.await_board(phase, waiter.off, deadline.left_s(longest_s)):
+        if await local.members.await_board(phase, waiter.cancelled, deadline.left_s(longest_s)):
             (entry,) = await waiter.keep_trying(lambda: local.members.get_many([self._board_key]), deadline)
             board = None if entry is None else self._read(entry)
             if board is not None and board.phase > phase:
@@ -384,7 +384,7 @@ class BarrierMember:
         while not await waiter.follow(
             self._board_key, seen := PhaseEnd(phase), Deadline(self._store.clock, deadline.left_s(longest_s)), leaf=True
         ):
-            if waiter.is_off or deadline.has_passed or draw_follower(parties):
+            if waiter.is_cancelled or deadline.has_passed or draw_follower(parties):
                 return None
             longest_s *= 2.0
         return seen.board

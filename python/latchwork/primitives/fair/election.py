@@ -21,7 +21,7 @@ from latchwork._base.validation import check_store
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.latch import Leader, Observer
-from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue, wait_for_turn
 from latchwork.primitives.waiting.common import Deadline, check_bytes, check_name, check_node_id
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
@@ -279,10 +279,10 @@ class _Seat(SessionLock):
 
     async def proclaim(self, value: bytes) -> None:
         check_bytes(value, f"the value of {self.what}")
-        place = self._held().place
-        body = {**read_object(place.ticket.value), **_value_body(value)}
+        position = self._require_hold().position
+        body = {**read_object(position.ticket.value), **_value_body(value)}
         try:
-            await ask(self._store.commit, [place.fence], [Put(place.ticket.key, encode(body))])
+            await ask(self._store.commit, [position.fence], [Put(position.ticket.key, encode(body))])
         except Conflict as error:
             raise NotLeader(f"{self.what} is not led by us any more, nothing was announced; stop leading") from error
 
@@ -307,7 +307,7 @@ class _Seat(SessionLock):
             self._on_over(self)
 
     async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        return await take_turn(self._queue, waiter, deadline, body=_value_body(self._value))
+        return await wait_for_turn(self._queue, waiter, deadline, body=_value_body(self._value))
 
 
 def _value_body(value: bytes) -> dict[str, object]:

@@ -14,7 +14,7 @@ from latchwork._base.execution_context import PerCaller
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue
-from latchwork.primitives.waiting.common import Deadline, tell
+from latchwork.primitives.waiting.common import Deadline, call_listeners
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import lost_by_fork
@@ -27,7 +27,7 @@ from latchwork.types import Fence
 _log = logging.getLogger(__name__)
 
 
-class Use:
+class Acquisition:
     """An acquisition of a hold. A reentrant hold has several."""
 
     def __init__(self, hold: Hold) -> None:
@@ -38,22 +38,22 @@ class Hold:
     """A hold, from its acquisition to its release.
 
     Attributes:
-        place: Its ticket or lease, its session and its fence.
+        position: Its ticket or lease, its session and its fence.
         owner: The lock.
         waiter: The waiter that acquired it, with a watch that is closed after the release.
         ownership: What work under it depends on.
-        uses: The acquisitions of its thread that were not released, newest last.
-        given_back: Set once it is released or closed.
+        acquisitions: The acquisitions of its thread that were not released, newest last.
+        released: Set once it is released or closed.
     """
 
-    def __init__(self, place: QueuePosition, owner: SessionLock, waiter: Waiter) -> None:
-        self.place = place
+    def __init__(self, position: QueuePosition, owner: SessionLock, waiter: Waiter) -> None:
+        self.position = position
         self.owner = owner
         self.waiter = waiter
-        self.uses = [Use(self)]
-        self.given_back = Signal()
-        self.ownership = Ownership.by_session(owner.what, place.fence, place.session, owner.clock, owner.error)
-        self.unlisten: Callable[[], None] = lambda: None
+        self.acquisitions = [Acquisition(self)]
+        self.released = Signal()
+        self.ownership = Ownership.by_session(owner.what, position.fence, position.session, owner.clock, owner.error)
+        self.remove_listener: Callable[[], None] = lambda: None
 
     @property
     def is_held(self) -> bool:
@@ -91,7 +91,7 @@ class SessionLock(GuardsWork):
         self._waits = Waits(store, what, session)
         self._home = self._waits.home
         self._reentrant = reentrant
-        self._several = several
+        self._allows_several = several
         self._lock = mutex()
         self._holds: list[Hold] = []
         self._mine = PerCaller()
@@ -102,18 +102,20 @@ class SessionLock(GuardsWork):
 
     @driven
     async def __enter__(self) -> Fence:
-        use = await self._acquire(None)
-        self._entered().append(use)
-        return use.hold.place.fence
+        acquisition = await self._acquire(None)
+        self._with_blocks().append(acquisition)
+        return acquisition.hold.position.fence
 
     @shielded
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        entered = self._entered()
-        use = entered.pop() if entered else self._to_release().uses[-1]  # a with that ends in another thread
-        if use.hold.given_back.is_set():
+        entered = self._with_blocks()
+        acquisition = (
+            entered.pop() if entered else self._hold_to_release().acquisitions[-1]
+        )  # a with that ends in another thread
+        if acquisition.hold.released.is_set():
             return  # released inside the block, or closed
         try:
-            await use.hold.owner.end(use)
+            await acquisition.hold.owner.release_acquisition(acquisition)
         except (OwnershipLost, ForkedProcess) as error:
             if exc_type is None:
                 raise
@@ -141,7 +143,7 @@ class SessionLock(GuardsWork):
         Source:
             docs/design/locks.md.
         """
-        return (await self._acquire(timeout_s)).hold.place.fence
+        return (await self._acquire(timeout_s)).hold.position.fence
 
     @shielded
     async def release(self) -> None:
@@ -155,7 +157,7 @@ class SessionLock(GuardsWork):
             LatchworkError: This thread holds nothing, and several others do.
         """
         self._home.check()
-        await self.end(self._to_release().uses[-1])
+        await self.release_acquisition(self._hold_to_release().acquisitions[-1])
 
     @shielded
     async def close(self) -> None:
@@ -179,7 +181,7 @@ class SessionLock(GuardsWork):
         Raises:
             LockLost: It has expired, or is not held.
         """
-        return self._held().place.fence
+        return self._require_hold().position.fence
 
     @property
     def is_held(self) -> bool:
@@ -194,12 +196,12 @@ class SessionLock(GuardsWork):
         """
         if self._home.is_foreign:
             return lost_by_fork()
-        hold = self._current()
+        hold = self._current_hold()
         return hold.ownership.lost if hold is not None else Signal()
 
     def remaining_s(self) -> float:
         """Seconds for which it is certainly ours without a further renewal; 0 without a hold. No I/O."""
-        hold = self._current()
+        hold = self._current_hold()
         return hold.remaining_s() if hold is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
@@ -221,25 +223,25 @@ class SessionLock(GuardsWork):
 
     # Acquiring
 
-    async def _acquire(self, timeout_s: float | None) -> Use:
+    async def _acquire(self, timeout_s: float | None) -> Acquisition:
         self._home.check()
         again = self._reentrant_hold()
         if again is not None:
-            use = Use(again)
-            again.uses.append(use)
-            return use
+            acquisition = Acquisition(again)
+            again.acquisitions.append(acquisition)
+            return acquisition
         self._refuse_acquire()
-        async with self._waits.begin(timeout_s) as (waiter, deadline):
-            place = await self._take(waiter, deadline)
-            if place is None:
+        async with self._waits.start(timeout_s) as (waiter, deadline):
+            position = await self._take(waiter, deadline)
+            if position is None:
                 self._waits.refuse_closed(waiter.session)
-                raise WaitTimeout(await self._timed_out(timeout_s))
-            return (await self._on_acquired(place, waiter)).uses[0]
+                raise WaitTimeout(await self._timeout_message(timeout_s))
+            return (await self._on_acquired(position, waiter)).acquisitions[0]
 
     def _reentrant_hold(self) -> Hold | None:
         """Return this thread's hold if it may acquire it again."""
-        hold = self._of_thread()
-        if hold is None or self._several:
+        hold = self._hold_of_thread()
+        if hold is None or self._allows_several:
             return None
         if self._reentrant:
             if not hold.is_held:
@@ -249,41 +251,41 @@ class SessionLock(GuardsWork):
             raise LatchworkError(f"{self.what} is held by this very thread already; release it first")
         return None
 
-    async def _timed_out(self, timeout_s: float | None) -> str:
+    async def _timeout_message(self, timeout_s: float | None) -> str:
         holders = await self._describe_holders()
         return f"{self.what} is held by {holders} after {timeout_s or 0.0:.3g} s; raise timeout_s, or ask them"
 
     async def _describe_holders(self) -> str:
         return await self._queue.describe_first()
 
-    async def _on_acquired(self, place: QueuePosition, waiter: Waiter) -> Hold:
-        hold = Hold(place, self, waiter)
+    async def _on_acquired(self, position: QueuePosition, waiter: Waiter) -> Hold:
+        hold = Hold(position, self, waiter)
         with self._lock:
             surplus = self._waits.is_closed
             if not surplus:
                 self._holds.append(hold)
         if surplus:
             hold.ownership.end()
-            await self._queue.leave(place)
+            await self._queue.leave(position)
             raise Closed(f"{self.what} was closed while it was being acquired; make another one")
         waiter.is_kept = True
         self._push(hold)
-        hold.unlisten = place.session.on_lost(lambda: hold.owner.lose(hold), or_closed=True)
-        if hold.given_back.is_set():  # closed meanwhile, which could not take the listener back
-            hold.unlisten()
-        _log.debug("%s is held by %s with token %d", self.what, place.ticket.key, place.fence.token)
+        hold.remove_listener = position.session.on_lost(lambda: hold.owner.on_hold_lost(hold), or_closed=True)
+        if hold.released.is_set():  # closed meanwhile, which could not take the listener back
+            hold.remove_listener()
+        _log.debug("%s is held by %s with token %d", self.what, position.ticket.key, position.fence.token)
         return hold
 
     # Releasing and losing
 
-    async def end(self, use: Use) -> None:
+    async def release_acquisition(self, acquisition: Acquisition) -> None:
         """Release one acquisition of a hold. ``LockLost`` if it had expired or was ended by another client."""
         self._home.check()
-        hold = use.hold
-        if use not in hold.uses:  # its `with` released inside of the block
-            use = hold.uses[-1]
-        if len(hold.uses) > 1:
-            hold.uses = [each for each in hold.uses if each is not use]
+        hold = acquisition.hold
+        if acquisition not in hold.acquisitions:  # its `with` released inside of the block
+            acquisition = hold.acquisitions[-1]
+        if len(hold.acquisitions) > 1:
+            hold.acquisitions = [each for each in hold.acquisitions if each is not acquisition]
             return
         was_held = hold.is_held
         was_there = await self._release_hold(hold)
@@ -295,19 +297,19 @@ class SessionLock(GuardsWork):
         if not self._withdraw(hold):
             return True
         try:
-            return await self._queue.leave(hold.place)
+            return await self._queue.leave(hold.position)
         finally:
             hold.waiter.close()  # last: the next one waits for the line above
 
     def _withdraw(self, hold: Hold) -> bool:
         """End a hold in this process. Return False if it had ended."""
         with self._lock:
-            was_given_back = hold.given_back.is_set()
-            hold.given_back.set()
+            was_released = hold.released.is_set()
+            hold.released.set()
             self._holds = [each for each in self._holds if each is not hold]
-        hold.unlisten()
+        hold.remove_listener()
         hold.ownership.end()
-        return not was_given_back
+        return not was_released
 
     def abandon(self) -> None:
         """Release all holds of this object: here now, and on the server in the background."""
@@ -316,22 +318,22 @@ class SessionLock(GuardsWork):
         for hold in holds:
             if self._withdraw(hold):
                 hold.waiter.close()
-                self._queue.leave_later(hold.place)
+                self._queue.leave_later(hold.position)
 
-    def lose(self, hold: Hold) -> None:
+    def on_hold_lost(self, hold: Hold) -> None:
         """Handle a lost hold, in the session's thread for listeners. Its work was stopped before."""
-        if hold.given_back.is_set():
+        if hold.released.is_set():
             return  # released just before: nothing was lost
-        session = hold.place.session
+        session = hold.position.session
         level, how = (logging.INFO, "was closed") if session.state == "closed" else (logging.WARNING, "is lost")
         _log.log(level, "%s is lost: its session %s %s", self.what, session.id, how)
-        tell(list(self._listeners.values()), self.what)
+        call_listeners(list(self._listeners.values()), self.what)
 
     # Which hold
 
-    def _entered(self) -> list[Use]:
+    def _with_blocks(self) -> list[Acquisition]:
         """Return the acquisitions of this thread's ``with`` blocks."""
-        entered: list[Use] = self._mine.own.setdefault("entered", [])
+        entered: list[Acquisition] = self._mine.own.setdefault("entered", [])
         return entered
 
     def _push(self, hold: Hold) -> None:
@@ -340,34 +342,34 @@ class SessionLock(GuardsWork):
     def _stack(self) -> list[Hold]:
         """Return what this thread acquired and did not release, newest last."""
         own = self._mine.own
-        stack: list[Hold] = [hold for hold in own.get("stack", ()) if not hold.given_back.is_set()]
+        stack: list[Hold] = [hold for hold in own.get("stack", ()) if not hold.released.is_set()]
         own["stack"] = stack
         return stack
 
-    def _of_thread(self) -> Hold | None:
+    def _hold_of_thread(self) -> Hold | None:
         stack = self._stack()
         return stack[-1] if stack else None
 
-    def _current(self) -> Hold | None:
+    def _current_hold(self) -> Hold | None:
         if self._home.is_foreign:
             return None
-        hold = self._of_thread()
+        hold = self._hold_of_thread()
         if hold is None:
             with self._lock:
                 hold = self._holds[-1] if self._holds else None
         return hold
 
     def _owned(self) -> Ownership:
-        return self._held().ownership
+        return self._require_hold().ownership
 
-    def _held(self) -> Hold:
-        hold = self._current()
+    def _require_hold(self) -> Hold:
+        hold = self._current_hold()
         if hold is None or not hold.is_held:
             raise self.error(f"{self.what} is not held any more by this object; stop what it protected")
         return hold
 
-    def _to_release(self) -> Hold:
-        hold = self._of_thread()
+    def _hold_to_release(self) -> Hold:
+        hold = self._hold_of_thread()
         if hold is not None:
             return hold
         with self._lock:

@@ -30,7 +30,7 @@ from latchwork.primitives.fair.tickets import (
     any_ticket,
     await_turn,
     is_ticket,
-    until_over,
+    wait_until_gone,
 )
 from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_node_id
 from latchwork.primitives.waiting.participant import Participant
@@ -115,7 +115,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._wake.clear()
             self._error = None
             self._state = "joining"
-            self._begin()
+            self._start_thread()
             return None
 
     @shielded
@@ -179,33 +179,33 @@ class LeaderLatch(GuardsWork, Participant):
 
     async def _hand_over(self) -> None:
         """Delete our ticket before our thread does, if no listener must end first. Our thread handles errors."""
-        place = self._place
-        if place is None:
+        position = self._place
+        if position is None:
             return
         try:
-            await ask(self._store.delete, place.ticket.key)
+            await ask(self._store.delete, position.ticket.key)
         except LatchworkError as error:
             _log.debug("%s: %s could not leave at once: %s", self._what, self._who, error)
         else:
-            self._forget(place)
+            self._forget(position)
 
     def _forget_place(self) -> None:
         """Stop counting our ticket. If it still exists it is removed."""
-        place, self._place = self._place, None
-        if place is not None:
-            self._queue.abandon(place.nonce)
+        position, self._place = self._place, None
+        if position is not None:
+            self._queue.abandon(position.nonce)
 
     async def _leave(self) -> None:
         """Delete all our tickets, and retry until our session ends."""
-        place = self._place
+        position = self._place
         if self._session is not None:
-            await self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
-        self._forget(place)
+            await self._queue.clear(self._session, (position.ticket.key,) if position is not None else ())
+        self._forget(position)
 
-    def _forget(self, place: QueuePosition | None) -> None:
-        """Forget a place after its ticket is gone."""
+    def _forget(self, position: QueuePosition | None) -> None:
+        """Forget a position after its ticket is gone."""
         with self._changed.mutex:
-            if self._place is place:
+            if self._place is position:
                 self._place = None
 
     async def _ended(self, background: Background) -> None:
@@ -294,7 +294,7 @@ class LeaderLatch(GuardsWork, Participant):
         self._check_leadership()
         while True:
             await self._wait_until(
-                self._check_again, timeout_s, self._what, partial(self._wait_error, timeout_s), look_s=1.0
+                self._check_again, timeout_s, self._what, partial(self._wait_error, timeout_s), poll_s=1.0
             )
             try:
                 work = self.guard_work(margin_s)
@@ -374,31 +374,34 @@ class LeaderLatch(GuardsWork, Participant):
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
             forever = Deadline(self._store.clock, None)
-            place = await self._get_or_join_queue(session)
+            position = await self._get_or_join_queue(session)
             cancel = session.on_end(lambda: self._on_session_end(session))
             try:
                 while not self._leaving:
-                    if await await_turn(self._queue, place, waiter, forever):
+                    if await await_turn(self._queue, position, waiter, forever):
                         backoff.reset()
-                        self._lead(place)
+                        self._lead(position)
                         await self._pause(_WATCH_AFTER_S)  # who waited to lead goes first
-                        if await until_over(place.ticket.key, any_ticket, waiter, forever) and not self._leaving:
-                            raise self._queue.lost_error(place)
+                        if (
+                            await wait_until_gone(position.ticket.key, any_ticket, waiter, forever)
+                            and not self._leaving
+                        ):
+                            raise self._queue.lost_error(position)
             finally:
                 cancel()
 
     async def _get_or_join_queue(self, session: Session) -> QueuePosition:
-        """Return our place in the queue: the present one, or a new one at its end."""
-        place = self._place
-        if place is not None and place.session is session:
-            return place
+        """Return our position in the queue: the present one, or a new one at its end."""
+        position = self._place
+        if position is not None and position.session is session:
+            return position
         self._forget_place()
         self._enter("joining")
         self._session = session
-        self._place = place = await self._queue.join(session)
+        self._place = position = await self._queue.join(session)
         self._enter("waiting")
-        _log.info("%s: node %r queues with ticket %s", self._what, self.node_id, place.ticket.key)
-        return place
+        _log.info("%s: node %r queues with ticket %s", self._what, self.node_id, position.ticket.key)
+        return position
 
     # Leading
 
@@ -410,23 +413,23 @@ class LeaderLatch(GuardsWork, Participant):
             )
         return led
 
-    def _lead(self, place: QueuePosition) -> None:
-        session = place.session
+    def _lead(self, position: QueuePosition) -> None:
+        session = position.session
         with self._changed.mutex:
             led = self._led
-            if self._leaving or session.remaining_s() <= 0.0 or (led is not None and led.fence is place.fence):
+            if self._leaving or session.remaining_s() <= 0.0 or (led is not None and led.fence is position.fence):
                 return
-            self._led = Ownership.by_session(self._what, place.fence, session, self._store.clock, NotLeader)
+            self._led = Ownership.by_session(self._what, position.fence, session, self._store.clock, NotLeader)
             self._state = "leading"
             self._announcer.queue(*self._elected_listeners.values())
             self._changed.notify_all()
         self._announcer.deliver()
-        _log.info("%s: node %r leads with token %d", self._what, self.node_id, place.fence.token)
+        _log.info("%s: node %r leads with token %d", self._what, self.node_id, position.fence.token)
 
     def _on_session_end(self, session: Session) -> None:
         """Handle the end of the session, in its thread: ours may be waiting for a server that does not answer."""
-        place = self._place
-        if place is not None and place.session is session:
+        position = self._place
+        if position is not None and position.session is session:
             self._revoke("its session has ended")
 
     def _revoke(self, why: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from latchwork._base.validation import check_store
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.waiting.common import Deadline, check_name
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.session import Session
@@ -50,4 +50,4 @@ class Lock(SessionLock):
         return (await self._queue.tickets())[1:]
 
     async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        return await take_turn(self._queue, waiter, deadline)
+        return await wait_for_turn(self._queue, waiter, deadline)

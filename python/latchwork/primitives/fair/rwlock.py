@@ -21,7 +21,7 @@ from latchwork.primitives.fair.tickets import (
     Ticket,
     TicketQueue,
     any_ticket,
-    take_turn,
+    wait_for_turn,
 )
 from latchwork.primitives.waiting.common import Deadline, check_name
 from latchwork.primitives.waiting.waits import Waiter
@@ -36,7 +36,7 @@ Mode = Literal["read", "write"]
 
 
 def reads(ticket: Ticket) -> bool:
-    """Return whether a ticket reads. An invalid one counts as a writer's."""
+    """Return whether a ticket is a reader's. An invalid ticket counts as a writer's."""
     return ticket.body.get("mode") == "read"
 
 
@@ -73,8 +73,8 @@ class ReadWriteLock:
         check_store(store, "a lock")
         self.name = check_name(name, "lock")
         self._queue = TicketQueue(store, name, f"lock {name!r}", label)
-        self.read = Side(store, self._queue, "read", session=session, reentrant=reentrant)
-        self.write = Side(store, self._queue, "write", session=session, reentrant=reentrant)
+        self.read = ModeLock(store, self._queue, "read", session=session, reentrant=reentrant)
+        self.write = ModeLock(store, self._queue, "write", session=session, reentrant=reentrant)
         self.read.other, self.write.other = self.write, self.read
 
     def __repr__(self) -> str:
@@ -117,10 +117,14 @@ class ReadWriteLock:
             await steps_of(self.write.close)()
 
 
-class Side(SessionLock):
-    """One side of a ``ReadWriteLock``, used like a ``Lock``."""
+class ModeLock(SessionLock):
+    """One mode of a ``ReadWriteLock``, for reading or for writing, used like a ``Lock``.
 
-    other: Side
+    Attributes:
+        other: The lock of the other mode.
+    """
+
+    other: ModeLock
 
     def __init__(
         self, store: Store, queue: TicketQueue, mode: Mode, *, session: Session | None, reentrant: bool
@@ -132,36 +136,44 @@ class Side(SessionLock):
     async def downgrade(self) -> Fence:
         """See ``ReadWriteLock.downgrade``."""
         self._home.check()
-        hold = self._of_thread()
+        hold = self._hold_of_thread()
         if hold is None or not hold.is_held:
             raise LockLost(f"{self.what} is not held by this thread; acquire it before the downgrade")
-        if len(hold.uses) > 1:
+        if len(hold.acquisitions) > 1:
             raise LatchworkError(
-                f"{self.what} is held {len(hold.uses)} times by this thread; release all but one of them"
+                f"{self.what} is held {len(hold.acquisitions)} times by this thread; release all but one of them"
             )
-        ticket = hold.place.ticket
+        ticket = hold.position.ticket
         shared = encode({**read_object(ticket.value), "mode": "read"})
-        await self.move_to_other_side(hold)  # first: others may read as soon as this is written
+        await self.transfer_hold(hold)  # first: others may read as soon as this is written
         try:
-            await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])
+            await ask(self._store.commit, [hold.position.fence], [Put(ticket.key, shared)])
         except OutcomeUnknown as error:  # others may read by now, so it is no writer's any more in any case
             _log.warning("%s: other readers may have to wait until it is released: %s", self.what, error)
         except LatchworkError as error:
-            await self.other.move_to_other_side(hold)
+            await self.other.transfer_hold(hold)
             if isinstance(error, Conflict):
                 raise LockLost(f"{self.what} was lost before the downgrade; stop what it protected") from error
             raise
-        return hold.place.fence
+        return hold.position.fence
 
-    async def move_to_other_side(self, hold: Hold) -> None:
-        """Move a hold of this thread to the other side."""
+    async def transfer_hold(self, hold: Hold) -> None:
+        """Transfer a hold of this thread to the lock of the other mode, for a downgrade or to undo one.
+
+        Raises:
+            Closed: The lock was closed, and the hold released.
+        """
         with self._lock:
-            if hold.given_back.is_set():
+            if hold.released.is_set():
                 raise Closed(f"{self.what} was closed, and its hold released; make another one")
-        await self.other.adopt(hold)
+        await self.other.receive_hold(hold)
 
-    async def adopt(self, hold: Hold) -> None:
-        """Take over a hold of the other side, in this thread."""
+    async def receive_hold(self, hold: Hold) -> None:
+        """Receive a hold that the lock of the other mode transfers, in this thread.
+
+        Raises:
+            Closed: The lock was closed, and the hold released.
+        """
         hold.owner = self
         self._record_hold(hold)
         if self._waits.is_closed:
@@ -169,28 +181,28 @@ class Side(SessionLock):
             raise Closed(f"{self.what} was closed, and its hold released; make another one")
 
     def _record_hold(self, hold: Hold) -> None:
-        """Record a hold of this thread with its owner and no other side, even after an interrupt between the two."""
+        """Record a hold with its owner and remove it from the other mode, also after an interrupt between the two."""
         owner = hold.owner
-        assert isinstance(owner, Side)
-        if not hold.given_back.is_set():
-            owner.note(hold)
-        owner.other.forget(hold)
+        assert isinstance(owner, ModeLock)
+        if not hold.released.is_set():
+            owner.add_hold(hold)
+        owner.other.remove_hold(hold)
 
-    def note(self, hold: Hold) -> None:
-        """Record a hold of this thread."""
-        self.forget(hold)
+    def add_hold(self, hold: Hold) -> None:
+        """Add a hold of this thread to this mode."""
+        self.remove_hold(hold)
         with self._lock:
             self._holds.append(hold)
         self._push(hold)
 
-    def forget(self, hold: Hold) -> None:
-        """Forget a hold of this thread."""
+    def remove_hold(self, hold: Hold) -> None:
+        """Remove a hold of this thread from this mode."""
         with self._lock:
             self._holds = [each for each in self._holds if each is not hold]
         self._mine.own["stack"] = [each for each in self._stack() if each is not hold]
 
     def _refuse_acquire(self) -> None:
-        theirs = self.other.of_this_thread()
+        theirs = self.other.held_by_this_thread()
         if theirs is None or not theirs.is_held:
             return
         if self._mode == "write":
@@ -200,9 +212,9 @@ class Side(SessionLock):
             )
         raise LatchworkError(f"{self.what}: this thread holds it for writing; call downgrade(), or release it first")
 
-    def of_this_thread(self) -> Hold | None:
-        """Return what this thread holds of this side."""
-        return self._of_thread()
+    def held_by_this_thread(self) -> Hold | None:
+        """Return the newest hold of this thread in this mode, or None."""
+        return self._hold_of_thread()
 
     async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        return await take_turn(self._queue, waiter, deadline, blocks=self._blocks, body={"mode": self._mode})
+        return await wait_for_turn(self._queue, waiter, deadline, blocks=self._blocks, body={"mode": self._mode})

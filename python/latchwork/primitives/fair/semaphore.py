@@ -17,7 +17,7 @@ from latchwork._base.decoding import Decoder, Positive, encode
 from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, in_order, is_ticket, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, in_order, is_ticket, wait_for_turn
 from latchwork.primitives.waiting.common import Deadline, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, get_or_create
 from latchwork.store.session import Session
@@ -102,15 +102,15 @@ class Semaphore(SessionLock):
 
     async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
         await waiter.keep_trying(self._agree_on_size, deadline)
-        place = await take_turn(self._queue, waiter, deadline)
-        if place is None:
+        position = await wait_for_turn(self._queue, waiter, deadline)
+        if position is None:
             return None
         lease: QueuePosition | None = None
         try:
-            lease = await self._await_lease(place, waiter, deadline)
+            lease = await self._await_lease(position, waiter, deadline)
         finally:
             if lease is None:
-                await self._queue.discard(place.session, (place.ticket.key, self._lease_key(place)))
+                await self._queue.discard(position.session, (position.ticket.key, self._lease_key(position)))
         return lease
 
     async def _agree_on_size(self) -> None:
@@ -130,27 +130,27 @@ class Semaphore(SessionLock):
             )
         self._agreed = True
 
-    async def _await_lease(self, place: QueuePosition, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        """As the first in the queue, wait for a lease and take it. Return None after the timeout or when called off."""
+    async def _await_lease(self, position: QueuePosition, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
+        """As the first in the queue, wait for a lease and take it. Return None after the timeout or when cancelled."""
         while True:
-            lease = await waiter.keep_trying(lambda: self._try_lease(place), deadline)
+            lease = await waiter.keep_trying(lambda: self._try_lease(position), deadline)
             if lease is not None:
                 return lease
             if deadline.has_passed or not await waiter.follow(self._leases, _FreeLease(self._size_key), deadline):
-                self._queue.refuse_lost(place)
+                self._queue.raise_if_session_ended(position)
                 return None
 
-    async def _try_lease(self, place: QueuePosition) -> QueuePosition | None:
+    async def _try_lease(self, position: QueuePosition) -> QueuePosition | None:
         """Take a lease if one is free.
 
         No other client adds leases while our ticket is the first, so the seen leases can only become fewer.
         """
         while True:
-            self._queue.refuse_lost(place)
+            self._queue.raise_if_session_ended(position)
             entries = {entry.key: entry for entry in await ask(self._store.list, self._leases)}
-            ours = entries.get(self._lease_key(place))
-            if ours is not None and ours.owner == place.session.id:  # an earlier try got through, its answer did not
-                return self._lease(ours, place.session)
+            ours = entries.get(self._lease_key(position))
+            if ours is not None and ours.owner == position.session.id:  # an earlier try got through, its answer did not
+                return self._lease(ours, position.session)
             if ours is not None:
                 raise BadRecord(f"key {ours.key!r} is no lease of {self.what}: another program wrote it; delete it")
             size = entries.get(self._size_key)
@@ -161,28 +161,28 @@ class Semaphore(SessionLock):
             if sum(map(_is_lease, entries.values())) >= _read_size(size):
                 return None
             try:
-                return self._lease(await self._take_lease(place, size), place.session)
+                return self._lease(await self._take_lease(position, size), position.session)
             except Conflict as error:  # resized meanwhile, or our ticket is gone
-                await self._refuse_gone(place, error)
+                await self._refuse_gone(position, error)
 
-    async def _take_lease(self, place: QueuePosition, size: Entry) -> Entry:
-        lease = Create(self._lease_key(place), place.ticket.value, place.session)
-        done = await ask(self._store.commit, [At(size), place.fence], [Delete(place.ticket.key), lease])
+    async def _take_lease(self, position: QueuePosition, size: Entry) -> Entry:
+        lease = Create(self._lease_key(position), position.ticket.value, position.session)
+        done = await ask(self._store.commit, [At(size), position.fence], [Delete(position.ticket.key), lease])
         return done.entries[0]
 
-    async def _refuse_gone(self, place: QueuePosition, error: Conflict) -> None:
-        ticket, lease = await ask(self._store.get_many, [place.ticket.key, self._lease_key(place)])
+    async def _refuse_gone(self, position: QueuePosition, error: Conflict) -> None:
+        ticket, lease = await ask(self._store.get_many, [position.ticket.key, self._lease_key(position)])
         if ticket is None and lease is None:  # no snapshot: a move of ours may have landed between the reads of the two
-            lease = await ask(self._store.get, self._lease_key(place))
+            lease = await ask(self._store.get, self._lease_key(position))
         if ticket is None and lease is None:
-            self._queue.refuse_lost(place)
-            raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it") from error
+            self._queue.raise_if_session_ended(position)
+            raise LockLost(f"ticket {position.ticket.key!r} in {self.what} is gone, somebody deleted it") from error
 
     def _lease(self, entry: Entry, session: Session) -> QueuePosition:
         return QueuePosition(entry, session, self._store.fence(entry.created, Exists(entry.key), session.fence))
 
-    def _lease_key(self, place: QueuePosition) -> str:
-        return f"{self._leases}/{place.name}"
+    def _lease_key(self, position: QueuePosition) -> str:
+        return f"{self._leases}/{position.name}"
 
     async def _describe_holders(self) -> str:
         try:

@@ -53,12 +53,12 @@ _STEM = "t-"
 #: Seconds for which a ticket may still appear. The backend settles a write of unknown outcome long before that.
 _LATE_S = 120.0
 #: Seconds between two looks at a queue, at most.
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 #: A nonce, and the number that ZooKeeper appends.
 _NAME = re.compile(rf"{_STEM}([0-9a-f]{{32}})(?:--?\d{{9,}})?\Z")
 
 
-class _About(Struct, frozen=True):
+class _TicketCreator(Struct, frozen=True):
     """The creator of a ticket."""
 
     label: str = ""
@@ -66,7 +66,7 @@ class _About(Struct, frozen=True):
     pid: Whole = 0
 
 
-_ABOUT: Decoder[_About] = Decoder(_About, "a ticket")
+_CREATOR: Decoder[_TicketCreator] = Decoder(_TicketCreator, "a ticket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ class Ticket:
         return self.key.rpartition("/")[2]
 
     def __str__(self) -> str:
-        place = f"pid {self.pid} on {self.host}"
-        return f"{self.label!r} ({place})" if self.label else place
+        process = f"pid {self.pid} on {self.host}"
+        return f"{self.label!r} ({process})" if self.label else process
 
     @classmethod
     def from_entry(cls, entry: Entry) -> Ticket:
         """Return the ticket of an entry. An invalid body is empty, and the ticket still counts."""
-        about = _ABOUT.find(entry.value) or _About()
-        return cls(entry.key, about.label, about.host, about.pid, entry.created, entry.owner, entry.value)
+        creator = _CREATOR.find(entry.value) or _TicketCreator()
+        return cls(entry.key, creator.label, creator.host, creator.pid, entry.created, entry.owner, entry.value)
 
     @property
     def body(self) -> dict[str, object]:
@@ -176,7 +176,7 @@ class TicketQueue:
 
     Attributes:
         what: The primitive in messages, such as ``lock 'orders'``.
-        about: The fields of all our tickets: label, host and PID.
+        creator: The fields of all our tickets: label, host and PID.
     """
 
     def __init__(self, store: Store, name: str, what: str, label: str = "") -> None:
@@ -184,9 +184,9 @@ class TicketQueue:
         self.what = what
         self._name = name
         identity = Identity()
-        self.about = {"label": check_text(label, f"the label of {what}"), "host": identity.host, "pid": identity.pid}
+        self.creator = {"label": check_text(label, f"the label of {what}"), "host": identity.host, "pid": identity.pid}
         self._lock = mutex()
-        self._strays: set[str] = set()
+        self._abandoned: set[str] = set()
 
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
         """Return all tickets in order. Entries without a session are skipped."""
@@ -203,11 +203,11 @@ class TicketQueue:
             return "others"
 
     async def join(self, session: Session, more: Mapping[str, object] | None = None) -> QueuePosition:
-        """Create a ticket at the end of the queue with one request, whose answer names older tickets if the backend
-        can.
+        """Create a ticket at the end of the queue with one request. If the backend can, its answer names the older
+        tickets.
 
-        A ticket with a lost answer is searched by its nonce. If it is not found, it is never counted as ahead of us,
-        and is removed in the background as soon as it appears.
+        If the answer is lost, the ticket is searched by its nonce. A ticket that is not found never counts as ahead of
+        ours, and is deleted in the background as soon as it appears.
 
         Args:
             session: The session of the ticket.
@@ -215,7 +215,7 @@ class TicketQueue:
         Raises:
             OutcomeUnknown: There is no ticket of ours. Try again.
         """
-        nonce, value, creation = uuid.uuid4().hex, encode({**self.about, **(more or {})}), _Creation()
+        nonce, value, creation = uuid.uuid4().hex, encode({**self.creator, **(more or {})}), _Creation()
         create, stem = self.store.create_ordered, f"{self._name}/{_STEM}"
         older: tuple[str, ...] | None = None
         try:
@@ -256,7 +256,7 @@ class TicketQueue:
         self.abandon(nonce)
         self._expect_late(session, nonce)
 
-    async def ahead(self, place: QueuePosition, blocks: Blocks = any_ticket) -> list[str]:
+    async def ahead(self, position: QueuePosition, blocks: Blocks = any_ticket) -> list[str]:
         """Return the keys of tickets before ours that block it, nearest last; empty when it is our turn.
 
         Any state of the queue with our ticket is sufficient: all tickets ahead of it had been created by then, and a
@@ -266,85 +266,89 @@ class TicketQueue:
             SessionLost: Our session has ended.
             LockLost: Our ticket is gone.
         """
-        self.refuse_lost(place)
-        is_new, place.is_new = place.is_new, False
-        if place.older is not None and (blocks is any_ticket or not place.older):
+        self.raise_if_session_ended(position)
+        is_new, position.is_new = position.is_new, False
+        if position.older is not None and (blocks is any_ticket or not position.older):
             if not is_new:
-                left = await self._names_with_ours(place)
-                place.older = tuple(name for name in place.older if name in left)
-            strays = await self._remove_abandoned(place.older)
-            return [f"{self._name}/{name}" for name in place.older if name not in strays]
-        tickets = await self._tickets_with_ours(place)
-        ours = next(at for at, ticket in enumerate(tickets) if ticket.key == place.ticket.key)
-        place.older = tuple(ticket.name for ticket in tickets[:ours])
-        strays = await self._remove_abandoned(place.older)
-        return [ticket.key for ticket in tickets[:ours] if ticket.name not in strays and blocks(ticket)]
+                left = await self._names_with_ours(position)
+                position.older = tuple(name for name in position.older if name in left)
+            abandoned = await self._remove_abandoned(position.older)
+            return [f"{self._name}/{name}" for name in position.older if name not in abandoned]
+        tickets = await self._tickets_with_ours(position)
+        ours = next(at for at, ticket in enumerate(tickets) if ticket.key == position.ticket.key)
+        position.older = tuple(ticket.name for ticket in tickets[:ours])
+        abandoned = await self._remove_abandoned(position.older)
+        return [ticket.key for ticket in tickets[:ours] if ticket.name not in abandoned and blocks(ticket)]
 
     async def _remove_abandoned(self, names: Iterable[str]) -> set[str]:
         """Delete disowned tickets among these, which would block everybody, and return their names."""
-        if not self._strays:
+        if not self._abandoned:
             return set()
-        strays = {name for name in names if nonce_of(name) in self._strays}
-        for name in strays:
+        abandoned = {name for name in names if nonce_of(name) in self._abandoned}
+        for name in abandoned:
             await ask(self.store.delete, f"{self._name}/{name}")
-        return strays
+        return abandoned
 
-    async def _names_with_ours(self, place: QueuePosition) -> set[str]:
+    async def _names_with_ours(self, position: QueuePosition) -> set[str]:
         for stale_ok in (True, False):
             names = await ask(self.store.children, self._name, stale_ok=stale_ok)
-            if place.name in names:
+            if position.name in names:
                 return set(names)
-        raise self.lost_error(place)
+        raise self.lost_error(position)
 
-    async def _tickets_with_ours(self, place: QueuePosition) -> list[Ticket]:
+    async def _tickets_with_ours(self, position: QueuePosition) -> list[Ticket]:
         for stale_ok in (True, False):
             tickets = await self.tickets(stale_ok=stale_ok)
-            if any(ticket.key == place.ticket.key for ticket in tickets):
+            if any(ticket.key == position.ticket.key for ticket in tickets):
                 return tickets
-        raise self.lost_error(place)
+        raise self.lost_error(position)
 
-    async def are_gone(self, place: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None) -> bool:
-        """Return whether tickets ahead of ours have gone, by a state of the queue with our ticket.
+    async def tickets_are_gone(
+        self, position: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None
+    ) -> bool:
+        """Return whether our ticket exists and all of these tickets ahead of it are gone.
+
+        An older state of the queue is sufficient if it contains our ticket, because a deleted ticket never returns.
 
         Args:
-            place: Our position.
-            ahead: Keys of the tickets; none if they are known to be gone and only ours is in question.
-            names: Names of the tickets if they were read already. None costs one request.
+            position: Our position.
+            ahead: Keys of the tickets ahead. Empty if they are known to be gone, so that only our ticket is checked.
+            names: Names of all tickets if they were read already. None reads them with one request.
         """
         if names is None and not ahead:
-            return await ask(self.store.get, place.ticket.key, stale_ok=True) is not None
+            return await ask(self.store.get, position.ticket.key, stale_ok=True) is not None
         if names is None:
             names = await ask(self.store.children, self._name, stale_ok=True)
         left = {f"{self._name}/{name}" for name in names}
-        return place.ticket.key in left and left.isdisjoint(ahead)
+        return position.ticket.key in left and left.isdisjoint(ahead)
 
-    async def is_head(self, place: QueuePosition, ahead: Iterable[str]) -> bool:
+    async def is_head(self, position: QueuePosition, ahead: Iterable[str]) -> bool:
         """Return whether our ticket exists, and each of these tickets has gone or has no session."""
         there = {ticket.key for ticket in await self.tickets()}
-        return place.ticket.key in there and there.isdisjoint(ahead)
+        return position.ticket.key in there and there.isdisjoint(ahead)
 
-    def lost_error(self, place: QueuePosition) -> LockLost:
+    def lost_error(self, position: QueuePosition) -> LockLost:
         """Return the error for a lost ticket; raises ``SessionLost`` if our session has ended."""
-        self.refuse_lost(place)
-        return LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
+        self.raise_if_session_ended(position)
+        return LockLost(f"ticket {position.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
 
-    def refuse_lost(self, place: QueuePosition) -> None:
+    def raise_if_session_ended(self, position: QueuePosition) -> None:
         """Raise ``SessionLost`` if our session has ended."""
-        if place.session.remaining_s() <= 0.0:
+        if position.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
 
     def abandon(self, nonce: str) -> None:
-        """Stop counting a ticket with this nonce. Any read that sees it removes it."""
+        """Mark the ticket with this nonce as abandoned: it never counts, and any read that finds it deletes it."""
         with self._lock:
-            self._strays.add(nonce)
+            self._abandoned.add(nonce)
 
-    async def leave(self, place: QueuePosition) -> bool:
-        """Delete our ticket; see ``discard``."""
-        return await self.discard(place.session, (place.ticket.key,))
+    async def leave(self, position: QueuePosition) -> bool:
+        """Delete our ticket. See ``discard``."""
+        return await self.discard(position.session, (position.ticket.key,))
 
-    def leave_later(self, place: QueuePosition, more: Iterable[str] = ()) -> None:
+    def leave_later(self, position: QueuePosition, more: Iterable[str] = ()) -> None:
         """Delete our ticket in the background, then more keys."""
-        self._clear_later(place.session, (place.ticket.key, *more))
+        self._clear_later(position.session, (position.ticket.key, *more))
 
     async def discard(self, session: Session, keys: Iterable[str]) -> bool:
         """Delete keys of a session, now or in the background until that works or the session has ended.
@@ -360,8 +364,10 @@ class TicketQueue:
         except FATAL as error:
             self._log_left_tickets(keys, error)
         except QuotaExceeded as error:
-            told = "%s is given up, but a full server keeps %s: others wait until it is deleted or our session ends: %s"
-            _log.warning(told, self.what, ", ".join(keys), error)
+            message = (
+                "%s is given up, but a full server keeps %s: others wait until it is deleted or our session ends: %s"
+            )
+            _log.warning(message, self.what, ", ".join(keys), error)
             self._clear_later(session, keys)
         except LatchworkError as error:
             _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)
@@ -393,7 +399,7 @@ class TicketQueue:
     async def _delete(self, keys: tuple[str, ...]) -> bool:
         """Delete these keys and disowned tickets. Return whether all keys existed."""
         were_there = [await ask(self.store.delete, key) for key in keys]
-        if self._strays:
+        if self._abandoned:
             await self._remove_abandoned(await ask(self.store.children, self._name))
         return all(were_there)
 
@@ -444,7 +450,7 @@ class LateTickets:
             is_new = queue not in self._expected
             self._expected.setdefault(queue, {})[nonce] = late
         if is_new:
-            self._store.cleanup.add(partial(self._delete_expected, queue, Backoff(longest_s=_LOOK_S)))
+            self._store.cleanup.add(partial(self._delete_expected, queue, Backoff(longest_s=_CHECK_S)))
 
     async def _delete_expected(self, queue: str, backoff: Backoff) -> float | None:
         """Read a queue once for expected tickets, and delete them; a ``CleanupJob``."""
@@ -499,7 +505,7 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     return sorted(tickets, key=lambda ticket: (ticket.token, ticket.key))
 
 
-async def take_turn(
+async def wait_for_turn(
     queue: TicketQueue,
     waiter: Waiter,
     deadline: Deadline,
@@ -508,11 +514,19 @@ async def take_turn(
     body: Mapping[str, object] | None = None,
     on_ahead: Callable[[int], None] | None = None,
 ) -> QueuePosition | None:
-    """Queue, and wait until nothing that blocks is ahead. Return None after the timeout or when called off.
+    """Join the queue and wait until no ticket that blocks ours is ahead.
 
-    No ticket is left behind without a place. ``on_ahead`` is called with the number of blocking tickets at each read; 0
-    when it seems to be our turn.
+    A ticket that does not get its turn is deleted.
 
+    Args:
+        queue: The queue to join.
+        waiter: Its session is that of the ticket. Cancelling it ends the wait.
+        deadline: End of the wait.
+        blocks: Returns whether a ticket ahead blocks ours.
+        body: Fields of the primitive to store in the ticket.
+        on_ahead: Called after each read of the queue with the number of blocking tickets ahead.
+    Returns:
+        The position of our ticket; None after the timeout or a cancellation.
     Raises:
         SessionLost: The session ended while waiting.
         LockLost: Another client deleted our ticket while we waited.
@@ -520,38 +534,40 @@ async def take_turn(
     """
     if deadline.has_passed and any(map(blocks, await queue.tickets())):
         return None  # a single try: do not even queue
-    place = await waiter.keep_trying(lambda: queue.join(waiter.session, body), deadline)
+    position = await waiter.keep_trying(lambda: queue.join(waiter.session, body), deadline)
     has_turn = False
-    wait = partial(await_turn, queue, place, waiter, deadline, blocks, on_ahead)
+    wait = partial(await_turn, queue, position, waiter, deadline, blocks, on_ahead)
     try:
         has_turn = await waiter.keep_trying(wait, deadline)
     finally:
         if not has_turn:
-            await queue.leave(place)
-    return place if has_turn else None
+            await queue.leave(position)
+    return position if has_turn else None
 
 
-async def await_turn(  # noqa: PLR0917 - as ``take_turn``
+async def await_turn(  # noqa: PLR0917 - as ``wait_for_turn``
     queue: TicketQueue,
-    place: QueuePosition,
+    position: QueuePosition,
     waiter: Waiter,
     deadline: Deadline,
     blocks: Blocks = any_ticket,
     on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
-    """Wait until nothing that blocks is ahead of a place. Return False after the timeout or a cancellation.
+    """Wait until no ticket that blocks ours is ahead of a position in the queue.
 
+    Returns:
+        False after the timeout or a cancellation.
     Raises:
-        SessionLost: The session has ended, also if our turn seems to have come while we slept.
+        SessionLost: The session has ended, even if it seems to be our turn.
         LockLost: Our ticket is gone.
     """
-    tell = on_ahead or _ignore_ahead
-    if place.is_new and place.older == ():  # its creation showed no ticket ahead
-        place.is_new, has_turn = False, True
-        tell(0)
+    on_ahead = on_ahead or _ignore_ahead
+    if position.is_new and position.older == ():  # its creation showed no ticket ahead
+        position.is_new, has_turn = False, True
+        on_ahead(0)
     else:
-        has_turn = await _await_turn(queue, place, waiter, deadline, blocks, tell)
-    queue.refuse_lost(place)
+        has_turn = await _await_turn(queue, position, waiter, deadline, blocks, on_ahead)
+    queue.raise_if_session_ended(position)
     return has_turn
 
 
@@ -561,29 +577,31 @@ def _ignore_ahead(_ahead: int) -> None:
 
 async def _await_turn(  # noqa: PLR0917 - one caller
     queue: TicketQueue,
-    place: QueuePosition,
+    position: QueuePosition,
     waiter: Waiter,
     deadline: Deadline,
     blocks: Blocks,
-    tell: Callable[[int], None],
+    on_ahead: Callable[[int], None],
 ) -> bool:
-    over: set[str] = set()  # permanently, though older states of the queue may still show them
+    gone: set[str] = set()  # permanently, though older states of the queue may still show them
     while True:
-        ahead = [key for key in await queue.ahead(place, blocks) if key not in over]
-        tell(len(ahead))
+        ahead = [key for key in await queue.ahead(position, blocks) if key not in gone]
+        on_ahead(len(ahead))
         if not ahead:
             return True
         if deadline.has_passed:
-            return await queue.is_head(place, ahead)
-        if not await until_over(ahead[-1], blocks, waiter, deadline, siblings=True):
+            return await queue.is_head(position, ahead)
+        if not await wait_until_gone(ahead[-1], blocks, waiter, deadline, siblings=True):
             return False
-        over.add(ahead[-1])
-        if await queue.are_gone(place, ahead[:-1], waiter.siblings):
-            tell(0)
+        gone.add(ahead[-1])
+        if await queue.tickets_are_gone(position, ahead[:-1], waiter.siblings):
+            on_ahead(0)
             return True
 
 
-async def until_over(key: str, blocks: Blocks, waiter: Waiter, deadline: Deadline, *, siblings: bool = False) -> bool:
+async def wait_until_gone(
+    key: str, blocks: Blocks, waiter: Waiter, deadline: Deadline, *, siblings: bool = False
+) -> bool:
     """Wait until a ticket has gone or blocks no more. Return False after the timeout or a cancellation.
 
     A ticket without a session is from another program and never ends; it counts as gone. With ``siblings`` the waiter

@@ -22,7 +22,7 @@ from latchwork._base.decoding import encode
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
-from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, until_over
+from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, wait_until_gone
 from latchwork.primitives.group.log import Journal, LogHead, State, ViewChangeStep
 from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, difference, member_id
 from latchwork.primitives.waiting.common import Deadline
@@ -42,50 +42,55 @@ _log = logging.getLogger(__name__)
 #: Views are written at most so often: what changes meanwhile is one view.
 GATHER_S = 0.02
 #: A deputy gives the writer so long, then looks whether there still is one.
-LOOK_S = 0.03
+CHECK_S = 0.03
 
-Tell = Callable[[list[ViewChange]], None]
+OnChanges = Callable[[list[ViewChange]], None]
 
 _WRITES = "writes"
 #: Called when the views cannot be followed, with the reason.
-Fail = Callable[[LatchworkError], None]
+OnError = Callable[[LatchworkError], None]
 
 
-class Duty:
-    """Decides when the writer or its deputy must write a view. Pure.
+class WriteSchedule:
+    """Decides when the writer of a group's views, or its deputy, must write the next view. Pure.
 
     Attributes:
-        is_writer: Whether we write at once; otherwise the writer gets some time.
+        is_writer: Whether we are the writer, which writes at once. A deputy gives the writer ``STAND_IN_S`` seconds.
     """
 
     def __init__(self, *, is_writer: bool) -> None:
         self.is_writer = is_writer
         self._since: float | None = None
-        self._looked = False
+        self._has_checked = False
         self._last = -math.inf
 
-    def due(self, now: float, *, is_behind: bool) -> Literal["", "look", "write"]:
-        """Return what to do now: nothing, check whether there is a writer, or write."""
+    def due(self, now: float, *, is_behind: bool) -> Literal["", "check", "write"]:
+        """Return what to do now: ``""`` for nothing, ``check`` whether the writer is gone, or ``write`` a view.
+
+        Args:
+            now: Current time in seconds.
+            is_behind: Whether the members differ from the newest view.
+        """
         if not is_behind:
-            self._since, self._looked = None, False
+            self._since, self._has_checked = None, False
             return ""
         self._since = now if self._since is None else self._since
         if now >= self._at():
             return "write"
-        if not self.is_writer and not self._looked and now >= self._since + LOOK_S:
-            self._looked = True
-            return "look"
+        if not self.is_writer and not self._has_checked and now >= self._since + CHECK_S:
+            self._has_checked = True
+            return "check"
         return ""
 
-    def wrote(self, now: float) -> None:
+    def record_write(self, now: float) -> None:
         """Record that a view was written, or was not necessary."""
-        self._last, self._since, self._looked = now, now, False
+        self._last, self._since, self._has_checked = now, now, False
 
     def pause_s(self, now: float, *, is_behind: bool) -> float | None:
         """Return the seconds until the next call; None if only a change can make something due."""
         if not is_behind or self._since is None:
             return None if not is_behind else 0.0
-        at = self._at() if self.is_writer or self._looked else self._since + LOOK_S
+        at = self._at() if self.is_writer or self._has_checked else self._since + CHECK_S
         return max(0.0, at - now)
 
     def _at(self) -> float:
@@ -94,37 +99,42 @@ class Duty:
 
 
 class Replica:
-    """The newest view, from the watch of the head and from our own writes. Thread-safe.
+    """The newest view of a group, kept current by the watch of the log's head and by our own writes. Thread-safe.
 
     Listeners are called with the changes between views, in order, with the mutex held. They must be fast.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._listeners: dict[object, Tell] = {}
+        self._listeners: dict[object, OnChanges] = {}
         self._lock = mutex()
         self._head: Entry | None = None
-        self._life = ""
+        self._log_id = ""
         self._state = State()
-        self._told: View | None = None
+        self._reported: View | None = None
 
-    def tell(self, listener: Tell) -> Callable[[], None]:
-        """Call a listener with every change from now on, and at once with the current view. Return a function that
-        removes it.
+    def add_listener(self, listener: OnChanges) -> Callable[[], None]:
+        """Call a listener with every later change, and immediately with the current view.
+
+        Returns:
+            A function that removes the listener.
         """
         with self._lock:
-            if self._told is not None:
-                listener([_whole(self._told)])
+            if self._reported is not None:
+                listener([_whole(self._reported)])
             return listen(self._listeners, listener)
 
-    def look(self) -> tuple[Entry | None, State]:
-        """Return the head and its view. Only the writer may keep the state, until it writes."""
+    def current(self) -> tuple[Entry | None, State]:
+        """Return the log's head and the state of its view. Only the writer may keep the state, until it writes."""
         with self._lock:
             return self._head, self._state
 
     def differs(self, name: str, token: int | None) -> bool:
-        """Return whether the view has another state of a member than that of a token; None if the member is not
-        there.
+        """Return whether the view does not contain this state of a member.
+
+        Args:
+            name: ID of the member.
+            token: Token of the member's last write; None if the member has left.
         """
         with self._lock:
             return self._state.token(name) != token
@@ -134,56 +144,56 @@ class Replica:
         with self._lock:
             return list(self._state)
 
-    def clear(self) -> bool:
-        """Handle a deleted head: views start again. Return False if there was none."""
+    def reset(self) -> bool:
+        """Start again with an empty view, because the log's head was deleted. Return False if there was no head."""
         with self._lock:
-            had, self._head, self._life, self._state = self._head is not None, None, "", State()
-            if self._told is None:
-                self._told = View()
+            had, self._head, self._log_id, self._state = self._head is not None, None, "", State()
+            if self._reported is None:
+                self._reported = View()
             return had
 
-    async def advance(self, entry: Entry) -> None:
+    async def advance_to(self, entry: Entry) -> None:
         """Advance to the view of a head, by the steps from ours if all exist, otherwise from the base."""
         head = LogHead.from_entry(entry)
         with self._lock:
-            follows = self._head is not None and self._life == head.life
+            follows = self._head is not None and self._log_id == head.log_id
             number = self._state.number
         steps = await self._journal.steps(head, number) if follows and head.number > number else None
         if steps is not None:
-            self.applied(entry, head, steps)
+            self.apply_steps(entry, head, steps)
             return
         if not follows or head.number > number:
             newest, state = await self._journal.load(entry)
             if newest is not None:
-                self._adopt(newest, state)
+                self._replace_view(newest, state)
 
-    def applied(self, entry: Entry, head: LogHead, steps: Iterable[ViewChangeStep]) -> None:
-        """Apply the steps to a head, except steps that were applied already."""
+    def apply_steps(self, entry: Entry, head: LogHead, steps: Iterable[ViewChangeStep]) -> None:
+        """Apply the steps that lead to a head, except those that were applied before."""
         with self._lock:
-            if self._head is not None and (self._life != head.life or entry.token <= self._head.token):
+            if self._head is not None and (self._log_id != head.log_id or entry.token <= self._head.token):
                 return
             changes = [self._state.apply(step) for step in steps if step.number == self._state.number + 1]
             if self._state.number == head.number:
-                self._head, self._life = entry, head.life
+                self._head, self._log_id = entry, head.log_id
             if changes:
-                if self._told is not None and self._told.number >= changes[0].view.number:  # a new life
-                    changes = [difference(self._told, changes[-1].view)]
-                self._told = changes[-1].view
-                self._tell(changes)
+                if self._reported is not None and self._reported.number >= changes[0].view.number:  # a new log_id
+                    changes = [difference(self._reported, changes[-1].view)]
+                self._reported = changes[-1].view
+                self._notify(changes)
 
-    def _adopt(self, entry: Entry, state: State) -> None:
-        """Use a view that was read as a whole."""
+    def _replace_view(self, entry: Entry, state: State) -> None:
+        """Replace the view by one that was read as a whole."""
         with self._lock:
             if self._head is not None and entry.token <= self._head.token:
                 return
-            view, told = state.view(), self._told
-            self._head, self._life, self._state, self._told = entry, LogHead.from_entry(entry).life, state, view
-            if told is None:
-                self._tell([_whole(view)])
-            elif told != view:
-                self._tell([difference(told, view)])
+            view, reported = state.view(), self._reported
+            self._head, self._log_id, self._state, self._reported = entry, LogHead.from_entry(entry).log_id, state, view
+            if reported is None:
+                self._notify([_whole(view)])
+            elif reported != view:
+                self._notify([difference(reported, view)])
 
-    def _tell(self, changes: list[ViewChange]) -> None:
+    def _notify(self, changes: list[ViewChange]) -> None:
         for listener in list(self._listeners.values()):
             listener(changes)
 
@@ -205,7 +215,7 @@ class GroupViews:
         self._views: WeakValueDictionary[str, Views] = WeakValueDictionary()
 
     def of(self, name: str) -> Views:
-        """Return the views of a group."""
+        """Return the views of the group with this name."""
         with self._lock:
             views = self._views.get(name)
             if views is None:
@@ -241,12 +251,15 @@ class Views:
         self._closed = False
         self._follower: Follower | None = None
 
-    def subscribe(self, tell: Tell, fail: Fail) -> Callable[[], Background | None]:
-        """Call ``tell`` with the changes between views; the first change contains the whole view.
+    def subscribe(self, on_changes: OnChanges, on_error: OnError) -> Callable[[], Background | None]:
+        """Call ``on_changes`` with the changes between views. The first call contains the whole current view.
 
+        Args:
+            on_changes: Called with the changes of each new view, in order.
+            on_error: Called with the reason when the views cannot be followed.
         Returns:
-            A function that ends it. It returns the following thread if there are no more subscribers, because that is
-                ending.
+            A function that ends the subscription. If it was the last one, the function returns the background thread,
+                which then ends.
         Raises:
             Closed: The store was closed.
         """
@@ -256,11 +269,11 @@ class Views:
             if self._follower is None:
                 self._follower = Follower(self._store, self._name, self._session)
             follower = self._follower
-            number = follower.add(tell, fail)
+            number = follower.add_listener(on_changes, on_error)
 
         def cancel() -> Background | None:
             with self._lock:
-                if not follower.discard(number):
+                if not follower.remove_listener(number):
                     return None
                 if self._follower is follower:
                     self._follower = None
@@ -280,7 +293,7 @@ class Views:
 
 
 class Follower:
-    """Follows the views of a group in a separate thread, from its construction until it is called off."""
+    """Follows the views of a group in the background, from its construction until ``cancel``."""
 
     def __init__(self, store: Store, name: str, session: Session | None) -> None:
         self._store = store
@@ -288,34 +301,34 @@ class Follower:
         self._given = session
         self._journal = Journal(store, name, self._what)
         self._replica = Replica(self._journal)
-        self._seats = TicketQueue(store, f"{name}/followers", self._what)
+        self._follower_queue = TicketQueue(store, f"{name}/followers", self._what)
         self._lock = mutex()
-        self._off = Signal()
+        self._cancelled = Signal()
         self._heads: Watch | None = None
         self._members: Watch | None = None
-        self._told: dict[object, tuple[Callable[[], None], Fail]] = {}
+        self._reported: dict[object, tuple[Callable[[], None], OnError]] = {}
         self._error: LatchworkError | None = None
         self._background = Background(self._run, f"latchwork-views-{name}")
 
-    def add(self, tell: Tell, fail: Fail) -> object:
-        """Call these functions from now on, and return their key."""
+    def add_listener(self, on_changes: OnChanges, on_error: OnError) -> object:
+        """Call these functions from now on, and return a key for ``remove_listener``. See ``Views.subscribe``."""
         number = object()
-        self._told[number] = (self._replica.tell(tell), fail)
+        self._reported[number] = (self._replica.add_listener(on_changes), on_error)
         if self._error is not None:
-            fail(self._error)
+            on_error(self._error)
         return number
 
-    def discard(self, number: object) -> bool:
-        """Stop calling these functions. Return True if they were the last. Idempotent."""
-        cancel, _ = self._told.pop(number, (None, None))
+    def remove_listener(self, number: object) -> bool:
+        """Stop calling the functions of this key. Return True if no listener is left. Idempotent."""
+        cancel, _ = self._reported.pop(number, (None, None))
         if cancel is None:
             return False
         cancel()
-        return not self._told
+        return not self._reported
 
     def cancel(self) -> Background:
-        """End at once and permanently, and return the ending thread. Thread-safe; does not block."""
-        self._off.set()
+        """End immediately and permanently, and return the ending background thread. Thread-safe; does not block."""
+        self._cancelled.set()
         with self._lock:
             heads = self._heads
         if heads is not None:
@@ -324,7 +337,7 @@ class Follower:
 
     async def _run(self) -> None:
         backoff = Backoff()
-        while not self._off.is_set():
+        while not self._cancelled.is_set():
             try:
                 await self._follow(backoff)
             except LatchworkError as error:
@@ -335,7 +348,7 @@ class Follower:
                 _log.info("%s: its views are followed again: %s", self._what, error)
             except Exception:
                 _log.exception("%s: following its views failed unexpectedly and is tried again", self._what)
-            await Pause(self._store.clock, self._off, backoff.next_s())
+            await Pause(self._store.clock, self._cancelled, backoff.next_s())
 
     def _has_ended(self) -> bool:
         return self._given is not None and self._given.remaining_s() <= 0.0
@@ -346,14 +359,14 @@ class Follower:
         return isinstance(error, FATAL) or self._has_ended()
 
     def _fail(self, error: LatchworkError) -> None:
-        if self._off.is_set():
+        if self._cancelled.is_set():
             return
         self._error = error
-        for _, fail in list(self._told.values()):
-            fail(error)
+        for _, on_error in list(self._reported.values()):
+            on_error(error)
 
     async def _follow(self, backoff: Backoff) -> None:
-        """Follow until the session ends, or until it is called off."""
+        """Follow the views until the session ends or the follower is cancelled."""
         session = self._given if self._given is not None else await ask(self._store.primary_session)
         session.ensure_usable()
         server: Background | None = None
@@ -362,32 +375,32 @@ class Follower:
                 self._heads = heads
             cancel = session.on_end(heads.close)
             try:
-                while not self._off.is_set():
-                    await self._take(await steps_of(heads.next)(None))
+                while not self._cancelled.is_set():
+                    await self._apply_head(await steps_of(heads.next)(None))
                     self._error = None
                     backoff.reset()
                     if server is None:  # it needs to know the view
-                        server = Background(partial(self._serve, waiter), f"latchwork-views-{self._what}")
+                        server = Background(partial(self._serve_role, waiter), f"latchwork-views-{self._what}")
             except Closed:
-                if not self._off.is_set():
+                if not self._cancelled.is_set():
                     session.ensure_usable()
                     raise
             finally:
                 cancel()
                 waiter.cancel()
-                self._look_again()
+                self._read_members_again()
                 if server is not None:
                     await server
 
-    async def _take(self, batch: Batch) -> None:
+    async def _apply_head(self, batch: Batch) -> None:
         entry = batch[-1].entry if batch else None
         if entry is not None:
-            await self._replica.advance(entry)
-        elif self._replica.clear():
-            self._look_again()
+            await self._replica.advance_to(entry)
+        elif self._replica.reset():
+            self._read_members_again()
 
-    def _look_again(self) -> None:
-        """Read the members again, unless the waiter is off."""
+    def _read_members_again(self) -> None:
+        """Close the watch of the members, so that the writer reads them again."""
         with self._lock:
             members = self._members
         if members is not None:
@@ -395,16 +408,16 @@ class Follower:
 
     # Writing
 
-    async def _serve(self, waiter: Waiter) -> None:
+    async def _serve_role(self, waiter: Waiter) -> None:
         backoff = Backoff()
-        while not waiter.is_off:
+        while not waiter.is_cancelled:
             try:
-                place = await self._seats.join(waiter.session, {_WRITES: False})
+                position = await self._follower_queue.join(waiter.session, {_WRITES: False})
                 try:
-                    if await self._is_called(place, waiter):
-                        await self._write(place, waiter)
+                    if await self._wait_for_role(position, waiter):
+                        await self._write(position, waiter)
                 finally:
-                    await self._seats.leave(place)
+                    await self._follower_queue.leave(position)
             except PermissionDenied as error:
                 _log.info("%s: views are left to others to write: %s", self._what, error)
                 return
@@ -416,44 +429,46 @@ class Follower:
                 _log.exception("%s: writing views failed unexpectedly and is tried again", self._what)
             await waiter.pause(backoff.next_s())
 
-    async def _is_called(self, place: QueuePosition, waiter: Waiter) -> bool:
-        """Wait until no follower, or only the writer, is ahead of us. Return False after a cancellation."""
+    async def _wait_for_role(self, position: QueuePosition, waiter: Waiter) -> bool:
+        """Wait until no follower, or only the writer, is ahead of us: we are the writer or its deputy. False if
+        cancelled.
+        """
         over = ""
-        while not waiter.is_off:
-            ahead = await self._seats.ahead(place)
+        while not waiter.is_cancelled:
+            ahead = await self._follower_queue.ahead(position)
             if not ahead or ahead[-1] == over:  # it is still there: it writes
                 return True
-            if not await until_over(ahead[-1], _waits, waiter, Deadline(self._store.clock, None)):
+            if not await wait_until_gone(ahead[-1], _is_waiting, waiter, Deadline(self._store.clock, None)):
                 return False
             over = ahead[-1]
         return False
 
-    async def _write(self, place: QueuePosition, waiter: Waiter) -> None:
+    async def _write(self, position: QueuePosition, waiter: Waiter) -> None:
         """Write a view when the members differ from the newest one: at once, or as the deputy a little later."""
-        duty = Duty(is_writer=await self._become_writer(place))
+        schedule = WriteSchedule(is_writer=await self._become_writer(position))
         tokens: dict[str, int] = {}
         dirty = set(self._replica.ids())
         pause_s: float | None = None
         with self._store.watch(self._journal.members_key) as watch:
             with self._lock:
                 self._members = watch
-            while not waiter.is_off:
+            while not waiter.is_cancelled:
                 with suppress(WaitTimeout):
                     dirty |= self._fold(await steps_of(watch.next)(pause_s), tokens)
                 dirty = {name for name in dirty if self._replica.differs(name, tokens.get(name))}
                 now = self._store.clock.now()
-                due = duty.due(now, is_behind=bool(dirty))
-                if due == "look" and await self._become_writer(place):
-                    duty.is_writer = True
-                    due = duty.due(now, is_behind=True)
+                due = schedule.due(now, is_behind=bool(dirty))
+                if due == "check" and await self._become_writer(position):
+                    schedule.is_writer = True
+                    due = schedule.due(now, is_behind=True)
                 if due == "write":
-                    duty.wrote(now)
+                    schedule.record_write(now)
                     await self._append(dirty)
                     dirty = {name for name in dirty if self._replica.differs(name, tokens.get(name))}
-                pause_s = duty.pause_s(self._store.clock.now(), is_behind=bool(dirty))
+                pause_s = schedule.pause_s(self._store.clock.now(), is_behind=bool(dirty))
 
     def _fold(self, batch: Batch, tokens: dict[str, int]) -> set[str]:
-        """Take in member changes of the watch, and return the IDs."""
+        """Update the tokens with the member changes of a batch, and return the IDs of the changed members."""
         names = set()
         for each in batch:
             if each.key.rpartition("/")[0] != self._journal.members_key:
@@ -467,25 +482,25 @@ class Follower:
         return names
 
     async def _append(self, names: Iterable[str]) -> None:
-        at, state = self._replica.look()
+        at, state = self._replica.current()
         try:
             written = await self._journal.append(at, state, names)
         except Conflict:
             return  # another was faster: the watch will show it
         if written is not None:
             entry, head, step = written
-            self._replica.applied(entry, head, [step])
+            self._replica.apply_steps(entry, head, [step])
             _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
 
-    async def _become_writer(self, place: QueuePosition) -> bool:
+    async def _become_writer(self, position: QueuePosition) -> bool:
         """Mark our ticket as the writer's, if no follower is ahead of us. The next follower becomes the deputy."""
-        if await self._seats.ahead(place):
+        if await self._follower_queue.ahead(position):
             return False
-        body = {**Ticket.from_entry(place.ticket).body, _WRITES: True}
+        body = {**Ticket.from_entry(position.ticket).body, _WRITES: True}
         with suppress(Conflict):  # it says so already, or is gone, which the next look finds
-            await ask(self._store.commit, [At(place.ticket)], [Put(place.ticket.key, encode(body))])
+            await ask(self._store.commit, [At(position.ticket)], [Put(position.ticket.key, encode(body))])
         return True
 
 
-def _waits(ticket: Ticket) -> bool:
+def _is_waiting(ticket: Ticket) -> bool:
     return ticket.body.get(_WRITES) is not True

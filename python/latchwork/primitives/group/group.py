@@ -48,7 +48,7 @@ def list_groups(store: Store, prefix: str = "") -> list[str]:
     names = set()
     for entry in store.list(prefix, recursive=True):
         above, _, last = entry.key.rpartition("/")
-        if last == "views" and LogHead.is_one(entry.value):
+        if last == "views" and LogHead.is_head(entry.value):
             names.add(above)
         elif entry.owner is not None and above.endswith("/members"):
             names.add(above.removesuffix("/members"))
@@ -144,7 +144,7 @@ class Group(Participant):
         with self._changed.mutex:
             self._leaving = self._closed = True
             if self._started and self._background is None and self._membership is not None and not self._has_left:
-                self._begin()  # it leaves
+                self._start_thread()  # it leaves
             self._has_left = True  # last: a close that was interrupted before this has to be made again
             background, waiter = self._background, self._waiter
             self._changed.notify_all()
@@ -339,7 +339,7 @@ class Group(Participant):
         """Join, or check that we are still in. The caller holds the mutex."""
         is_idle = self._background is None and not self._leaving and self._error is None
         if is_idle and self._started and self._membership is not None:
-            self._begin()
+            self._start_thread()
 
     def _session_ended(self) -> None:
         with self._changed.mutex:

@@ -1,8 +1,8 @@
 """The log of a group's views: a head, steps between views, and a base to start from.
 
 Keys:  <name>/views                      the head
-       <name>/log/<life>/<number>        one step per view
-       <name>/base/<life>/<number>-<i>   a whole view in chunks, for clients that have none
+       <name>/log/<log_id>/<number>        one step per view
+       <name>/base/<log_id>/<number>-<i>   a whole view in chunks, for clients that have none
 
 A client with the members of one view gets later views from the steps; a client without starts from the base. A step
 contains only changes. Only ``Journal`` does I/O.
@@ -90,7 +90,7 @@ class LogHead(Struct, frozen=True):
     """The position of the log, and what is kept of it.
 
     Attributes:
-        life: Identifies all steps and bases of one log; after the head was deleted, the next log has another one.
+        log_id: Identifies all steps and bases of one log; after the head was deleted, the next log has another one.
         number: The number of the newest view.
         first: The number of the oldest kept step.
         base: The number of the view in the base; 0 is the empty group, which is not stored.
@@ -99,7 +99,7 @@ class LogHead(Struct, frozen=True):
         step: The newest step, if it is small.
     """
 
-    life: str
+    log_id: str
     number: Count = 0
     first: Count = 1
     base: Count = 0
@@ -117,7 +117,7 @@ class LogHead(Struct, frozen=True):
         return _HEAD.decode_entry(entry)
 
     @classmethod
-    def is_one(cls, value: bytes) -> bool:
+    def is_head(cls, value: bytes) -> bool:
         """Return whether a value is the head of a log."""
         return _HEAD.find(value) is not None
 
@@ -248,7 +248,7 @@ class Journal:
             if entry is None:
                 return None, State()
             head = LogHead.from_entry(entry)
-            chunks = await self._read(f"base/{head.life}/{head.base:012d}-{part:04d}" for part in range(head.chunks))
+            chunks = await self._read(f"base/{head.log_id}/{head.base:012d}-{part:04d}" for part in range(head.chunks))
             steps = await self.steps(head, head.base)
             if steps is not None and None not in chunks:
                 state = State.from_base(head, (chunk for chunk in chunks if chunk is not None))
@@ -256,14 +256,14 @@ class Journal:
                     state.apply(step)
                 return entry, state
             entry = await ask(self._store.get, self.head_key)  # it was cleaned away while we read
-        raise LatchworkError(f"the views of {self._what} are incomplete: remove the group, its members begin anew")
+        raise LatchworkError(f"the views of {self._what} are incomplete: remove the group, its members start again")
 
     async def steps(self, head: LogHead, after: int) -> list[ViewChangeStep] | None:
         """Return the steps from a view to the newest one, in order; None if some no longer exist."""
         if after + 1 < head.first:
             return None
         last = [head.step] if head.step is not None and head.number > after else []
-        found = await self._read(_step_key(head.life, n) for n in range(after + 1, head.number + 1 - len(last)))
+        found = await self._read(_step_key(head.log_id, n) for n in range(after + 1, head.number + 1 - len(last)))
         return None if None in found else [*(read_step(each) for each in found if each is not None), *last]
 
     async def append(
@@ -283,36 +283,36 @@ class Journal:
         if step is None:
             return None
         before = LogHead(uuid.uuid4().hex[:12]) if at is None else LogHead.from_entry(at)
-        ended = [] if at is not None else await self._lives()
-        based = await self._based(before, state)
+        ended = [] if at is not None else await self._log_prefixes()
+        based = await self._with_base(before, state)
         data = write_step(step)
         inline = step if len(data) <= MOST_INLINE_BYTES else None
         head = replace(based, number=step.number, changes=based.changes + step.changes, step=inline)
-        ops: list[Op] = [Put(self.head_key, head.to_bytes()), Put(self._key(_step_key(head.life, step.number)), data)]
+        ops: list[Op] = [Put(self.head_key, head.to_bytes()), Put(self._key(_step_key(head.log_id, step.number)), data)]
         written = await ask(self._store.commit, [Absent(self.head_key) if at is None else At(at)], ops)
         try:
-            await self._delete_lives(ended)
+            await self._delete_logs(ended)
             if based is not before:
                 await self._sweep(head)
         except LatchworkError as error:  # it goes with the next base, or the next log
             _log.info("%s: old views are not cleaned away yet: %s", self._what, error)
         return written.entries[0], head, step
 
-    async def _based(self, head: LogHead, state: State) -> LogHead:
+    async def _with_base(self, head: LogHead, state: State) -> LogHead:
         """Return the head, with a new base of this state if one is due. Readers find the base by the head."""
         due = BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state)
         if head.changes < due:
             return head
         chunks = state.chunks()
         for part, chunk in enumerate(chunks):
-            await ask(self._store.put, self._key(f"base/{head.life}/{state.number:012d}-{part:04d}"), chunk)
+            await ask(self._store.put, self._key(f"base/{head.log_id}/{state.number:012d}-{part:04d}"), chunk)
         return replace(head, first=head.base + 1, base=state.number, chunks=len(chunks), changes=0)
 
     async def _sweep(self, head: LogHead) -> None:
         """Delete steps and bases that are no longer needed."""
         for kind, least in (("log", head.first), ("base", head.base)):
-            names = await ask(self._store.children, self._key(f"{kind}/{head.life}"))
-            await self._delete(f"{kind}/{head.life}/{name}" for name in names if _number(name) < least)
+            names = await ask(self._store.children, self._key(f"{kind}/{head.log_id}"))
+            await self._delete(f"{kind}/{head.log_id}/{name}" for name in names if _number(name) < least)
 
     async def remove(self) -> None:
         """Delete the log.
@@ -323,17 +323,17 @@ class Journal:
         if await ask(self._store.list, self.members_key, limit=1):
             msg = f"{self._what} has members; it can be removed when they have left"
             raise Conflict(msg, failed=[Absent(self.members_key)])
-        ended = await self._lives()
+        ended = await self._log_prefixes()
         await ask(self._store.delete, self.head_key)
-        await self._delete_lives(ended)
+        await self._delete_logs(ended)
         await ask(self._store.delete_tree, self._key("evicted"))
 
-    async def _lives(self) -> list[str]:
+    async def _log_prefixes(self) -> list[str]:
         """The keys above the steps and bases of each log. When the head is gone after this, they have all ended."""
         kinds = [(kind, await ask(self._store.children, self._key(kind))) for kind in ("log", "base")]
-        return [self._key(f"{kind}/{life}") for kind, lives in kinds for life in lives]
+        return [self._key(f"{kind}/{log_id}") for kind, log_ids in kinds for log_id in log_ids]
 
-    async def _delete_lives(self, keys: Iterable[str]) -> None:
+    async def _delete_logs(self, keys: Iterable[str]) -> None:
         for key in keys:
             await ask(self._store.delete_tree, key)
 
@@ -353,8 +353,8 @@ class Journal:
         return f"{self._name}/{below}"
 
 
-def _step_key(life: str, number: int) -> str:
-    return f"log/{life}/{number:012d}"
+def _step_key(log_id: str, number: int) -> str:
+    return f"log/{log_id}/{number:012d}"
 
 
 def _number(name: str) -> int:

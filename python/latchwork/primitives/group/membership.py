@@ -114,7 +114,7 @@ class Membership:
             await self._refuse_evicted()
             entry = await ask(self._store.get, self.key)
         gate = self._store.shared(Gate, lambda _: Gate(MOST_AT_ONCE))
-        while not waiter.is_off:
+        while not waiter.is_cancelled:
             if entry is not None and GroupMember.from_entry(entry).incarnation not in self._incarnations:
                 await self._await_gone(entry, waiter, deadline)
             elif (entry is not None and entry.owner == session.id) or await self._pass(gate, entry, waiter):
@@ -214,7 +214,7 @@ class Membership:
         return None if session.remaining_s() <= 0.0 or await self._drop(session) else backoff.next_s()
 
     async def _pass(self, gate: Gate, entry: Entry | None, waiter: Waiter) -> bool:
-        """Create our key when it is our turn. Return False if another client was faster, or when called off."""
+        """Create our key when it is our turn. Return False if another client was faster, or when cancelled."""
         if not await gate.enter(waiter, self._store.clock):
             return False
         try:
@@ -257,7 +257,7 @@ class Membership:
             return all(change.entry is None for change in batch)
 
         if deadline.has_passed or not await waiter.follow(self.key, is_gone, deadline):
-            if waiter.is_off:
+            if waiter.is_cancelled:
                 return
             other = GroupMember.from_entry(entry)
             raise NodeIdInUse(

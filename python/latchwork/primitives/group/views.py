@@ -180,7 +180,7 @@ def check_member(member: GroupMember, what: str) -> GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The members of a group, at one place in the sequence of views that all see.
+    """The members of a group, at one position in the sequence of views that all see.
 
     Attributes:
         number: 0 for the empty group at the beginning, then one more per view.
@@ -205,8 +205,8 @@ class View:
 
     def member(self, member_id: str) -> GroupMember | None:
         """Return the member with this ID, or None."""
-        place = bisect_left(self.members, member_id, key=_by_id)
-        found = self.members[place] if place < len(self.members) else None
+        position = bisect_left(self.members, member_id, key=_by_id)
+        found = self.members[position] if position < len(self.members) else None
         return found if found is not None and found.id == member_id else None
 
 

@@ -22,7 +22,7 @@ from latchwork.primitives.leased.keeper import LockKeeper
 from latchwork.primitives.leased.owner import HeldLock
 from latchwork.primitives.leased.protocol import raised_ttl_s
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.waiting.common import check_name, check_text, tell
+from latchwork.primitives.waiting.common import call_listeners, check_name, check_text
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.observers import listen
@@ -322,10 +322,10 @@ class PersistentLock(GuardsWork):
         held = self._held
         if self.name in names and held is not None and held is not self._told and not held.is_held:
             self._told = held
-            tell(list(self._lost_listeners.values()), f"lock {self.name!r}")
+            call_listeners(list(self._lost_listeners.values()), f"lock {self.name!r}")
 
     def _prolong_failed(self, error: BaseException, remaining_s: float) -> None:
         held = self._held
         if held is not None and held.is_kept:
             calls = [partial(fn, error, remaining_s) for fn in list(self._failed_listeners.values())]
-            tell(calls, f"lock {self.name!r}")
+            call_listeners(calls, f"lock {self.name!r}")

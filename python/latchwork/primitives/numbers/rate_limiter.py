@@ -28,7 +28,7 @@ from latchwork._base.decoding import MAX_DURATION_S, Count, Decoder, Positive, S
 from latchwork._base.interrupts import call_after_finalizer, mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
-from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create
 from latchwork.store.session import Session
@@ -210,7 +210,7 @@ class RateLimiter(Closable):
         """
         if not 1 <= check_whole(count, "count") <= self._fresh.limit:
             raise ValueError(f"{self._what} can give 1 to {self._fresh.limit} permits at once, not {count!r}")
-        async with self._waits.begin(timeout_s) as (waiter, deadline):
+        async with self._waits.start(timeout_s) as (waiter, deadline):
             late = 0
             while True:
                 wait_s = await waiter.keep_trying(lambda: self._try_take(count, None), deadline)
@@ -247,7 +247,7 @@ class RateLimiter(Closable):
 
     async def _queue_for(self, count: int, waiter: Waiter, deadline: Deadline, late: int) -> bool:
         """Wait in the queue until permits may be given, and take them. Return False if the answer came too late."""
-        place = None if deadline.has_passed else await take_turn(self._queue, waiter, deadline)
+        place = None if deadline.has_passed else await wait_for_turn(self._queue, waiter, deadline)
         if place is None:
             raise self._timed_out(waiter, late)
         is_gone = False

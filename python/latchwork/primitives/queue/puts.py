@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from latchwork._base.decoding import Decoder, Positive, Whole, encode
 from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
-from latchwork.primitives.fair.tickets import TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import TicketQueue, wait_for_turn
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.claims import QueueInfo
 from latchwork.primitives.waiting.common import Deadline, check_whole
@@ -121,7 +121,7 @@ class OrderedPuts:
             return await put()
         except _Full:
             assert capacity is not None
-        place = None if deadline.has_passed else await take_turn(self.putters, waiter, deadline)
+        place = None if deadline.has_passed else await wait_for_turn(self.putters, waiter, deadline)
         if place is None:
             raise self._no_room(waiter)
         try:

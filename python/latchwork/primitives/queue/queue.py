@@ -122,7 +122,7 @@ class Queue(Closable):
         self, value: bytes, priority: int, checks: Sequence[Check], ops: Sequence[Op], timeout_s: float | None
     ) -> str:
         check_payload(value, self._info.what)
-        async with self._waits.begin(timeout_s) as (waiter, deadline):
+        async with self._waits.start(timeout_s) as (waiter, deadline):
             creations = partial(self._creations, priority, [value])
             number = await self._puts.put(creations, 1, waiter=waiter, deadline=deadline, checks=checks, ops=ops)
         return _item_id(priority, number)
@@ -131,7 +131,7 @@ class Queue(Closable):
         for value in values:
             check_payload(value, self._info.what)
         ids: list[str] = []
-        async with self._waits.begin(timeout_s) as (waiter, deadline):
+        async with self._waits.start(timeout_s) as (waiter, deadline):
             is_bounded = await waiter.keep_trying(self._puts.agree, deadline) is not None
             for batch in _batches(values, 1 if is_bounded else _BATCH_ITEMS):
                 creations = partial(self._creations, priority, batch)
@@ -231,7 +231,7 @@ class Queue(Closable):
             BadRecord: its key was written by another program; drop it.
             WaitTimeout, and the others: as for ``put``.
         """
-        async with self._waits.begin(timeout_s) as (waiter, deadline):
+        async with self._waits.start(timeout_s) as (waiter, deadline):
             letter = await waiter.keep_trying(lambda: self._work._letter(item_id), deadline)  # noqa: SLF001
             dead = QueueItem.letter_of(letter)
             priority = DEFAULT_PRIORITY if dead.priority is None else dead.priority

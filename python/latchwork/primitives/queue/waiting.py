@@ -18,7 +18,7 @@ from functools import partial
 from latchwork._base.decoding import encode, read_object
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BadRecord
-from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
 from latchwork.primitives.queue.items import Names, QueueItem, holder_in, place_of
 from latchwork.primitives.queue.pages import Pages
@@ -84,7 +84,7 @@ class Waiting:
             return self._watcher(partition, accept)
         if deadline.has_passed:
             return None
-        place = await take_turn(self.line(partition), waiter, deadline, blocks=_blocks)
+        place = await wait_for_turn(self.line(partition), waiter, deadline, blocks=_blocks)
         if place is None:
             return None
         found = False
@@ -115,7 +115,7 @@ class Waiting:
             accept: whether an item is wanted.
             take: called at the head of the line with the free items, if these are known.
         """
-        place = await take_turn(self.line(partition), waiter, deadline, blocks=_blocks)
+        place = await wait_for_turn(self.line(partition), waiter, deadline, blocks=_blocks)
         if place is None:
             return []
         claims: list[QueueClaim] = []
@@ -171,7 +171,7 @@ class Waiting:
         try:
             head = self._kept_head(partition)
             if head is None:
-                place = await take_turn(self.line(partition), waiter, deadline, blocks=_blocks, on_ahead=on_ahead)
+                place = await wait_for_turn(self.line(partition), waiter, deadline, blocks=_blocks, on_ahead=on_ahead)
                 if place is None:
                     return None
                 head = LineHead(place, waiter, self._watcher(partition, accept))
@@ -186,7 +186,7 @@ class Waiting:
 
     def _keep(self, partition: str, head: LineHead) -> bool:
         with self._lock:
-            if self._is_closed or head.waiter.is_off or head.seen.lets_pass:
+            if self._is_closed or head.waiter.is_cancelled or head.seen.lets_pass:
                 return False
             self._heads[partition] = head
             head.waiter.is_kept = True

@@ -225,7 +225,7 @@ class WorkQueue(Closable):
         ops: Sequence[Op],
         timeout_s: float | None,
     ) -> None:
-        async with self._waits.begin(timeout_s) as (waiter, deadline):
+        async with self._waits.start(timeout_s) as (waiter, deadline):
             await puts.put(lambda _: writes, 1, waiter=waiter, deadline=deadline, checks=checks, ops=ops)
 
     def key(self, partition: str, sort_key: str, item_id: str) -> str:
@@ -318,7 +318,7 @@ class WorkQueue(Closable):
         """
         check_member(partition, "partition")
         wish = Wish((partition,), accept=accept or everything)
-        async with self._waits.begin(timeout_s) as (waiter, deadline):
+        async with self._waits.start(timeout_s) as (waiter, deadline):
             session, is_try = waiter.session, timeout_s == 0
             claims = await waiter.keep_trying(lambda: self._taking.take_first(wish, session, is_sure=is_try), deadline)
             if not claims and not deadline.has_passed:
@@ -498,7 +498,7 @@ class WorkQueue(Closable):
         self, partition: str, timeout_s: float | None, accept: Accept | None, wait: Wait, kept: Waiter | None = None
     ) -> IsFree | None:
         check_member(partition, "partition")
-        async with self._waits.begin(timeout_s, kept) as (waiter, deadline):
+        async with self._waits.start(timeout_s, kept) as (waiter, deadline):
             try:
                 seen = await wait(partition, waiter, deadline, accept or everything)
             except (Unavailable, OutcomeUnknown) as error:

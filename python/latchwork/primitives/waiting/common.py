@@ -110,7 +110,7 @@ def delay_s(rank: int) -> float:
     return STAND_IN_S * min(rank, MOST_RANKS)
 
 
-def tell(calls: Iterable[Callable[[], None]], what: str) -> None:
+def call_listeners(calls: Iterable[Callable[[], None]], what: str) -> None:
     """Call the listeners of ``what`` in this thread. An exception is logged and stops no other listener."""
     call_each(calls, _log, "a listener of %s raised; the others are called all the same", what)
 
@@ -240,7 +240,7 @@ class Announcer:
                     return
                 call = self._posts.popleft()
             try:
-                tell([call], self._label)
+                call_listeners([call], self._label)
             except BaseException:  # an interrupt, in a call; the calls behind it are made all the same
                 self._serial_drain.signal()
                 raise

@@ -70,7 +70,7 @@ class Participant(Startable):
     def _on_error(self, error: LatchworkError) -> None:
         """Called with each error, before it is known whether it is final."""
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         """Start the background thread. The caller holds the mutex."""
         self._background = Background(self._run_until_final, f"latchwork-{self._name}", self._made_by)
 
@@ -103,12 +103,12 @@ class Participant(Startable):
 
     async def _wait_until(
         self,
-        look: Callable[[], T | None],
+        poll: Callable[[], T | None],
         timeout_s: float | None,
         what: str,
-        late: Callable[[], WaitTimeout],
+        timeout_error: Callable[[], WaitTimeout],
         *,
-        look_s: float | None = None,
+        poll_s: float | None = None,
     ) -> T:
         """Wait until a function returns a result. It is called after each change and at intervals, without the
         mutex.
@@ -118,13 +118,13 @@ class Participant(Startable):
         while True:
             with self._changed.mutex:
                 version = self._changed.version
-            found = look()
+            found = poll()
             if found is not None:
                 return found
             refuse_in_callback(what, timeout_s)
             if deadline.has_passed:
-                raise late()
-            await self._changed.changed_since(version, self._store.clock, deadline.left_s(look_s))
+                raise timeout_error()
+            await self._changed.changed_since(version, self._store.clock, deadline.left_s(poll_s))
 
     def _fail(self, error: LatchworkError) -> None:
         with self._changed.mutex:

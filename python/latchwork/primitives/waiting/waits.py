@@ -1,6 +1,6 @@
 """The waits of an object, which end when the object is closed or its session ends.
 
-A ``Waiter`` waits for something in the store by a watch until it is called off. A ``Gate`` limits how many ask the
+A ``Waiter`` waits for something in the store by a watch until it is cancelled. A ``Gate`` limits how many ask the
 server at once.
 """
 
@@ -79,7 +79,7 @@ class Waits:
         return self._closed
 
     @asynccontextmanager
-    async def begin(
+    async def start(
         self, timeout_s: float | None, kept: Waiter | None = None
     ) -> AsyncIterator[tuple[Waiter, Deadline]]:
         """Wait inside the ``with``, which returns the waiter and the remaining time.
@@ -135,7 +135,7 @@ class Waits:
 
     @contextmanager
     def waiter(self, session: Session) -> Iterator[Waiter]:
-        """Wait inside the ``with`` with a separate waiter. Calling it off does not affect the others."""
+        """Wait inside the ``with`` with a separate waiter. Cancelling it does not affect the others."""
         with self._waiting(Waiter(self._store, session)) as waiter:
             yield waiter
 
@@ -179,14 +179,14 @@ class Waits:
 
 
 class Waiter:
-    """Waits for one thing at a time, and can be called off permanently from any thread.
+    """Waits for one thing at a time, and can be cancelled permanently from any thread.
 
-    It is called off when its session is lost or closed. The watch of the last wait stays open until the next wait or
+    It is cancelled when its session is lost or closed. The watch of the last wait stays open until the next wait or
     ``close``, because closing it would delay a client that has just got a lock.
 
     Attributes:
-        session: The session whose end calls it off.
-        off: Set once it is called off.
+        session: The session whose end cancels it.
+        cancelled: Set once it is cancelled.
         is_kept: Set by a caller that keeps it after the wait, and closes it.
     """
 
@@ -195,7 +195,7 @@ class Waiter:
         self.is_kept = False
         self._store = store
         self._lock = mutex()
-        self.off = Signal()
+        self.cancelled = Signal()
         self._watch: Watch | None = None
         self._cancel = session.on_end(self.cancel)
 
@@ -205,21 +205,21 @@ class Waiter:
         self._replace(None)
 
     @property
-    def is_off(self) -> bool:
-        """Whether it was called off."""
-        return self.off.is_set()
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self.cancelled.is_set()
 
     def cancel(self) -> None:
         """End this and every later wait at once. Does not block."""
-        self.off.set()
+        self.cancelled.set()
         with self._lock:
             watch = self._watch
         if watch is not None:
             watch.close()
 
     async def pause(self, seconds: float | None) -> bool:
-        """Pause for this many seconds. Return False when called off."""
-        return not await Pause(self._store.clock, self.off, seconds)
+        """Pause for this many seconds. Return False when cancelled."""
+        return not await Pause(self._store.clock, self.cancelled, seconds)
 
     @property
     def siblings(self) -> tuple[str, ...] | None:
@@ -237,8 +237,8 @@ class Waiter:
         siblings: bool = False,
         matters: Matters | None = None,
     ) -> bool:
-        """Wait until a batch of changes at or below a prefix satisfies. Return False after the timeout or when called
-        off.
+        """Wait until a batch of changes at or below a prefix satisfies. Return False after the timeout or when
+        cancelled.
 
         ``leaf`` and ``siblings`` as for ``Store.watch``, ``matters`` as for ``Watch``.
         """
@@ -254,13 +254,13 @@ class Waiter:
 
     async def _follow(self, watch: Watch, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
         try:
-            while not self.is_off:
+            while not self.is_cancelled:
                 if is_done(await steps_of(watch.next)(deadline.left_s())):
                     return True
         except WaitTimeout:
             return False
         except Closed:
-            if not self.is_off:
+            if not self.is_cancelled:
                 raise
         return False
 
@@ -312,14 +312,14 @@ class Gate:
         self._turns: deque[Signal] = deque()
 
     async def enter(self, waiter: Waiter, clock: Clock) -> bool:
-        """Wait for a place. Return False when the waiter was called off. A waiter that entered calls ``leave``."""
+        """Wait for a position. Return False when the waiter was cancelled. A waiter that entered calls ``leave``."""
         turn = Signal()
         with self._lock:
             if self._free > 0:
                 self._free -= 1
                 return True
             self._turns.append(turn)
-        take_back = waiter.off.call_when_set(turn.set)
+        take_back = waiter.cancelled.call_when_set(turn.set)
         try:
             await Pause(clock, turn, None)
         except BaseException:
@@ -347,4 +347,4 @@ class Gate:
                 self._free += 1
 
     def close(self) -> None:
-        """Do nothing: waiters are called off."""
+        """Do nothing: waiters are cancelled."""
