@@ -61,7 +61,7 @@ def test_marks_are_swept_with_the_last_descendant(backend, raw, root, wait_until
     put(backend, "a/b/c")
     put(backend, "a/b")
     result(backend.commit([], [Delete("a/b/c"), Delete("a/b")]))
-    wait_until(lambda: not raw.exists(f"/{root}/a"))
+    wait_until(lambda: not raw.exists(f"/{root}/a"), 60.0)
 
 
 def test_parents_emptied_by_an_ended_session_are_hidden_and_swept(backend, raw, root, wait_until):
@@ -70,7 +70,7 @@ def test_parents_emptied_by_an_ended_session_are_hidden_and_swept(backend, raw, 
     assert result(backend.children("")) == ["p"]
     result(session.close())
     assert result(backend.children("")) == []
-    wait_until(lambda: not raw.exists(f"/{root}/p"))
+    wait_until(lambda: not raw.exists(f"/{root}/p"), 60.0)
 
 
 def test_a_key_can_be_made_and_bound_where_an_empty_parent_was_left(backend, other):
