@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use latchwork_core::balance::quota::Demand;
-use latchwork_core::balance::strategy::Strategy;
+use latchwork_core::balance::strategy::Incremental;
 use latchwork_core::cancel::Cancel;
 
 /// xorshift64*: reproducible, and good enough to shape a problem.
@@ -103,13 +103,13 @@ fn scattered(mut demands: Vec<Demand>) -> Vec<Demand> {
 }
 
 fn time(name: &str, workers: u32, demands: &[Demand]) -> Vec<Vec<u32>> {
-    let run = |strategy: Strategy| {
+    let run = |strategy: Incremental| {
         let started = Instant::now();
         let sizes = strategy.sizes(workers as usize, demands, &Cancel::never()).expect("nobody cancels");
         (started.elapsed().as_secs_f64() * 1e3, sizes)
     };
-    let (spread_ms, _) = run(Strategy::EvenlySpread);
-    let (balanced_ms, sizes) = run(Strategy::Balanced);
+    let (spread_ms, _) = run(Incremental::EvenlySpread);
+    let (balanced_ms, sizes) = run(Incremental::Balanced);
     println!("{name:34}{spread_ms:12.1}{balanced_ms:12.1}");
     sizes
 }

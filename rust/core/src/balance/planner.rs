@@ -11,7 +11,7 @@ use crate::balance::moves::{self, Move};
 use crate::balance::names::Names;
 use crate::balance::quota::{Demand, LoadsBuilder, Quota, Share};
 use crate::balance::spread;
-use crate::balance::strategy::Strategy;
+use crate::balance::strategy::{Incremental, Strategy};
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::input::{check_weights, NO_OWNER};
@@ -83,7 +83,7 @@ pub struct View {
 /// An incremental balancer. See the module.
 #[derive(Debug)]
 pub struct Board {
-    strategy: Strategy,
+    strategy: Incremental,
     workers: Vec<Worker>,
     /// The number of each worker that has not left.
     number: BTreeMap<String, u32>,
@@ -96,12 +96,10 @@ impl Board {
     /// # Errors
     /// [`Error::Invalid`] for another strategy.
     pub fn new(strategy: Strategy) -> Result<Self, Error> {
-        match strategy {
-            Strategy::EvenlySpread | Strategy::Balanced => {
-                Ok(Self { strategy, workers: Vec::new(), number: BTreeMap::new(), jobs: BTreeMap::new() })
-            }
-            _ => Err(Error::invalid("a board keeps what was before; use 'evenly-spread' or 'balanced'")),
-        }
+        let strategy = strategy
+            .incremental()
+            .ok_or_else(|| Error::invalid("a board keeps what was before; use 'evenly-spread' or 'balanced'"))?;
+        Ok(Self { strategy, workers: Vec::new(), number: BTreeMap::new(), jobs: BTreeMap::new() })
     }
 
     /// Adds a job. O(items + workers).
@@ -240,8 +238,8 @@ impl Board {
         let weights: Vec<f64> = order.iter().map(|number| self.workers[*number as usize].weight).collect();
         let mut all = Vec::with_capacity(self.jobs.len());
         let placed = match self.strategy {
-            Strategy::EvenlySpread => self.spread(&order, &weights, &mut all, cancel),
-            _ => self.balance(&order, &weights, &mut all, cancel),
+            Incremental::EvenlySpread => self.spread(&order, &weights, &mut all, cancel),
+            Incremental::Balanced => self.balance(&order, &weights, &mut all, cancel),
         };
         let deferred = placed
             .and_then(|()| self.apply_move_limit(&mut all, limit, cancel))

@@ -21,7 +21,25 @@ pub enum Strategy {
     Balanced,
 }
 
+/// A strategy that keeps the previous owners of items where it can, so that a [`Board`](super::planner::Board) can use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Incremental {
+    /// As [`Strategy::EvenlySpread`].
+    EvenlySpread,
+    /// As [`Strategy::Balanced`].
+    Balanced,
+}
+
 impl Strategy {
+    /// Returns the strategy as one that keeps previous owners; None for the rendezvous strategies, which keep none.
+    pub fn incremental(self) -> Option<Incremental> {
+        match self {
+            Self::Rendezvous | Self::EvenlyRendezvous => None,
+            Self::EvenlySpread => Some(Incremental::EvenlySpread),
+            Self::Balanced => Some(Incremental::Balanced),
+        }
+    }
+
     /// Parses "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
     ///
     /// # Errors
@@ -59,17 +77,20 @@ impl Strategy {
                 let place = |job| bounded::place(job, &Share::new(job), workers, mode, cancel);
                 jobs.iter().map(place).collect()
             }
-            Self::EvenlySpread | Self::Balanced => {
-                let demands: Vec<Demand> = jobs.iter().map(Demand::new).collect();
-                let sizes = self.sizes(workers.len(), &demands, cancel)?;
-                Ok(jobs.iter().zip(&sizes).map(|(job, sizes)| moves::items(job, sizes)).collect())
-            }
+            Self::EvenlySpread => Incremental::EvenlySpread.place(workers, jobs, cancel),
+            Self::Balanced => Incremental::Balanced.place(workers, jobs, cancel),
         }
     }
+}
 
-    /// Returns how many items each able worker of each job gets, for the two strategies that keep previous owners.
-    ///
-    /// Any strategy but `EvenlySpread` counts as `Balanced`.
+impl Incremental {
+    fn place(self, workers: &[&str], jobs: &[Job<'_>], cancel: &Cancel<'_>) -> Result<Vec<Vec<u32>>, Error> {
+        let demands: Vec<Demand> = jobs.iter().map(Demand::new).collect();
+        let sizes = self.sizes(workers.len(), &demands, cancel)?;
+        Ok(jobs.iter().zip(&sizes).map(|(job, sizes)| moves::items(job, sizes)).collect())
+    }
+
+    /// Returns how many items each able worker of each job gets.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -77,7 +98,7 @@ impl Strategy {
         let shares: Vec<Share> = demands.iter().map(Share::of).collect();
         let seated = match self {
             Self::EvenlySpread => spread::seats(workers, demands, &shares, cancel)?,
-            _ => seats::seats(workers, demands, &shares, cancel)?,
+            Self::Balanced => seats::seats(workers, demands, &shares, cancel)?,
         };
         Ok(shares.iter().zip(&seated).map(|(share, seated)| share.sizes(seated)).collect())
     }

@@ -228,7 +228,7 @@ fn a_placement_that_is_cancelled_leaves_the_board_as_it_was() {
                     asked.get() <= last
                 };
                 let mut copy = Board {
-                    strategy,
+                    strategy: strategy.incremental().unwrap(),
                     workers: board.workers.iter().map(Worker::clone).collect(),
                     number: board.number.clone(),
                     jobs: board.jobs.clone(),
