@@ -6,14 +6,13 @@ import os
 import subprocess
 import sys
 import sysconfig
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import typer
 
 from latchwork.cli import options
-from latchwork.cli.commands import CommandSpec, specs
+from latchwork.cli.commands import CommandSpec, found_at, specs
 from latchwork.cli.main import application
 from latchwork.store import URL_VARIABLE
 
@@ -65,11 +64,10 @@ def loaded_by(*words):
 
 @pytest.mark.parametrize("name", specs())
 def test_the_list_of_commands_has_the_first_sentence_of_each_docstring(name):
-    place, summary = specs()[name]
-    module, _, attribute = place.partition(":")
-    found = getattr(import_module(module), attribute)
+    spec = specs()[name]
+    found = found_at(spec.place)
     text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
-    assert options.summary(text) == summary
+    assert options.summary(text) == spec.summary
 
 
 def test_the_parser_and_the_store_read_the_same_variable():

@@ -28,21 +28,33 @@ class CommandSpec(NamedTuple):
     Attributes:
         place: Its module and the name in it, as ``module:name``: what ``command`` made, or a group.
         summary: Its line in the list of commands: the first sentence of its docstring.
+        demo: Its part of `latchwork demo`, as ``module:name``; "" if it has none.
     """
 
     place: str
     summary: str
+    demo: str = ""
 
     def load(self, name: str) -> Any:
         """Import the command and return it, ready to be called by this name."""
-        module, _, attribute = self.place.partition(":")
-        found = getattr(import_module(module), attribute)
+        found = found_at(self.place)
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name)
         else:
             add(app, **{name: found})
         return typer.main.get_group(app).commands[name]
+
+
+def found_at(place: str) -> Any:
+    """Import ``module:name``."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def missing(name: str) -> str:
+    """Return the error for a command whose add-on is not installed."""
+    return f'error: the command {name} is not installed; run: pip install "{ADD_ONS[name]}"'
 
 
 #: Latchwork's own, in the order in which `--help` lists them.
@@ -179,7 +191,7 @@ class LazyGroup(TyperGroup):
         """Return the command, or None. If its add-on is missing, exit with 1 and name it."""
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in ADD_ONS:
-            sys.exit(f'error: the command {cmd_name} is not installed; run: pip install "{ADD_ONS[cmd_name]}"')
+            sys.exit(missing(cmd_name))
         return found
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the parser calls it with one

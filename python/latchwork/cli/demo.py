@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -13,6 +14,7 @@ import typer
 from rich.console import RenderableType
 
 from latchwork._base.text import counted
+from latchwork.cli.commands import added, found_at, missing
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, ended_by_sigterm, quiet_logs
 from latchwork.cli.text import Grid, Line, console, say, say_json, show
@@ -33,6 +35,7 @@ class Part(enum.StrEnum):
     executor = "executor"
     plans = "plans"
     workers = "workers"
+    workflows = "workflows"
 
 
 #: What to try after each demonstration.
@@ -40,12 +43,13 @@ _NEXT = {
     Part.executor: 'latchwork executor run --help, and the tutorial "A pool of machines"',
     Part.plans: "latchwork plans worker --help, and the tutorial about plans",
     Part.workers: "latchwork workers run --help, and the tutorial about worker groups",
+    Part.workflows: "latchwork workflows serve, and the tutorial about workflows",
 }
 
 
 @command(
     "latchwork demo",
-    "latchwork demo executor",
+    "latchwork demo workflows",
     "latchwork demo --kill manager",
     "latchwork demo --url etcd://127.0.0.1:2379",
     "latchwork demo --url zk://127.0.0.1:2181/trials --workers 5 --keep",
@@ -115,6 +119,12 @@ def _demonstrate(part: Part, *, as_json: bool) -> None:
 
 
 def _function_of(part: Part) -> Callable[[Callable[[str], None]], bool]:
+    if part is Part.workflows:
+        found = added().get(part.value)
+        if found is None:
+            sys.exit(missing(part.value))
+        function: Callable[[Callable[[str], None]], bool] = found_at(found.demo)
+        return function
     from latchwork.demo import systems  # imports the executor, plans and worker groups
 
     return {Part.executor: systems.run_executor, Part.plans: systems.run_plans, Part.workers: systems.run_workers}[part]
