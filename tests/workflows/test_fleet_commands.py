@@ -103,12 +103,12 @@ def test_commands_on_a_fleet_take_no_store_and_no_logs_of_this_machine_for_its_o
     flows("init", *far)
     (tmp_path / "flow.yaml").write_text(json.dumps(FLOW))
     flows("apply", "flow.yaml", *far)
-    flows("workers", *far).refused(1, "no store; give its URL")
+    flows("workers", *far).refused(1, "the API was started without --store")
     assert not list(here.rglob("store.db"))
     (tmp_path / "far_flows.py").write_text("from latchwork_workflows import workflow")
     flows("deploy", "far_flows.py", *far).refused(2, "give --logs, or --no-bundle")
     with Serve(Home.of(here / "latchwork" / "workflows", environ={}), ServeOptions(has_pages=False)):
-        flows("workers", *far).refused(1, "no store; give its URL")  # those of this machine are others
+        flows("workers", *far).refused(1, "the API was started without --store")  # those of this machine are others
 
 
 def test_pages_alone_refuse_logs_of_nobody(served, tmp_path):

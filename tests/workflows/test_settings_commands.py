@@ -2,8 +2,10 @@
 
 import pytest
 
+from latchwork_workflows.db import Database, DatabaseAccounts
 from latchwork_workflows.home import Home
 from latchwork_workflows.serve import Serve, ServeOptions
+from latchwork_workflows.web import Role
 from latchwork_workflows.worker import WorkerOptions
 from workflows.test_command_line import BAD, EVIL, flows
 
@@ -65,3 +67,22 @@ def test_what_is_stored_moves_no_cursor(flows):
     for kind in ("parameters", "environments"):
         assert not BAD.search(flows(kind, "list").out.replace("\n", ""))
     flows("parameters", "set", EVIL, "x").refused(2, "should match pattern")
+
+
+def test_an_api_is_asked_by_its_url(flows, served, monkeypatch, tmp_path):
+    database = Database(served.home.database)
+    accounts = DatabaseAccounts(database)
+    accounts.ensure("remote", Role.ADMIN)
+    token = accounts.new_token("remote", "test", by="test")[1]
+    database.close()
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_TOKEN", token)
+    to = ("--url", served.url)
+    assert "is new" in flows("connections", "set", "far", "sqlite://", *to).out
+    assert flows("connections", "test", "far", *to, "--json").json["ok"]
+    for kind, name, value in (("environments", "far", "A=1"), ("parameters", "far", "1")):
+        assert flows(kind, "set", name, value, *to).code == 0
+        assert name in {each["name"] for each in flows(kind, "list", *to, "--json").json[kind]}
+        assert flows(kind, "rm", name, *to).code == 0
+    assert flows("connections", "rm", "far", *to).code == 0
+    flows("parameters", "list").refused(2, "no database")

@@ -7,6 +7,8 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from latchwork_workflows.db import backfills
+from latchwork_workflows.db.commands import CommandType
+from latchwork_workflows.db.commands import ask as send
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import attempt, command, definition, event, instance, schedule
 from latchwork_workflows.state import InstanceState
@@ -294,6 +296,15 @@ def test_a_large_workflow_is_taken_and_one_that_is_too_large_is_refused(ask):
     answer = ask("admin").post("/api/v1/workflows", content=b"{" + b" " * 5_100_000)
     assert answer.status_code == 413
     assert answer.json()["status"] == 413
+
+
+def test_a_repair_which_has_no_project_is_shown_to_administrators_of_all_projects_only(ask, seeds):
+    with seeds.database.write() as connection:
+        repair = send(connection, CommandType.MEND, shard_id=0, by="ann").id
+    shown = ask("admin").get(f"/api/v1/commands/{repair}").json()
+    assert (shown["type"], shown["by"], shown["done_at"]) == ("mend", "ann", None)
+    assert ask("admin-of-default").get(f"/api/v1/commands/{repair}").status_code == 404
+    assert ask("admin").get("/api/v1/commands/999999").status_code == 404
 
 
 BACKFILL = "/api/v1/workflows/default/nightly:backfill"

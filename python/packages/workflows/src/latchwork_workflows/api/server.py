@@ -29,7 +29,7 @@ def list_workers(request: Request, who: Who) -> list[Worker]:
     need_any(who)
     parts = parts_of(request)
     if parts.cluster is None:
-        raise Problem(503, "no store; give its URL by --store or LATCHWORK_WORKFLOWS_STORE")
+        raise Problem(503, "workers are not known: the API was started without --store or LATCHWORK_WORKFLOWS_STORE")
     found = parts.workers()
     if found is None:
         raise Problem(503, "the store cannot be asked for workers now", headers={"Retry-After": "5"})

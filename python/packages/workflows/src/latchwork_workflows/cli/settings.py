@@ -24,7 +24,7 @@ from latchwork.spi import (
     told,
 )
 from latchwork_workflows.cli.actions import value_of
-from latchwork_workflows.cli.options import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,12 +47,18 @@ _WAIT_S = 60.0
 
 @command("latchwork workflows connections list", "latchwork workflows connections list --project billing --json")
 def list_connections(
-    *, project: Among = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+    *,
+    project: Among = "",
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
 ) -> None:
     """List the stored connections. None has a password: it is a secret of the workers, by name."""
     _list(
         "connection",
         project,
+        url,
         home,
         database,
         as_json,
@@ -66,19 +72,20 @@ def list_connections(
 )
 def set_connection(
     name: Name,
-    url: Annotated[str, typer.Argument(metavar="URL", help="As SQLAlchemy reads it, without a password.")],
+    target: Annotated[str, typer.Argument(metavar="URL", help="As SQLAlchemy reads it, without a password.")],
     *,
     secret: Annotated[
         str, typer.Option(metavar="SECRET", show_default=False, help="The name of the password among the secrets.")
     ] = "",
     project: Project = "",
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """Store a connection by a name, for `sql`, `procedure` and ${connection:NAME}; a URL with a password is refused."""
-    with client_of(home_of(home, database)) as client:
-        is_new = client.connections.set(name, url, secret=secret, project=project)
+    with client_of(home_of(home, database), url) as client:
+        is_new = client.connections.set(name, target, secret=secret, project=project)
     _set("connection", project, name, is_new, as_json)
 
 
@@ -96,6 +103,7 @@ def try_connection(
             "--group", metavar="GROUP", show_default=False, help="Whose workers try it.  [unless given: default]"
         ),
     ] = None,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -106,7 +114,7 @@ def try_connection(
     It is a run of a workflow of one task, `_connection.NAME`, which is made for it; its log is kept.
     """
     worker_group = group_ or "default"
-    with client_of(home_of(home, database, store)) as client:
+    with client_of(home_of(home, database, store), url) as client:
         sent = client.connections.test(name, project=project, within=within, group=worker_group)
         run = client.commands.wait(sent.command).run
         assert run is not None  # of a start that was carried out
@@ -130,18 +138,29 @@ def try_connection(
 
 @command("latchwork workflows connections rm warehouse")
 def remove_connection(
-    name: Name, *, project: Project = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+    name: Name,
+    *,
+    project: Project = "",
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
 ) -> None:
     """Delete a stored connection, and name the workflows that still want it."""
-    _remove("connection", project, name, home, database, as_json)
+    _remove("connection", project, name, url, home, database, as_json)
 
 
 @command("latchwork workflows environments list", "latchwork workflows environments list --project billing --json")
 def list_environments(
-    *, project: Among = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+    *,
+    project: Among = "",
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
 ) -> None:
     """List the environments with their variables."""
-    _list("environment", project, home, database, as_json, _variables)
+    _list("environment", project, url, home, database, as_json, _variables)
 
 
 @command(
@@ -161,31 +180,43 @@ def set_environment(
         list[str] | None, typer.Option("--unset", metavar="VARIABLE", show_default=False, help="This one goes.")
     ] = None,
     project: Project = "",
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """Give variables to an environment, made if there is none; `environment:` of a workflow or a task names it."""
     given = dict(map(_pair, variables or []))
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         is_new = client.environments.set(name, given, project=project, keep=True, drop=unset or [])
     _set("environment", project, name, is_new, as_json)
 
 
 @command("latchwork workflows environments rm production")
 def remove_environment(
-    name: Name, *, project: Project = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+    name: Name,
+    *,
+    project: Project = "",
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
 ) -> None:
     """Delete an environment, and name the workflows that still want it."""
-    _remove("environment", project, name, home, database, as_json)
+    _remove("environment", project, name, url, home, database, as_json)
 
 
 @command("latchwork workflows parameters list", "latchwork workflows parameters list --project billing --json")
 def list_parameters(
-    *, project: Among = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+    *,
+    project: Among = "",
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
 ) -> None:
     """List the parameters with their values."""
-    _list("parameter", project, home, database, as_json, lambda each: {"value": _text(each.value)})
+    _list("parameter", project, url, home, database, as_json, lambda each: {"value": _text(each.value)})
 
 
 @command(
@@ -197,22 +228,29 @@ def set_parameter(
     value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or text.")],
     *,
     project: Project = "",
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """Store a value for ${NAME} in all workflows of a project, or of all; what is nearer to a run counts before it."""
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         is_new = client.parameters.set(name, value_of(value), project=project)
     _set("parameter", project, name, is_new, as_json)
 
 
 @command("latchwork workflows parameters rm bucket")
 def remove_parameter(
-    name: Name, *, project: Project = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+    name: Name,
+    *,
+    project: Project = "",
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
 ) -> None:
     """Delete a parameter."""
-    _remove("parameter", project, name, home, database, as_json)
+    _remove("parameter", project, name, url, home, database, as_json)
 
 
 connections_app = group(
@@ -239,12 +277,13 @@ parameters_app = group(
 def _list(  # noqa: PLR0917 - three commands
     kind: SettingKind,
     project: str,
+    url: str | None,
     home: Any,
     database: str | None,
     as_json: bool,
     cells: Callable[[Any], dict[str, str]],
 ) -> None:
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         found = getattr(client, f"{kind}s").list(project or None)
     listed(
         f"{kind}s",
@@ -261,8 +300,10 @@ def _set(kind: SettingKind, project: str, name: str, is_new: bool, as_json: bool
     told(line, {kind: name, "project": project, "is_new": is_new}, as_json=as_json)
 
 
-def _remove(kind: SettingKind, project: str, name: str, home: Any, database: str | None, as_json: bool) -> None:  # noqa: PLR0917 - three commands
-    with client_of(home_of(home, database)) as client:
+def _remove(
+    kind: SettingKind, project: str, name: str, url: str | None, home: Any, database: str | None, as_json: bool
+) -> None:  # noqa: PLR0917 - three commands
+    with client_of(home_of(home, database), url) as client:
         missed = getattr(client, f"{kind}s").remove(name, project=project)
     if as_json:
         say_json({kind: name, "project": project, "missed_by": missed})

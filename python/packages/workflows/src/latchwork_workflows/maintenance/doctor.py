@@ -280,10 +280,7 @@ class Doctor:
         return [each.id for each in asked]
 
     def wait_done(self, commands: Sequence[int], timeout_s: float) -> bool:
-        """Wait until masters have carried out these commands. Return whether they have.
-
-        The API does not show such commands: they belong to no project.
-        """
+        """Wait until masters have carried out these commands. Return whether they have."""
         until = self._now() + timeout_s
         open_ = sa.select(command.c.id).where(command.c.id.in_(commands), command.c.done_at.is_(None)).limit(1)
         while True:

@@ -17,7 +17,7 @@ from latchwork_workflows.web import Identity, Problem, Role
 
 
 def get(parts: Parts, who: Identity, number: int) -> Command:
-    """Return a command.
+    """Return a command. One without a project, such as a repair, is shown to administrators of all projects.
 
     Raises:
         Problem: 404.
@@ -26,7 +26,9 @@ def get(parts: Parts, who: Identity, number: int) -> Command:
         row = run_queries.find_command(connection, number)
         if row is None:
             raise Problem(404, f"there is no command {number}")
-        seen(who, _about(connection, row), f"command {number}")
+        about = _about(connection, row)
+        if about is not None or not who.may(Role.ADMIN):  # a repair is about a shard, which has no project
+            seen(who, about, f"command {number}")
     return Command.of(row, run=row.instance)
 
 
