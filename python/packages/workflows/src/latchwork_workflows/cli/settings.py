@@ -28,7 +28,9 @@ from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreU
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
+    from latchwork_workflows import WorkflowClient
     from latchwork_workflows.schemas.settings import Connection, Environment, SettingKind
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '_', '-' and '.'.")]
@@ -58,9 +60,7 @@ def list_connections(
     _list(
         "connection",
         project,
-        url,
-        home,
-        database,
+        client_of(home_of(home, database), url),
         as_json,
         lambda each: {"url": each.url or "", "secret": each.secret or ""},
     )
@@ -147,7 +147,7 @@ def remove_connection(
     as_json: Json = False,
 ) -> None:
     """Delete a stored connection, and name the workflows that still want it."""
-    _remove("connection", project, name, url, home, database, as_json)
+    _remove("connection", project, name, client_of(home_of(home, database), url), as_json)
 
 
 @command("latchwork workflows environments list", "latchwork workflows environments list --project billing --json")
@@ -160,7 +160,7 @@ def list_environments(
     as_json: Json = False,
 ) -> None:
     """List the environments with their variables."""
-    _list("environment", project, url, home, database, as_json, _variables)
+    _list("environment", project, client_of(home_of(home, database), url), as_json, _variables)
 
 
 @command(
@@ -203,7 +203,7 @@ def remove_environment(
     as_json: Json = False,
 ) -> None:
     """Delete an environment, and name the workflows that still want it."""
-    _remove("environment", project, name, url, home, database, as_json)
+    _remove("environment", project, name, client_of(home_of(home, database), url), as_json)
 
 
 @command("latchwork workflows parameters list", "latchwork workflows parameters list --project billing --json")
@@ -216,7 +216,13 @@ def list_parameters(
     as_json: Json = False,
 ) -> None:
     """List the parameters with their values."""
-    _list("parameter", project, url, home, database, as_json, lambda each: {"value": _text(each.value)})
+    _list(
+        "parameter",
+        project,
+        client_of(home_of(home, database), url),
+        as_json,
+        lambda each: {"value": _text(each.value)},
+    )
 
 
 @command(
@@ -250,7 +256,7 @@ def remove_parameter(
     as_json: Json = False,
 ) -> None:
     """Delete a parameter."""
-    _remove("parameter", project, name, url, home, database, as_json)
+    _remove("parameter", project, name, client_of(home_of(home, database), url), as_json)
 
 
 connections_app = group(
@@ -274,16 +280,14 @@ parameters_app = group(
 )
 
 
-def _list(  # noqa: PLR0917 - three commands
+def _list(
     kind: SettingKind,
     project: str,
-    url: str | None,
-    home: Any,
-    database: str | None,
+    opened: AbstractContextManager[WorkflowClient],
     as_json: bool,
     cells: Callable[[Any], dict[str, str]],
 ) -> None:
-    with client_of(home_of(home, database), url) as client:
+    with opened as client:
         found = getattr(client, f"{kind}s").list(project or None)
     listed(
         f"{kind}s",
@@ -301,9 +305,9 @@ def _set(kind: SettingKind, project: str, name: str, is_new: bool, as_json: bool
 
 
 def _remove(
-    kind: SettingKind, project: str, name: str, url: str | None, home: Any, database: str | None, as_json: bool
-) -> None:  # noqa: PLR0917 - three commands
-    with client_of(home_of(home, database), url) as client:
+    kind: SettingKind, project: str, name: str, opened: AbstractContextManager[WorkflowClient], as_json: bool
+) -> None:
+    with opened as client:
         missed = getattr(client, f"{kind}s").remove(name, project=project)
     if as_json:
         say_json({kind: name, "project": project, "missed_by": missed})
