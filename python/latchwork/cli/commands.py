@@ -87,6 +87,10 @@ OWN: dict[str, CommandSpec] = {
         "latchwork.cli.processes:lock",
         "Run a command while a lock is held, and exit with its exit code",
     ),
+    "new": CommandSpec(
+        "latchwork.cli.new:new",
+        "Write a small project with tests and deployment files, to start from",
+    ),
     "restart": CommandSpec(
         "latchwork.cli.jobs:restart",
         "Announce a restart of a node: its items move away now, and back when it is back",
