@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import latchwork
+from latchwork.backends.base import ServerInfo
 from latchwork.cli.screens import doctor
+from latchwork.errors import PermissionDenied
 
 
 def verdicts(findings):
@@ -25,6 +29,14 @@ def test_a_store_is_read_written_and_watched_and_left_as_it_was(cli, store):
     shown = done.json["findings"]
     found = verdicts(shown)
     assert found["connect"] == found["read"] == found["session"] == found["write and watch"] == "ok"
+    if not store.url.startswith(("memory:", "sqlite:")):
+        assert found["server version"] == "ok"
+    if store.url.startswith(("zk:", "postgresql:")):
+        assert found["server clock"] == "ok"
+        (clock,) = (each["detail"] for each in shown if each["check"] == "server clock")
+        assert clock.startswith("0.0 s ")
+    if store.url.startswith(("etcd:", "postgresql:")):
+        assert found["server limits"] == "ok"
     assert store.children("doctor") == []
     assert store.get("kept").value == b"1"
 
@@ -56,3 +68,23 @@ def test_few_descriptors_and_a_newer_python_are_warnings(monkeypatch):
     assert doctor.files().verdict == "warning"
     monkeypatch.setattr(doctor.sys, "version_info", (3, 99, 0))
     assert doctor.python().verdict == "warning"
+
+
+def test_a_clock_that_differs_and_a_version_that_is_not_supported_are_found():
+    skew = doctor._skew(1005.0, 1000.0, 1000.2)
+    assert (skew.verdict, skew.detail) == ("warning", "4.9 s ahead of ours, within 0.1 s")
+    assert "NTP" in skew.remedy
+    assert doctor._skew(995.0, 1000.0, 1000.2).verdict == "warning"
+    assert doctor._skew(1005.0, 1000.0, 1010.0).verdict == "ok"  # the answer took so long
+    assert doctor._server_version(ServerInfo("3.5.9", "3.6")).verdict == "problem"
+    assert doctor._server_version(ServerInfo("3.10.0-beta", "3.6")).verdict == "ok"
+
+
+def test_an_account_without_rights_is_told_what_to_give_it():
+    found = doctor._failed("write and watch", PermissionDenied("account 'a' may not write"))
+    assert (found.verdict, "rights" in found.remedy) == ("problem", True)
+
+
+def test_a_full_disk_is_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1_000))
+    assert doctor._disk(tmp_path / "app.db").verdict == "warning"

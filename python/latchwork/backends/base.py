@@ -330,6 +330,38 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server says about itself.
+
+    Attributes:
+        version: The version of the server; "" if it does not say.
+        least_version: The least version that the backend supports.
+        wall_clock_s: The wall clock of the server during the call, in seconds since the epoch; None if it has none.
+        usage: How much of a limit of the server is used, as text; "" if unknown.
+        remedy: What to do about the usage; "" if there is room.
+    """
+
+    version: str
+    least_version: str
+    wall_clock_s: float | None = None
+    usage: str = ""
+    remedy: str = ""
+
+
+@runtime_checkable
+class DescribesServer(Protocol):
+    """A backend whose server can say what it is."""
+
+    def server_info(self) -> ServerInfo:
+        """Ask the server about itself. Blocks.
+
+        Raises:
+            LatchworkError: The server did not answer, or the account may not ask.
+        """
+        ...
+
+
 _DEFAULTS = ("waiting", "for_event_loop", "within", "create_ordered")
 
 

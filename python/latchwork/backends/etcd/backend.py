@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, Sink
 from latchwork.backends.etcd import SPEC
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link, as_message
@@ -90,6 +90,14 @@ class EtcdBackend(Backend):
             backend.close()
             raise
         return backend
+
+    def server_info(self) -> ServerInfo:
+        """Ask for the version and the size of the database. etcd does not tell its clock."""
+        deadline = self._clock.now() + self._call_timeout_s
+        found = drive(self._link.call("Status", pb.StatusRequest(), "tell its version", deadline)).result()
+        return ServerInfo(
+            found.version, "3.4", None, f"{found.dbSize / 1e6:,.0f} MB of the space quota, by default 2,147"
+        )
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """Return the entry, or None."""

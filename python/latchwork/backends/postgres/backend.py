@@ -13,16 +13,17 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, Sink
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import Steps, drive, failed
 from latchwork.backends.outcomes import read_of
 from latchwork.backends.postgres import SPEC
 from latchwork.backends.postgres.commits import Commit, TreeDeletion, ordered, sequential
-from latchwork.backends.postgres.connection import Row, Statement
+from latchwork.backends.postgres.connection import Query, Row, Statement
 from latchwork.backends.postgres.link import Call, Lane, Link
 from latchwork.backends.postgres.notices import Notices
 from latchwork.backends.postgres.reads import Read, Reading, ReadLane, entry, text
@@ -39,6 +40,18 @@ _log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
 
 _CLOSE_S = 2.0
+#: The part of all connections above which too few are left.
+_MANY = 0.8
+_INFO = Statement(
+    Query(
+        b"server_info",
+        b"select current_setting('server_version'), extract(epoch from clock_timestamp())::text, "
+        b"(select count(*) from pg_stat_activity where backend_type = 'client backend')::text, "
+        b"current_setting('max_connections')",
+        frozenset(),
+    ),
+    (),
+)
 
 
 class PostgresBackend(Backend):
@@ -116,6 +129,14 @@ class PostgresBackend(Backend):
             self._reading.names(prefix),
             lambda rows: sorted({text(row[0]) for row in rows}),
         )
+
+    def server_info(self) -> ServerInfo:
+        """Ask for the version, the clock and the connections."""
+        version, clock, used, limit = map(
+            text, self._read("ask the server about itself", [_INFO], itemgetter(0)).result()
+        )
+        remedy = "" if int(used) < _MANY * int(limit) else "raise max_connections: a store has up to three connections"
+        return ServerInfo(version, "14", float(clock), f"{used} of {limit} connections", remedy)
 
     # Writes.
 

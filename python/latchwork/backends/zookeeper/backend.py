@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, Sink
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, Sink
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.futures import Outcome, Steps, chain, drive, failed, reject, then
 from latchwork.backends.outcomes import describe
@@ -237,6 +237,18 @@ class ZooKeeperBackend(Backend):
         return self._closed
 
     # Private.
+
+    def server_info(self) -> ServerInfo:
+        """Ask for the version, and for the time of a key that is created for this."""
+        version, _ = parse_server_info(self._main.ask_server(b"srvr", _SERVER_WORD_S))
+        key = f"doctor/clock-{uuid.uuid4().hex}"
+        self.commit((), (Create(key, b"", None),)).result()
+        try:
+            payload = wire.path_and_flag(self._layout.path(key))
+            reply: wire.Reply = self._main.call(wire.GET_DATA, payload).result()
+        finally:
+            self.commit((), (Delete(key),)).result()
+        return ServerInfo(version, "3.6", wire.parse_data(reply.body)[0].stat.ctime / 1000)
 
     def _connect(self, url: StoreURL) -> None:
         self._main.start()

@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import re
 import resource
+import shutil
 import statistics
 import sys
 import threading
@@ -15,17 +16,20 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 import latchwork
 from latchwork._base.text import reason
+from latchwork.backends.base import DescribesServer, ServerInfo
 from latchwork.backends.schemes import find_spec, installed_specs
-from latchwork.backends.url import parse_url
+from latchwork.backends.url import StoreURL, open_backend, parse_url
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, OK
 from latchwork.cli.text import Grid, say, say_json, show
-from latchwork.errors import LatchworkError
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.errors import LatchworkError, PermissionDenied
 from latchwork.store import Store
 
 #: Versions of Python that the tests run on.
@@ -35,6 +39,9 @@ _LEAST_FILES = 1024
 #: A round trip above this is slow for locks and queues.
 _SLOW_S = 0.1
 _SAMPLES = 10
+#: A wall clock that differs by more starts cron schedules too early or too late.
+_MOST_SKEW_S = 1.0
+_LEAST_DISK_BYTES = 500_000_000
 _WATCH_TIMEOUT_S = 5.0
 _EXTRA = re.compile(r"""extra == ['"](?P<extra>[\w-]+)['"]""")
 
@@ -133,29 +140,91 @@ def files() -> Finding:
 
 
 def store(url: str) -> list[Finding]:
-    """Check that a store can be reached, read, written and watched, and what it warns of."""
+    """Check that a store can be reached, read, written and watched, what its server is, and what it warns of."""
     found: list[Finding] = []
     with _warnings() as warnings:
         began = time.monotonic()
         try:
             opened = open_store(url, of_cluster=False)
         except LatchworkError as error:
-            return [Finding("connect", "problem", reason(error))]
+            return [_failed("connect", error)]
         with opened:
             found.append(Finding("connect", "ok", f"{opened.url} in {_ms(time.monotonic() - began)}"))
             for name, check in (("read", _read), ("session", _session), ("write and watch", _write)):
                 try:
                     found.append(check(opened))
                 except LatchworkError as error:
-                    found.append(Finding(name, "problem", reason(error)))
-    shared = find_spec(parse_url(url).scheme).capabilities
-    if not shared.multi_host:
-        found.append(
-            Finding("shared by", "ok", "one process" if not shared.multi_process else "processes of one machine")
-        )
+                    found.append(_failed(name, error))
+        parsed = parse_url(url)
+        found += _server(parsed)
+    spec = find_spec(parsed.scheme)
+    if spec.location == "file":
+        found.append(_disk(Path(parsed.path)))
+    if not spec.capabilities.multi_host:
+        shared = "processes of one machine" if spec.capabilities.multi_process else "one process"
+        found.append(Finding("shared by", "ok", shared))
     return found + [
         Finding("server", "warning", text, "see the page about operations") for text in dict.fromkeys(warnings)
     ]
+
+
+def _failed(check: str, error: LatchworkError) -> Finding:
+    remedy = ""
+    if isinstance(error, PermissionDenied):
+        remedy = "give the account the rights that the page about TLS and accounts lists"
+    return Finding(check, "problem", reason(error), remedy)
+
+
+def _server(url: StoreURL) -> list[Finding]:
+    """Ask the server about itself, over a connection that is closed again."""
+    try:
+        backend = open_backend(url, SYSTEM_CLOCK)
+        try:
+            if not isinstance(backend, DescribesServer):
+                return []
+            began_s = time.time()
+            info = backend.server_info()
+            ended_s = time.time()
+        finally:
+            backend.close()
+    except LatchworkError as error:
+        return [Finding("server version", "warning", reason(error), "let the account ask, or check the server itself")]
+    found = [_server_version(info)]
+    if info.usage:
+        found.append(Finding("server limits", "warning" if info.remedy else "ok", info.usage, info.remedy))
+    if info.wall_clock_s is not None:
+        found.append(_skew(info.wall_clock_s, began_s, ended_s))
+    return found
+
+
+def _server_version(info: ServerInfo) -> Finding:
+    if not info.version:
+        return Finding("server version", "ok", "the server does not say")
+    if _numbers(info.version) < _numbers(info.least_version):
+        remedy = f"upgrade to {info.least_version} or newer"
+        return Finding("server version", "problem", f"{info.version} is not supported", remedy)
+    return Finding("server version", "ok", info.version)
+
+
+def _skew(server_s: float, began_s: float, ended_s: float) -> Finding:
+    """Compare the clock of a server with ours, between whose readings it was read."""
+    skew_s = server_s - (began_s + ended_s) / 2
+    detail = (
+        f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} ours, within {(ended_s - began_s) / 2:.1g} s"
+    )
+    if abs(skew_s) - (ended_s - began_s) / 2 > _MOST_SKEW_S:
+        remedy = "synchronize both clocks by NTP: cron schedules start by the clock of their node"
+        return Finding("server clock", "warning", detail, remedy)
+    return Finding("server clock", "ok", detail)
+
+
+def _disk(path: Path) -> Finding:
+    """Check the free space of the disk with a store file."""
+    free = shutil.disk_usage(path.absolute().parent).free
+    detail = f"{free / 1e9:,.1f} GB free"
+    if free < _LEAST_DISK_BYTES:
+        return Finding("disk", "warning", detail, "free some space: while the disk is full, writes fail")
+    return Finding("disk", "ok", detail)
 
 
 def _read(opened: Store) -> Finding:
@@ -245,6 +314,10 @@ def _warnings() -> Iterator[list[str]]:
 
 def _row(each: Finding) -> dict[str, str]:
     return {"check": each.check, "": each.verdict, "found": each.detail, "what to do": each.remedy}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _ms(seconds: float) -> str:
