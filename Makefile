@@ -33,7 +33,8 @@ help:
 	@echo 'latchwork: what make can do'
 	@echo
 	@echo '  make build     check what must be there, then install everything into .venv'
-	@echo '  make demo      build, then run a cluster of three workers and kill one half-way'
+	@echo '  make demo      build what it needs, then run a cluster of three workers and kill one half-way; executor, plans,'
+	@echo '                 workers and workflows as ARGS need make build first'
 	@echo '  make test      build, get the test servers, run the tests (14 minutes on two cores)'
 	@echo '  make quick     unit and in-memory tests of what differs from main, at most 90 seconds; ARGS="BASE" for another base'
 	@echo '  make check     every test on every server, and all long forms (hours); or one of them:'
@@ -56,7 +57,7 @@ help:
 	@echo '                 WHAT=site              the documentation site in a browser: search, navigation, links'
 	@echo '                 WHAT=dependencies      known vulnerabilities of the installed packages'
 	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, work_queue, workers, executor, plans, workflows or startup'
-	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'
+	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy, actionlint'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
 	@echo '  make docs      build the documentation site into site/, without warnings; ARGS=--serve shows it on port 8000'
 	@echo '  make protos    generate the messages of etcd'"'"'s API again; takes Go and a network, and is needed for new ones only'
@@ -83,20 +84,25 @@ $(STAMP)/venv: | prerequisites
 	"$$(sh scripts/find_python)" -m venv $(VENV)
 	@mkdir -p $(STAMP) && touch $@
 
-$(STAMP)/requirements: requirements-dev.txt $(STAMP)/venv
-	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+$(STAMP)/tools: requirements-build.txt $(STAMP)/venv
+	$(BIN)/python -m pip install --quiet -r requirements-build.txt
 	@touch $@
 
-$(CORE): pyproject.toml $(STAMP)/requirements $(RUST_SOURCES)
-	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras cli,etcd,metrics,pickle,tracing,zookeeper-sasl
+$(CORE): pyproject.toml $(STAMP)/tools $(RUST_SOURCES)
+	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras cli
+	@touch $@
+
+# With the libraries of the extras that tests use. latchwork itself is installed by now.
+$(STAMP)/requirements: requirements-dev.txt pyproject.toml $(STAMP)/tools | $(CORE)
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt "latchwork[etcd,metrics,pickle,tracing,zookeeper-sasl]"
 	@touch $@
 
 # The add-ons, editable. Everything that they require is installed by now.
-$(STAMP)/packages: $(PACKAGES) $(STAMP)/requirements | $(CORE)
+$(STAMP)/packages: $(PACKAGES) $(STAMP)/requirements
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation $(foreach each,$(PACKAGES),-e $(dir $(each)))
 	@touch $@
 
-demo: build
+demo: prerequisites $(CORE)
 	$(BIN)/latchwork demo $(ARGS)
 
 test: build
@@ -120,6 +126,7 @@ lint: build
 	$(BIN)/python -m mypy.stubtest latchwork.aio --allowlist scripts/aio_stubtest_allowlist
 	cargo fmt --check
 	cargo clippy --quiet $(LOCKED) --all-targets -- -D warnings
+	sh scripts/lint_workflows
 
 docs: build $(STAMP)/docs
 	$(BIN)/python scripts/make_site $(ARGS)

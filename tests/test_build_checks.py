@@ -96,7 +96,7 @@ def test_make_build_stops_before_anything_is_installed(tmp_path):
     """A copy of the Makefile and the scripts is enough: nothing else may be touched."""
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "scripts", checkout / "scripts")
-    for name in ("Makefile", "Cargo.toml", "pyproject.toml", "requirements-dev.txt"):
+    for name in ("Makefile", "Cargo.toml", "pyproject.toml", "requirements-build.txt", "requirements-dev.txt"):
         shutil.copy(ROOT / name, checkout / name)
     before = sorted(checkout.rglob("*"))
     result = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -130,3 +131,9 @@ def test_more_than_five_failures_are_not_run_again(ci):
     assert code != 0
     assert "6 tests failed; none is run again" in said
     assert "again on" not in said
+
+
+def test_hosted_ci_runs_the_same_targets():
+    hosted = (RUN.parents[1] / ".github" / "workflows" / "ci.yml").read_text()
+    targets = set(re.findall(r"^make (\w+)", RUN.read_text(), re.MULTILINE))
+    assert targets == set(re.findall(r"run: make (\w+)", hosted)) == {"build", "lint", "docs", "test"}

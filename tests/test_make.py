@@ -115,6 +115,11 @@ def test_the_help_names_each_target():
     assert f"WHAT={', '.join(BENCHES[:-1])} or {BENCHES[-1]}" in shown
 
 
+def test_hosted_ci_runs_every_check_at_night():
+    (named,) = re.findall(r"what: \[(.*)\]", (ROOT / ".github" / "workflows" / "nightly.yml").read_text())
+    assert sorted(named.split(", ")) == sorted(CHECKS)
+
+
 @pytest.mark.parametrize("what", CHECKS)
 def test_a_check_runs_one_script_that_is_there_with_the_arguments(run, what):
     code, lines, _ = run("check", what, "--seed", "a b")
