@@ -14,13 +14,17 @@ import pytest
 import latchwork
 from latchwork import executor
 from latchwork.jobs import inspect
+from latchwork_testkit.postgres import PostgresServer, find_postgres
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.home import Home
+from missing import found_or_skipped
 from patience import eventually
 from test_docs import BLOCKS, REPOSITORY, environment, run_block
 
 LATCHWORK = str(Path(sys.executable).with_name("latchwork"))
 WAIT_S = 120.0
+#: What commands of workflows that go on print once they are ready.
+SERVING = {"serve": "sign-in?link=", "master": "is at work", "worker": "takes tasks of", "api": "pages of"}
 
 
 class Terminal:
@@ -39,7 +43,7 @@ class Terminal:
             self._environment[name] = value
             return
         self.end()
-        if words[1:3] == ["workflows", "serve"]:
+        if words[1] == "workflows" and words[2] in SERVING:
             self._serve(words)
             return
         started = subprocess.Popen(words, cwd=self._folder, env=self._environment)
@@ -66,11 +70,11 @@ class Terminal:
         return words[words.index("--url") + 1] if "--url" in words else self._environment["LATCHWORK_URL"]
 
     def _serve(self, words):
-        with (self._folder / "served.txt").open("wb") as said:
-            self._running = subprocess.Popen(
-                [*words, "--port", "0"], cwd=self._folder, env=self._environment, stdout=said
-            )
-        eventually(lambda: "sign-in?link=" in (self._folder / "served.txt").read_text(), WAIT_S)
+        port = ["--port", "0"] if words[2] in {"serve", "api"} else []
+        said = self._folder / f"{words[2]}.txt"
+        with said.open("wb") as stream:
+            self._running = subprocess.Popen([*words, *port], cwd=self._folder, env=self._environment, stdout=stream)
+        eventually(lambda: SERVING[words[2]] in said.read_text(), WAIT_S)
 
     def _wait_for(self, node, words):
         url = self.url(words)
@@ -173,3 +177,19 @@ def test_the_cron_table_of_the_tutorial_becomes_a_workflow_with_a_backfill(tmp_p
     told = (tmp_path / "shop" / "report.txt").read_text().splitlines()
     assert sorted(told)[:2] == [f"{day}: 200 orders of 7 products" for day in ("2025-02-27", "2025-02-28")]
     assert len(told) == 15
+
+
+@pytest.mark.slow
+def test_a_fleet_on_postgresql_runs_a_workflow(tmp_path):
+    found_or_skipped(find_postgres)
+    with PostgresServer(settings={"fsync": "off"}) as server:
+        at = f"latchwork@{server.endpoint}/postgres"
+        reader = Reader(tmp_path, {"flows@127.0.0.1/flows": at, "/srv/flows/logs": str(tmp_path / "logs")})
+        try:
+            reader.walk("how-to/run-a-fleet-of-workflows.md")
+            home = Home.of(tmp_path, database=f"postgresql+psycopg://{at}", store=f"postgresql://{at}", environ={})
+            with WorkflowClient.local(home) as client:
+                assert [run.state.value for run in client.runs.list("hello")] == ["success"]
+                assert len(client.workers.list()) == 1
+        finally:
+            reader.end()
