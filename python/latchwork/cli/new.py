@@ -1,4 +1,4 @@
-"""`latchwork new`: write a small project to start from, out of the templates beside this module.
+"""`latchwork new`: write a small project to start from, from the templates next to this module.
 
 The name of a template ends with ``.tmpl``. ``NAME`` in it, and ``{{name}}`` in its text, stand for the project.
 """
