@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -66,8 +67,9 @@ class Terminal:
             assert running.wait(WAIT_S) == 0
 
     def url(self, words=()):
-        """The store of a command: its own, or what was exported."""
-        return words[words.index("--url") + 1] if "--url" in words else self._environment["LATCHWORK_URL"]
+        """The store of a command: its own, or what was exported. A file is in the folder of the terminal."""
+        found = words[words.index("--url") + 1] if "--url" in words else self._environment["LATCHWORK_URL"]
+        return re.sub(r"^sqlite:///(?!/)", f"sqlite:///{self._folder}/", found)
 
     def _serve(self, words):
         port = ["--port", "0"] if words[2] in {"serve", "api"} else []
@@ -77,10 +79,7 @@ class Terminal:
         eventually(lambda: SERVING[words[2]] in said.read_text(), WAIT_S)
 
     def _wait_for(self, node, words):
-        url = self.url(words)
-        if url.startswith("sqlite:///"):
-            url = url.replace("sqlite:///", f"sqlite:///{self._folder}/")
-        with latchwork.connect(url) as store, store.mirror("@jobs/alive") as alive:
+        with latchwork.connect(self.url(words)) as store, store.mirror("@jobs/alive") as alive:
             alive.wait_until(
                 lambda now: f"@jobs/alive/{node}" in now and b"ready" in now[f"@jobs/alive/{node}"].value, WAIT_S
             )
