@@ -158,7 +158,7 @@ def store(url: str) -> list[Finding]:
         parsed = parse_url(url)
         found += _server(parsed)
     spec = find_spec(parsed.scheme)
-    if spec.location == "file":
+    if spec.location == "file" and parsed.path:
         found.append(_disk(Path(parsed.path)))
     if not spec.capabilities.multi_host:
         shared = "processes of one machine" if spec.capabilities.multi_process else "one process"
