@@ -7,5 +7,5 @@ __all__ = ["WORKFLOWS"]
 WORKFLOWS = CommandSpec(
     "latchwork_workflows.cli.app:workflows_app",
     "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again",
-    demo="latchwork_workflows.demo:run_workflows",
+    demo="latchwork_workflows.demo.fleet:run_workflows",
 )

@@ -1,29 +1,24 @@
-"""`latchwork demo workflows`: a run whose worker is killed halfway, and completes with the right result.
+"""The fleet of the demonstration: a master in this process, and two worker processes.
 
-The master is in this process. A worker is a process that runs this module:
-``python -m latchwork_workflows.demo FOLDER NAME``.
+A worker is ``python -m latchwork_workflows.demo.fleet FOLDER NAME``.
 """
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from latchwork.store import connect
-from latchwork_workflows import Home, Serve, ServeOptions, WorkflowClient, task, workflow
+from latchwork_workflows import Home, Serve, ServeOptions, WorkflowClient
+from latchwork_workflows.demo.flow import PARTS, demo
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 
-_FILES = 60
-_PARTS = 12
 _SLOTS = 2
 #: A killed worker counts as dead after this time.
 _TTL_S = 2.0
@@ -31,51 +26,17 @@ _TIMEOUT_S = 60.0
 _LOOK_S = 0.1
 
 
-@task
-def split(files: int, parts: int) -> dict[str, list[list[str]]]:
-    """Divide the first source files of the standard library into parts."""
-    names = sorted(path.name for path in Path(sysconfig.get_path("stdlib")).glob("*.py"))[:files]
-    return {"parts": [names[first::parts] for first in range(parts)]}
-
-
-@task(retries=0)
-def count(part: list[str]) -> dict[str, int]:
-    """Count the lines and functions of some files."""
-    lines = functions = 0
-    for name in part:
-        source = (Path(sysconfig.get_path("stdlib")) / name).read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old modules use escapes that Python warns of
-            nodes = ast.walk(ast.parse(source))
-        lines += len(source.splitlines())
-        functions += sum(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in nodes)
-    return {"lines": lines, "functions": functions}
-
-
-@task
-def total(lines: list[int], functions: list[int]) -> dict[str, int]:
-    """Add up the counts of all parts."""
-    return {"lines": sum(lines), "functions": sum(functions)}
-
-
-@workflow
-def demo(files: int = _FILES, parts: int = _PARTS) -> None:
-    """Count the standard library, a task for each part."""
-    counted = split(files, parts).map(count, "parts")
-    total(counted["lines"], counted["functions"])
-
-
 def run_workflows(say: Callable[[str], None]) -> bool:
     """Run a workflow on two workers, kill one of them, and compare the result with that of this process."""
     with _fleet() as (client, workers):
         client.workflows.apply(demo)
         run = client.runs.start(demo.name).id(_TIMEOUT_S)
-        say(f"started run {run} of a workflow of {_PARTS + 2} tasks on {len(workers)} workers")
+        say(f"started run {run} of a workflow of {PARTS + 2} tasks on {len(workers)} workers")
         victim, killed = next(iter(workers.items()))
-        while not (interrupted := _running(client, victim)) or (done := _count_done(client, run)) < _PARTS // 3:
+        while not (interrupted := _running(client, victim)) or (done := _count_done(client, run)) < PARTS // 3:
             time.sleep(_LOOK_S)
         killed.kill()
-        say(f"killed {victim} with kill -9 when {done} of {_PARTS} parts were counted; it ran {', '.join(interrupted)}")
+        say(f"killed {victim} with kill -9 when {done} of {PARTS} parts were counted; it ran {', '.join(interrupted)}")
         found = client.runs.wait(run, _TIMEOUT_S)
         took_over = {each.name for each in client.runs.attempts(run) if each.worker != victim and each.outcome}
         again = sorted(took_over.intersection(interrupted))
@@ -116,7 +77,7 @@ def _fleet() -> Iterator[tuple[WorkflowClient, dict[str, subprocess.Popen[bytes]
 
 
 def _start(folder: Path, name: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "latchwork_workflows.demo", str(folder), name]
+    command = [sys.executable, "-m", "latchwork_workflows.demo.fleet", str(folder), name]
     return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
 
 
