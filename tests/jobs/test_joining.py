@@ -12,7 +12,7 @@ import uuid
 
 import pytest
 
-from latchwork import Closed, Conflict, Exists, NodeIdInUse, connect
+from latchwork import Closed, Conflict, Exists, NodeIdInUse, SessionLost, connect
 from latchwork.jobs import Job, JobManager, inspect
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
@@ -139,6 +139,23 @@ def test_a_node_that_hangs_in_a_work_pool_can_be_closed_and_does_not_join_later(
     thread.join(10)
     assert len(errors) == 1
     assert memory.list(keys.ALIVE) == []
+
+
+def test_a_start_whose_registration_is_removed_says_so_and_leaves_nothing(memory, monkeypatch):
+    """The node is suspended between two steps of its start until its session has ended."""
+    register_jobs = Registration.register_jobs
+
+    def suspended(self, jobs):
+        memory.delete(keys.alive("n1"))
+        register_jobs(self, jobs)
+
+    monkeypatch.setattr(Registration, "register_jobs", suspended)
+    with pytest.raises(SessionLost, match="registration of node n1 ended"):
+        JobManager(memory, "n1", idle()).start()
+    monkeypatch.undo()
+    assert memory.list(keys.ALIVE) == memory.list(keys.WORK_POOL) == []
+    with JobManager(memory, "n1", idle()):
+        pass
 
 
 def test_an_id_is_waited_for_as_long_as_its_holders_session_can_last(memory):

@@ -20,7 +20,7 @@ from itertools import islice
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
-from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse
+from latchwork.errors import Closed, Conflict, LatchworkError, NodeIdInUse, SessionLost
 from latchwork.jobs.job import Job
 from latchwork.jobs.manager.manager import Manager, ManagerCounters
 from latchwork.jobs.manager.strategies import ManagerOptions
@@ -141,6 +141,7 @@ class NodeMembership:
         Raises:
             WorkPoolFailed, InvalidJob: A work pool cannot be read.
             NodeIdInUse: Another running node has this ID.
+            SessionLost: The registration ended before it was complete.
             Unavailable, OutcomeUnknown: The store did not answer.
         """
         self._pools.read_all()
@@ -231,6 +232,7 @@ class NodeMembership:
 
         Raises:
             Closed: The node is closing; nothing is left behind.
+            SessionLost: The registration ended before it was complete.
         """
         self._refuse_closing()
         session = self._store.open_session(self._options.session_ttl_s)
@@ -238,6 +240,12 @@ class NodeMembership:
             self._joining = session
         try:
             self._register_on(session)
+        except Conflict as error:  # a fence of the registration, or other nodes that took the same ID and left it again
+            session.close()
+            raise SessionLost(
+                f"the registration of node {self._options.node_id} ended before it was complete: its session ended or "
+                "another client removed it; start the node again"
+            ) from error
         except BaseException:
             session.close()
             raise

@@ -181,6 +181,7 @@ class JobManager:
             NodeIdInUse: Another running node has this ID. It was waited for as long as its session or
                 this one can last, plus 1 s.
             WorkPoolFailed, InvalidJob: A work pool cannot be read; the stored pool is kept.
+            SessionLost: The registration ended before it was complete, for example because the process was suspended.
             LatchworkError: The root contains a cluster of an older version, outside of `@jobs`.
             InvalidURL, BackendNotInstalled, ConnectFailed, Unavailable: The store cannot be opened or used.
             Closed: It was started before; create another one.
