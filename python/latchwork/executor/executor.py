@@ -179,8 +179,9 @@ class Executor(concurrent.futures.Executor):
         on_session_lost: ``fail`` fails the futures of stored tasks with ``SessionLost``. ``resubmit`` submits them
             again, so they may run twice.
         label: Label shown to other clients.
-        wait_at_exit_s: Seconds for which the interpreter waits for tasks at exit, and cancels them then. None, the
-            default, waits for all, as for a thread pool.
+        wait_at_exit_s: Seconds for which the interpreter waits for tasks at exit. Tasks that are left then do not
+            begin, and running ones are asked to stop. None, the default, waits for all, as a thread pool does.
+            ``shutdown`` and ``with`` always wait for all.
     """
 
     def __init__(
@@ -507,15 +508,15 @@ def _hint_of(functions: Functions, name: str) -> Any:
 
 
 async def _finish(submitter: Submitter, timeout_s: float | None = None) -> None:
-    """Wait for the tasks, at most for the timeout, and close. If it takes long, say what is waited for."""
+    """Wait for the tasks, at most for the timeout, and close. Log what is waited for if it takes long."""
     quiet_s = _QUIET_S if timeout_s is None else min(_QUIET_S, timeout_s)
     if not await submitter.wait_over(quiet_s):
         why = submitter.why_nothing_runs()
         message = "waiting for %s%s; Ctrl-C leaves, and shutdown(cancel_futures=True) does not wait for waiting tasks"
         _log.log(logging.WARNING if why else logging.INFO, message, submitter.waits_for(), why)
         if not await submitter.wait_over(None if timeout_s is None else timeout_s - quiet_s):
-            _log.warning("%s did not end within %g s and are cancelled", submitter.waits_for(), timeout_s)
-            submitter.cancel_soon(submitter.begin_close(), interrupt=False)
+            left = "gave up %s after %g s: they do not begin, or are asked to stop if they are running"
+            _log.warning(left, submitter.waits_for(), timeout_s)
     await submitter.close()
     await submitter.callbacks.settle()
     _LIVE.discard(submitter)
