@@ -94,7 +94,11 @@ class OutcomeUnknown(LatchworkError):
 
 
 class QuotaExceeded(LatchworkError):
-    """The server or the disk is out of space."""
+    """A quota is used up: that of the server, of an account, or the numbers of sequential keys below a parent."""
+
+
+class StoreFull(QuotaExceeded):
+    """The server or its disk is out of space. Reads and deletions work; other writes fail until there is space."""
 
 
 # Stop the work that it protected.

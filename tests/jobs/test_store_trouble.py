@@ -96,8 +96,11 @@ def test_a_store_that_becomes_full_stops_the_runs_before_their_locks_end_and_the
         assert min(margins) > 0
         assert "the runs are asked to stop" in caplog.text
         assert any(word in caplog.text for word in ("free space on its disk", "compact and defragment"))
+        assert caplog.text.count("is full, writes fail until there is space again") == 1
+        assert "has space again" not in caplog.text
         small.free()
         eventually(lambda: len(cluster.log.owners()) == 2, 30)
+        assert caplog.text.count("has space again") == 1
         eventually(lambda: node.health().ok, 20)
         node.close()
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from latchwork._base.event import Signal
-from latchwork._base.files import make_file
+from latchwork._base.files import make_file, trouble_of
 from latchwork.backends.embedded import layout
 from latchwork.backends.embedded.pool import Pool
+from latchwork.backends.space import SpaceNotice
 from latchwork.backends.url import StoreURL
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown, PermissionDenied, QuotaExceeded, Unavailable
+from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown, PermissionDenied, StoreFull, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Database:
         self.where = where
         self._readers = readers
         self._writer = writer
+        self._space = SpaceNotice(where, self.has_space)
 
     def read(self, work: Work[T], limit_s: float) -> T:
         """Run a function on a consistent state, the newest that any process has committed. It may run more than once.
@@ -70,7 +72,7 @@ class Database:
 
         Raises:
             Unavailable: Other writers held the lock for the whole limit. Nothing was applied.
-            QuotaExceeded: The disk is full. Nothing was applied.
+            StoreFull: The disk is full. Nothing was applied.
             OutcomeUnknown: The disk failed during the commit.
         """
         deadline = SYSTEM_CLOCK.now() + limit_s
@@ -84,9 +86,19 @@ class Database:
             return result
 
         try:
-            return self._writer.use(commit, deadline)
+            result = self._writer.use(commit, deadline)
         except sqlite3.Error as error:
-            raise translate(error, self.where) from error
+            ours = translate(error, self.where)
+            if isinstance(ours, StoreFull):
+                self._space.refused(ours)
+            raise ours from error
+        if self._space.is_full:
+            self._space.written()
+        return result
+
+    def has_space(self) -> bool:
+        """Return whether a write of usual size fits."""
+        return True
 
     def check(self) -> None:
         """Refuse a database that was replaced."""
@@ -171,6 +183,10 @@ class FileDatabase(Database):
             same = False
         if not same:
             raise Unavailable(f"{self.where} was deleted or replaced while in use; close this store and connect again")
+
+    def has_space(self) -> bool:
+        """Return whether a write of usual size fits."""
+        return not trouble_of(self.path)
 
     def tidy(self, conn: sqlite3.Connection) -> None:
         """Empty a long log, and shorten a file that is mostly free, a little with every so many transactions.
@@ -269,7 +285,7 @@ def translate(error: sqlite3.Error, where: str) -> LatchworkError:
     if is_busy(error):
         return Unavailable(f"{where} was locked by another process; try again")
     if "full" in text:
-        return QuotaExceeded(f"{where} cannot grow ({text}); free space on its disk")
+        return StoreFull(f"{where} cannot grow ({text}); free space on its disk")
     if "readonly" in text or "read-only" in text:
         return PermissionDenied(f"{where} is read-only for this account ({text}); change its mode or that of its disk")
     if "not a database" in text or "malformed" in text:

@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -16,6 +17,9 @@ from latchwork.backends.url import StoreURL
 from latchwork.errors import InvalidURL
 
 Hosts = list[tuple[str, int]]
+
+#: gRPC tells the state of a channel from a thread of its own, which takes milliseconds.
+_STATE_S = 0.5
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", -1),
@@ -65,6 +69,7 @@ class Channel:
 
     def __init__(self, channel: grpc.Channel, *, is_ours: bool) -> None:
         self.close: Callable[[], None] = channel.close if is_ours else _keep_open
+        self._channel = channel
         self.calls: dict[str, Any] = {
             name: channel.unary_unary(
                 f"/etcdserverpb.{service}/{name}",
@@ -78,6 +83,17 @@ class Channel:
             request_serializer=pb.WatchRequest.SerializeToString,
             response_deserializer=pb.WatchResponse.FromString,
         )
+
+    def is_connected(self) -> bool:
+        """Return whether a member is connected, and TLS agreed with it. May take as long as ``_STATE_S``."""
+        states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
+        self._channel.subscribe(states.put)
+        try:
+            return states.get(timeout=_STATE_S) is grpc.ChannelConnectivity.READY
+        except Empty:
+            return False
+        finally:
+            self._channel.unsubscribe(states.put)
 
     def close_in_thread(self) -> None:
         """Have ``close`` start a thread and return: gRPC may hold a lock of this channel forever."""

@@ -46,6 +46,8 @@ _FIRST_TRY_S = 2.0
 #: Bounds of the time for one attempt to connect: two round trips, or four with TLS, and a packet that is sent again. A
 #: longer one would find a server later that was out of reach: the kernel sends a lost SYN again after 1, 3 and 7 s.
 _LEAST_CONNECT_S, _MOST_CONNECT_S = 1.0, 5.0
+#: The part of the timeout for connecting after which the first attempt has failed, and gRPC says how far it came.
+_FIRST_CONNECT = 0.6
 _MAY_LOSE_DATA = "etcd %s at %s may lose confirmed writes when a server is killed; upgrade to 3.4.21, 3.5.5 or newer"
 #: Half of etcd's default quota; servers before 3.6 do not say which quota they have.
 _LARGE_BYTES = 1 << 30
@@ -127,7 +129,9 @@ class Link:
         self._client = client
         self._lock = mutex()
         self._hosts = list(url.hosts)
-        self._connect_s = min(max(url.connect_timeout_s / (1 + len(url.hosts)), _LEAST_CONNECT_S), _MOST_CONNECT_S)
+        share_s = max(url.connect_timeout_s / (1 + len(url.hosts)), _LEAST_CONNECT_S)
+        self._connect_s = min(share_s, _MOST_CONNECT_S, url.connect_timeout_s * _FIRST_CONNECT)
+        self._connect_error = ""  # gRPC's words for the last attempt to connect
         self._credentials = credentials(url)
         self._refreshing: Future[None] | None = None
         self._one_by_one = self._credentials is not None and len(self._hosts) > 1
@@ -297,9 +301,16 @@ class Link:
         self.timer.call_later(max(deadline - self.clock.now(), 0.0), give_up)
         return ours
 
+    @property
+    def hosts(self) -> str:
+        """The members, for messages."""
+        return join_hosts(self._url.hosts)
+
     def failed(self, error: grpc.RpcError) -> None:
         """Take note that a call failed for the connection's sake, and leave a member that cannot serve."""
         self.healthy = False
+        if rpc_errors.effect(error) is Effect.NEVER_SENT:
+            self._connect_error = rpc_errors.details(error)
         if self._one_by_one or (len(self._hosts) > 1 and rpc_errors.is_member_failing(error)):
             self._rotate()
 
@@ -327,9 +338,8 @@ class Link:
         except ConnectFailed:
             raise
         except Unavailable as error:
-            said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
             raise ConnectFailed(
-                f"etcd did not {what} within {self._url.connect_timeout_s:g} s ({said}); "
+                f"etcd did not {what} within {self._url.connect_timeout_s:g} s: {self._connect_trouble(error)}; "
                 "check that it runs, the host and port, and the TLS options (tls_ca, tls_cert, tls_key)"
             ) from error
 
@@ -342,6 +352,15 @@ class Link:
             channel.close()
 
     # Private.
+
+    def _connect_trouble(self, error: Unavailable) -> str:
+        """Return how far connecting came, and what gRPC said."""
+        said = rpc_errors.details(error.__cause__) if isinstance(error.__cause__, grpc.RpcError) else str(error)
+        if self._channel.is_connected():
+            return f"it got no further than the first answer ({said})"
+        said = self._connect_error or said
+        phase = rpc_errors.connect_phase(said)
+        return f"it got no further than {phase} ({said})" if phase else said
 
     def _check_server(self, probe: Any, deadline: float) -> Steps[None]:
         if self._url.user is not None:

@@ -13,15 +13,23 @@ from latchwork.errors import (
     AuthenticationFailed,
     LatchworkError,
     PermissionDenied,
-    QuotaExceeded,
     SessionLost,
+    StoreFull,
     TransactionTooLarge,
     Unavailable,
 )
 
 _Code = grpc.StatusCode
 #: gRPC's words when no connection could be picked for the call: it never left this process.
-_NEVER_SENT = ("failed to connect to all addresses", "empty address list", "DNS resolution failed")
+_NEVER_SENT = ("failed to connect to all addresses", "empty address list", "DNS resolution failed", "errors resolving")
+#: gRPC's words for an attempt to connect that failed, and how far it came.
+_CONNECT_PHASES = (
+    ("resol", "the name lookup"),
+    ("connect to remote host", "the TCP connection"),
+    ("tcp handshaker", "the TCP connection"),
+    ("andshake", "the TLS handshake"),
+    ("SETTINGS", "the first answer"),
+)
 #: gRPC's words for an answer that is larger than the channel takes: ours takes any, a user's client 4 MiB.
 OVERSIZED_ANSWER = "Received message larger than max"
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "invalid auth management")
@@ -75,6 +83,11 @@ def effect(error: grpc.RpcError) -> Effect:
     return Effect.UNKNOWN
 
 
+def connect_phase(said: str) -> str:
+    """Return the phase of connecting in which an attempt failed, by gRPC's words; empty if they do not say."""
+    return next((phase for words, phase in _CONNECT_PHASES if words in said), "")
+
+
 def is_member_failing(error: grpc.RpcError) -> bool:
     """Return whether another member is worth a try although the connection to this one is open."""
     return code(error) is _Code.DEADLINE_EXCEEDED or any(words in details(error) for words in _MEMBER_TROUBLE)
@@ -117,7 +130,7 @@ _NAMELESS: _Known = (
     "etcd wants a user when asked to {}; put user:password@ before the host in the connection URL",
 )
 _FULL: _Known = (
-    QuotaExceeded,
+    StoreFull,
     "etcd is out of space and could not {}; compact and defragment it, disarm its alarm, or raise its quota",
 )
 _BUSY: _Known = (Unavailable, "etcd has too many requests to {}; try again later")

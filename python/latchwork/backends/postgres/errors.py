@@ -10,6 +10,7 @@ from latchwork.errors import (
     LatchworkError,
     PermissionDenied,
     QuotaExceeded,
+    StoreFull,
     TransactionTooLarge,
     Unavailable,
 )
@@ -104,7 +105,7 @@ def _made(error: ServerError, what: str) -> LatchworkError:
     if code.startswith("28"):
         return AuthenticationFailed(f"PostgreSQL refused the account when asked to {what} ({said})")
     if code in {"53100", "53200"}:
-        return QuotaExceeded(f"PostgreSQL is out of space and could not {what} ({said}); free space on its disk")
+        return StoreFull(f"PostgreSQL is out of space and could not {what} ({said}); free space on its disk")
     if code == NO_NUMBER_LEFT:
         return QuotaExceeded(f"could not {what}: all numbers below that parent were given out; use another parent")
     if code.startswith("54"):

@@ -32,7 +32,8 @@ from latchwork.backends.postgres.errors import Broken, ServerError
 from latchwork.backends.postgres.link import RETRY_S, Call, Lane, Link
 from latchwork.backends.postgres.notices import Notices
 from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
-from latchwork.errors import LatchworkError
+from latchwork.backends.space import SpaceNotice
+from latchwork.errors import LatchworkError, StoreFull
 
 _BATCH_BYTES = 2_000_000
 _BATCH_STEPS = 1_000
@@ -65,6 +66,7 @@ class WriteLane(Lane):
         super().__init__(link, name)
         self._committed = committed
         self._notices = notices
+        self._space = SpaceNotice(link.where)
         self._writer = 0
         self._in_doubt: dict[int, Write] = {}
         self._seen = 0  # a token of this store; its later writes have greater ones
@@ -239,7 +241,10 @@ class WriteLane(Lane):
         elif answer.is_transient:
             return answer
         elif len(calls) == 1:
-            reject(calls[0].future, refusal(answer, calls[0].what))
+            error = refusal(answer, calls[0].what)
+            if isinstance(error, StoreFull):
+                self._space.refused(error)
+            reject(calls[0].future, error)
         else:  # one of them was refused, and all with it
             for call in calls:
                 self._serve([call])
@@ -264,6 +269,8 @@ class WriteLane(Lane):
                 own[number(row[0]) - 1].append(row)
                 if row[1] in {b"w", b"o", b"d"}:
                     self._seen = max(self._seen, number(row[3]))
+            if self._space.is_full and any(row[1] in {b"w", b"o"} for row in rows):
+                self._space.written()
             for call, its in zip(calls, own, strict=True):
                 assert isinstance(call, Commit)
                 call.end(its)

@@ -32,8 +32,8 @@ from latchwork.errors import (
     LockLost,
     OutcomeUnknown,
     PermissionDenied,
-    QuotaExceeded,
     SessionLost,
+    StoreFull,
 )
 from latchwork.primitives.waiting.common import Deadline, Identity, check_text
 from latchwork.primitives.waiting.waits import Waiter
@@ -363,7 +363,7 @@ class TicketQueue:
             return await self._delete(keys)
         except FATAL as error:
             self._log_left_tickets(keys, error)
-        except QuotaExceeded as error:
+        except StoreFull as error:
             message = (
                 "%s is given up, but a full server keeps %s: others wait until it is deleted or our session ends: %s"
             )

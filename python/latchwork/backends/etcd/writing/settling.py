@@ -30,8 +30,8 @@ from latchwork.errors import (
     LatchworkError,
     OutcomeUnknown,
     PermissionDenied,
-    QuotaExceeded,
     SessionLost,
+    StoreFull,
     Unavailable,
 )
 
@@ -122,7 +122,7 @@ class Settling:
         while self.unsettled:
             try:
                 yield from self.ready(deadline)
-            except QuotaExceeded:  # a full server gives no lease to write with; to read there is no need of one
+            except StoreFull:  # a full server gives no lease to write with; to read there is no need of one
                 if self.unsettled:
                     raise
 
@@ -152,7 +152,7 @@ class Settling:
         except SessionLost as error:
             self._slots.forget(slot.lease)
             raise _GuardGone from error
-        except QuotaExceeded:
+        except StoreFull:
             revision = yield from self._written_at(slot, deadline)
             if not revision:  # no put is taken that would keep it from landing: end its lease
                 yield from self._revoke(slot.lease, deadline)

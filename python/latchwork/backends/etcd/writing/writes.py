@@ -26,7 +26,8 @@ from latchwork.backends.etcd.writing.settling import Settling
 from latchwork.backends.etcd.writing.slots import GuardSlots, Slot
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
-from latchwork.errors import Closed, QuotaExceeded, SessionLost, Unavailable
+from latchwork.backends.space import SpaceNotice
+from latchwork.errors import Closed, SessionLost, StoreFull, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class _Write(Outcome[Any]):
         if found is not None:
             self.slot.revision, result = found
             self._writer.slots.give_back(self.slot)
+            if self._writer.space.is_full:
+                self._writer.space.written()
             resolve(self, result)
         else:
             self._writer.go_on(rpc, self)
@@ -66,11 +69,13 @@ class Writer:
     Attributes:
         slots: The guards of its writes.
         settling: Determines what became of failed writes.
+        space: Warns when the server is out of space. Every write but a deletion on a full server puts its guard.
     """
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
+        self.space = SpaceNotice(f"etcd at {link.hosts}")
         self.slots = GuardSlots(link, keys)
         self.settling = Settling(link, keys, self.slots)
         #: One try gets this long, so that what became of it can be found out within the call timeout.
@@ -133,7 +138,8 @@ class Writer:
         while True:
             try:
                 yield from self._ready_for(txn, deadline)
-            except QuotaExceeded:
+            except StoreFull as error:
+                self.space.refused(error)
                 if self.settling.unsettled or not can_do_without_space(txn):
                     raise
                 return (yield from delete_without_space(self._link, txn, self.settling, deadline))
@@ -170,6 +176,8 @@ class Writer:
         if found is not None:
             slot.revision, result = found
             self.slots.give_back(slot)
+            if self.space.is_full:
+                self.space.written()
             return result
         self._handle_refusal(txn, slot, as_message("Txn", answer).responses)
         self._require_time(txn, deadline)
@@ -220,9 +228,12 @@ class Writer:
     def _handle_full_server(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
         """Handle a server that is out of space, which says so instead of the write or after it. The slot decides."""
         result = yield from self.settling.determine_outcome(txn, slot, error, deadline, answered=True)
+        full = rpc_errors.translate(error, txn.what)
+        assert isinstance(full, StoreFull)
+        self.space.refused(full)
         if result is None:
             if not can_do_without_space(txn):
-                raise rpc_errors.translate(error, txn.what) from error
+                raise full from error
             result = yield from delete_without_space(self._link, txn, self.settling, deadline)
         return result
 

@@ -1,0 +1,46 @@
+"""Warns once that a store is out of space, and says once that it has space again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from latchwork._base.interrupts import mutex
+from latchwork.errors import StoreFull
+
+_log = logging.getLogger(__name__)
+
+
+class SpaceNotice:
+    """The notices of one store. Thread-safe.
+
+    Args:
+        where: The store, for messages.
+        has_space: Returns whether a successful write shows that there is space. On a full disk, small writes may still
+            fit where large ones do not.
+
+    Attributes:
+        is_full: Whether a write was refused for lack of space, and there has been none since.
+    """
+
+    def __init__(self, where: str, has_space: Callable[[], bool] = lambda: True) -> None:
+        self.is_full = False
+        self._where = where
+        self._has_space = has_space
+        self._lock = mutex()
+
+    def refused(self, error: StoreFull) -> None:
+        """Note that a write was refused for lack of space."""
+        with self._lock:
+            is_new, self.is_full = not self.is_full, True
+        if is_new:
+            _log.warning("%s is full, writes fail until there is space again: %s", self._where, error)
+
+    def written(self) -> None:
+        """Note that a write that needs space has succeeded."""
+        if not self._has_space():
+            return
+        with self._lock:
+            is_new, self.is_full = self.is_full, False
+        if is_new:
+            _log.warning("%s has space again", self._where)
