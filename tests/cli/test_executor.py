@@ -97,13 +97,23 @@ def test_a_node_runs_what_the_shell_submits_and_answers_probes(executor, node):
     }
     executor("submit", "mytasks:fail", "--wait").refused(1, "ValueError", "bad")
     assert executor("submit", "mytasks:square", "[5]", "--id", "five", "--detach").out == "d.five\n"
-    assert executor("result", "d.five", "--timeout-s", "60", "--forget").out == "25\n"
+    assert executor("result", "d.five", "--timeout-s", "60").out == "25\n"
+    (finished,) = executor("finished", "--json").json["tasks"]
+    assert (finished["id"], finished["phase"], finished["function"]) == ("d.five", "done", "mytasks:square")
+    assert "d.five" in executor("finished").out
+    executor("forget").refused(2, "the ID of a task, or --finished")
+    assert executor("forget", "--finished", "--older-than-s", "3600").out == "0 tasks forgotten\n"
+    assert executor("forget", "five").out == "1 task forgotten\n"
+    executor("forget", "five").refused(1, "no detached task 'five'")
+    assert executor("submit", "mytasks:square", "[6]", "--id", "six", "--result-ttl-s", "60").out == "d.six\n"
+    assert executor("result", "d.six", "--timeout-s", "60", "--forget").out == "36\n"
+    assert executor("finished").out == "no finished tasks\n"
     executor("result", "d.five").refused(1, "no detached task 'd.five'")
     port = port_of(started)
     status, body = asked(port, "/healthz")
     assert (status, json.loads(body)["ok"], json.loads(body)["slots"]) == (200, True, 2)
     assert asked(port, "/readyz")[0] == 200
-    assert "latchwork_executor_done_total 4\n" in asked(port, "/metrics")[1]
+    assert "latchwork_executor_done_total 5\n" in asked(port, "/metrics")[1]
     assert asked(port, "/other")[0] == 404
     (worker,) = executor("status", "--json").json["workers"]
     assert (worker["id"], worker["labels"]) == ("n1", {"zone": "a"})

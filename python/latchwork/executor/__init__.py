@@ -13,12 +13,16 @@ from latchwork.executor.admin import (
     dead_tasks,
     drop_task,
     find_task,
+    finished_tasks,
+    forget_finished_tasks,
+    forget_task,
     inspect,
     list_tasks,
     revive_task,
 )
 from latchwork.executor.errors import AllFailed, NoSuchMember, NoSuchTask, SomeFailed, TaskDied, TaskExists
 from latchwork.executor.executor import Call, Executor
+from latchwork.executor.finished import FinishedTask
 from latchwork.executor.futures import TaskFuture
 from latchwork.executor.pickers import (
     LeastLoaded,
@@ -46,6 +50,7 @@ __all__ = [
     "ExecutorState",
     "ExecutorWorker",
     "ExecutorWorkerInfo",
+    "FinishedTask",
     "Key",
     "Label",
     "LaneInfo",
@@ -73,6 +78,9 @@ __all__ = [
     "dead_tasks",
     "drop_task",
     "find_task",
+    "finished_tasks",
+    "forget_finished_tasks",
+    "forget_task",
     "inspect",
     "list_tasks",
     "revive_task",

@@ -5,17 +5,21 @@ Used by the CLI and the pages. Counting tasks reads their names, one sort key at
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError
 from latchwork.executor.errors import NoSuchTask, TaskCancelled
+from latchwork.executor.finished import FinishedTask, FinishedTasks, mark_key, mark_ops
 from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import (
     DETACHED,
     NAME,
     Keys,
+    check_task_id,
+    detached_id,
     executor_store,
     item_id_of,
     member_of,
@@ -237,10 +241,49 @@ def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool
         place, _ = _look(system, keys, backlog, task_id)
         if place is None:
             return False
-        outcome = Outcome.failed(TaskCancelled(f"task {task_id} was cancelled")).to_bytes()
-        ops: list[Op] = [Create(place.result_key, outcome)]
+        outcome = Outcome.failed(TaskCancelled(f"task {task_id} was cancelled"))
+        ops: list[Op] = [Create(place.result_key, outcome.to_bytes()), *mark_ops(keys, place, outcome)]
         stored = StoredTasks(system, keys, backlog)
         return run(stored.take_back(place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops))
+
+
+def finished_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[FinishedTask]:
+    """Return detached tasks that have ended and are still stored, the first ones to expire first. Read-only.
+
+    Args:
+        store: The executor's store.
+        name: Its name.
+        limit: Maximum number to read.
+    """
+    with _opened(store, name) as (system, keys, backlog):
+        return run(FinishedTasks(system, keys, StoredTasks(system, keys, backlog)).read(limit))
+
+
+def forget_task(store: Store, task_id: str, name: str = NAME) -> bool:
+    """Delete the record and the result of a detached task; False if there is no such task.
+
+    Raises:
+        LatchworkError: The task has not ended. Cancel it first.
+        InvalidKey: The ID is not that of a detached task.
+    """
+    given = detached_id(check_task_id(task_id.removeprefix(f"{DETACHED}.")))
+    with _opened(store, name) as (system, keys, backlog):
+        return run(FinishedTasks(system, keys, StoredTasks(system, keys, backlog)).forget(given))
+
+
+def forget_finished_tasks(store: Store, name: str = NAME, *, older_than_s: float = 0.0) -> int:
+    """Delete the records and results of all detached tasks that ended some time ago, whether fetched or not.
+
+    Args:
+        store: The executor's store.
+        name: Its name.
+        older_than_s: Seconds since the end of a task, by the clock of its worker and ours; 0 deletes all that ended.
+    Returns:
+        The number of tasks deleted.
+    """
+    with _opened(store, name) as (system, keys, backlog):
+        finished = FinishedTasks(system, keys, StoredTasks(system, keys, backlog))
+        return run(finished.forget_older(time.time() - older_than_s))
 
 
 def dead_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[DeadTask]:
@@ -272,7 +315,9 @@ def revive_task(store: Store, letter: str, name: str = NAME) -> str:
         checks: list[Check] = [] if (known := system.get(keys.record(task.id))) is None else [At(known)]
         if not checks:
             raise NoSuchTask(f"task {task.id} was forgotten; drop the letter, and submit it again")
-        backlog.revive(letter, checks=checks, ops=[Delete(outcome)])
+        backlog.revive(
+            letter, checks=checks, ops=[Delete(outcome), Delete(mark_key(keys, TaskLocation.of(task, keys)))]
+        )
         return task.id
 
 

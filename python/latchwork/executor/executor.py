@@ -64,6 +64,8 @@ _log = logging.getLogger(__name__)
 #: Seconds of waiting for tasks at the end, after which it is said what is waited for.
 _QUIET_S = 2.0
 
+#: Seconds for which the result of a detached task is kept by default.
+RESULT_TTL_S = 86_400.0
 #: Default TTL of a submitter's session, in seconds.
 SESSION_TTL_S = 30.0
 _LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()
@@ -342,6 +344,7 @@ class Executor(concurrent.futures.Executor):
         /,
         *args: Any,
         id: str | None = None,  # noqa: A002 - as everywhere here
+        result_ttl_s: float | None = RESULT_TTL_S,
         **kwargs: Any,
     ) -> TaskRef:
         """Submit a task that outlives this process, and wait until it is stored.
@@ -350,20 +353,24 @@ class Executor(concurrent.futures.Executor):
             fn: As for ``submit``.
             args: Likewise.
             id: Task ID. Submitting the same call again with this ID returns the same task. None generates an ID.
+            result_ttl_s: Seconds after its end for which its record and result are kept, by the clocks of the workers;
+                one day by default. A worker deletes them within a minute. None keeps them until they are forgotten.
             kwargs: Likewise.
         Returns:
             A reference with which any process can read the task's state and result.
         Raises:
             TaskExists: The ID belongs to a different call.
-            InvalidKey: The ID cannot be part of a key.
+            InvalidKey, ValueError: The ID cannot be part of a key, or the time to keep is invalid.
             NoSuchMember, Unavailable, OutcomeUnknown: The task is not stored, or its status is unknown.
         """
+        if result_ttl_s is not None and not is_number(result_ttl_s, 0.0):
+            raise ValueError(f"result_ttl_s must be None or a number of seconds, not {result_ttl_s!r}")
         item, _, _ = self._item(fn, args, kwargs)
         if isinstance(self._options.target, All):
             raise LatchworkError("a detached task is run once; submit one for each member, with target=Member(id)")
         task_id = detached_id(check_task_id(uuid.uuid4().hex if id is None else id))
         return await self._detached.put(
-            structs.replace(item, own_id=task_id), self._options.picker, self._options.copies
+            structs.replace(item, own_id=task_id, result_ttl_s=result_ttl_s), self._options.picker, self._options.copies
         )
 
     def ref(self, id: str) -> TaskRef:  # noqa: A002 - as everywhere here

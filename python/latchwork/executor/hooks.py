@@ -17,8 +17,10 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.user_code import call_user
 from latchwork.errors import BadRecord, Closed, Conflict, ForkedProcess, LatchworkError
 from latchwork.executor.errors import NoSuchMember, TaskDied
+from latchwork.executor.finished import mark_ops
 from latchwork.executor.items import TaskItem, may_run, other_copies, ref_of, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, lane_of, member_of
+from latchwork.executor.stored import TaskLocation
 from latchwork.executor.targets import Member
 from latchwork.primitives import QueueClaim, QueueItem, Share, WorkQueue
 from latchwork.store import Backoff, Store
@@ -367,7 +369,7 @@ class ExecutorHooks(WorkerHooks):
         if len(stored) > INLINE_BYTES:
             ref = self._large.write(claim, item.sid, item.result_key(self._keys), stored)
             stored, landed = ref.to_bytes(), partial(self._large.named, claim)
-        ops = self._ended(item, stored, keep=claim.item.id)
+        ops = self._ended(item, outcome, stored, keep=claim.item.id)
         return Done(tuple(self._wanted(item)), tuple(ops), landed)
 
     def _wanted(self, item: TaskItem) -> list[Check]:
@@ -376,10 +378,12 @@ class ExecutorHooks(WorkerHooks):
 
     def _over(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
         """Return the writes of a small outcome, and of the removal of the other copies. The claim removes its copy."""
-        return self._ended(item, outcome.to_bytes(), keep=keep)
+        return self._ended(item, outcome, outcome.to_bytes(), keep=keep)
 
-    def _ended(self, item: TaskItem, stored: bytes, *, keep: str) -> list[Op]:
+    def _ended(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]
+        if item.is_detached:
+            ops += mark_ops(self._keys, TaskLocation.of(item, self._keys), outcome)
         if item.blob is not None:
             ops += self._blobs.delete_ops(item.blob)
         return [*ops, *other_copies(self._backlog, item, keep)]

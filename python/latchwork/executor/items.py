@@ -39,6 +39,7 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
         stored_target: Members that may run it; None allows all.
         retry: The submitter's retry policy, if any.
         timeout_s: The submitter's limit for a run in seconds, if any.
+        result_ttl_s: Seconds for which the result of a detached task is kept; None until it is forgotten.
         is_kept: Whether other members leave it to the member whose lane it is in, while that member is online.
         payload: The arguments, stored after the line of JSON; empty if in a blob.
     """
@@ -54,6 +55,7 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
     stored_target: StoredTarget | None = field(default=None, name="target")
     retry: StoredRetry | None = None
     timeout_s: Seconds | None = None
+    result_ttl_s: Seconds | None = field(default=None, name="ttl")
     is_kept: bool = field(default=False, name="kept")
     payload: bytes = b""
 

@@ -8,6 +8,7 @@ Keys, below ``@executor``; see ``executor_store``:
        <name>/results/<sid>/<k>/<number>  outcome of a submitter's task, a thousand per folder
        <name>/detached/<hh>/<id>          record of a detached task: where it was put
        <name>/outcomes/<hh>/<id>          outcome of a detached task
+       <name>/finished/<bucket>/<id>      when and how a detached task ended; see ``finished``
        <name>/cancels/<member>/<item>     cancels a running task; removed with the session that wrote it
        <name>/load/<member>               number of tasks queued and running there; removed with the member
        <name>/functions/<member>          functions a member can run; removed with the member
@@ -54,6 +55,7 @@ class Keys:
         self.results = f"{name}/results"
         self.detached = f"{name}/detached"
         self.outcomes = f"{name}/outcomes"
+        self.finished = f"{name}/finished"
         self.cancels = f"{name}/cancels"
         self.load = f"{name}/load"
         self.functions = f"{name}/functions"

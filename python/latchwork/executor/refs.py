@@ -1,7 +1,7 @@
 """Detached tasks, which outlive their submitter and can be read by any process that knows their ID.
 
 A record of where the task was put is written in one transaction with its items, so an ID is put only once. The record
-and the outcome stay until they are forgotten.
+and the outcome stay until they are forgotten, or until ``result_ttl_s`` has passed.
 """
 
 from __future__ import annotations
@@ -14,49 +14,26 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Decoder, encode
+from latchwork._base.decoding import encode
 from latchwork._base.event import Signal
-from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, WaitTimeout
+from latchwork.errors import Closed, Conflict, OutcomeUnknown, WaitTimeout
 from latchwork.executor.errors import NoSuchTask, TaskCancelled, TaskExists
+from latchwork.executor.finished import FinishedTasks, mark_ops
 from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import DETACHED, Keys, shelf_of
 from latchwork.executor.pickers import Picker
 from latchwork.executor.placing import Placing
-from latchwork.executor.stored import StoredTasks, TaskLocation, TaskState
+from latchwork.executor.stored import KnownTask, StoredTasks, TaskLocation, TaskState
 from latchwork.executor.submitter_session import INLINE_BYTES, copies_ops
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import Pause, ask, driven, steps_of
 from latchwork.tasks import Blobs, Outcome, Payloads
-from latchwork.types import Absent, At, Change, Check, Create, Delete, Entry, Op
+from latchwork.types import Change, Create, Entry, Op
 
 _PATIENCE_S = 30.0
-
-
-class KnownTask(Struct, frozen=True):
-    """The record of a detached task.
-
-    Attributes:
-        function: Its function's name.
-        lanes: The lane of each copy.
-        shelf: The sort key of its copies.
-        digest: Digest of the call, to detect an ID reused for another call.
-        nonce: Unique per submission, to recognize a put whose answer was lost.
-    """
-
-    function: str = field(name="fn")
-    lanes: tuple[str, ...]
-    shelf: str
-    digest: str
-    nonce: str
-
-
-_KNOWN: Decoder[KnownTask] = Decoder(KnownTask, "a detached task")
-#: Replaces a record that cannot be read.
-_UNKNOWN = KnownTask("", (), "", "", "")
 
 
 class Detached:
@@ -76,6 +53,7 @@ class Detached:
         self.hint_of = hint_of
         self.backlog = WorkQueue(store, keys.backlog)
         self.stored = StoredTasks(store, keys, self.backlog)
+        self.finished = FinishedTasks(store, keys, self.stored)
         self.blobs = Blobs(store, keys.data)
         self._placing = Placing(store, keys)
 
@@ -116,7 +94,7 @@ class Detached:
                 if there is None:
                     self._placing.refused(error.failed)
                     continue
-                known = _KNOWN.find(there.value) or _UNKNOWN
+                known = KnownTask.of(there)
                 if known.nonce != nonce:
                     forget()
                 if known.digest != digest:
@@ -136,7 +114,7 @@ class Detached:
             return TaskRef(self, ready.id)
 
     def _ops(self, item: TaskItem, digest: str, nonce: str) -> list[Op]:
-        known = KnownTask(item.function, item.lanes, item.shelf, digest, nonce)
+        known = KnownTask(item.function, item.lanes, item.shelf, digest, nonce, item.result_ttl_s)
         items = dict.fromkeys(copies_ops(self.backlog, item))
         return [Create(self.keys.record(item.id), encode(known)), *items]
 
@@ -169,7 +147,7 @@ class TaskRef:
 
     @driven
     async def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the result and return it. It stays stored until forgotten.
+        """Wait for the result and return it. It stays stored until forgotten or expired.
 
         Raises:
             TimeoutError: The task has not ended in time.
@@ -199,7 +177,7 @@ class TaskRef:
 
         def look(batch: Sequence[Change]) -> None:
             entry = batch[-1].entry if batch else None
-            if entry is None or (_KNOWN.find(entry.value) or _UNKNOWN).nonce != nonce:
+            if entry is None or KnownTask.of(entry).nonce != nonce:
                 forgotten.set()
                 watch.close()
 
@@ -229,8 +207,8 @@ class TaskRef:
             False if the task is running or has ended.
         """
         place, _ = await self._place()
-        cancelled = Outcome.failed(TaskCancelled(f"task {self.id} was cancelled")).to_bytes()
-        ops: Sequence[Op] = [Create(place.result_key, cancelled)]
+        cancelled = Outcome.failed(TaskCancelled(f"task {self.id} was cancelled"))
+        ops = [Create(place.result_key, cancelled.to_bytes()), *mark_ops(self._tasks.keys, place, cancelled)]
         return await self._tasks.stored.take_back(
             place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops
         )
@@ -242,29 +220,16 @@ class TaskRef:
         Raises:
             LatchworkError: The task has not ended. Cancel it first.
         """
-        tasks, key = self._tasks, self._tasks.keys.record(self.id)
-        record, outcome = await ask(tasks.store.get_many, [key, tasks.keys.outcome(self.id)])
-        if record is None:
-            return False
-        place, _ = _place_of(tasks.keys, self.id, record)
-        if outcome is None and await tasks.stored.items(place):
-            raise LatchworkError(f"task {self.id} is not over; cancel it before it is forgotten")
-        ref = None if outcome is None else ref_of(outcome.value)
-        blob = [] if ref is None else tasks.blobs.delete_ops(ref)
-        same: Check = Absent(place.result_key) if outcome is None else At(outcome)
-        await ask(tasks.store.commit, [At(record), same], [Delete(key), Delete(place.result_key), *blob])
-        return True
+        return await self._tasks.finished.forget(self.id)
 
     async def _place(self) -> tuple[TaskLocation, KnownTask]:
         entry = await ask(self._tasks.store.get, self._tasks.keys.record(self.id))
         if entry is None:
             raise self._unknown()
-        return _place_of(self._tasks.keys, self.id, entry)
+        known = KnownTask.of(entry)
+        return known.place(self._tasks.keys, self.id), known
 
     def _unknown(self) -> NoSuchTask:
-        return NoSuchTask(f"no detached task {self.id!r} is known; it was never submitted here, or was forgotten")
-
-
-def _place_of(keys: Keys, task_id: str, entry: Entry) -> tuple[TaskLocation, KnownTask]:
-    known = _KNOWN.find(entry.value) or _UNKNOWN
-    return TaskLocation(task_id, known.lanes, known.shelf, keys.outcome(task_id)), known
+        return NoSuchTask(
+            f"no detached task {self.id!r} is known; it was never submitted here, was forgotten, or has expired"
+        )

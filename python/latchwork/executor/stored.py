@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from msgspec import Struct, field
+
+from latchwork._base.decoding import Decoder, Seconds
 from latchwork._base.event import Signal
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
 from latchwork.executor.errors import TaskCancelled
 from latchwork.executor.items import TaskItem, task_of
-from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
+from latchwork.executor.keys import ANY, DETACHED, Keys, item_id_of, queued_at_s
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.steps import Pause, ask, steps_of
 from latchwork.tasks import BadPayload, Blobs, Outcome, type_name
-from latchwork.types import Check, Op, Put
+from latchwork.types import Check, Entry, Op, Put
 
 Phase = Literal["submitted", "queued", "running", "done", "failed", "cancelled", "gone"]
 
@@ -59,17 +62,58 @@ class TaskLocation:
         lanes: The lane of each copy.
         shelf: The sort key of its copies.
         result_key: The key of its outcome.
+        function: Its function's name.
+        result_ttl_s: Seconds for which the result of a detached task is kept; None until it is forgotten.
     """
 
     id: str
     lanes: tuple[str, ...]
     shelf: str
     result_key: str
+    function: str = ""
+    result_ttl_s: float | None = None
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the task outlives its submitter."""
+        return self.id.startswith(f"{DETACHED}.")
 
     @classmethod
     def for_item(cls, item: TaskItem, keys: Keys) -> TaskLocation:
         """Return the location of a stored task."""
-        return cls(item.id, item.lanes, item.shelf, item.result_key(keys))
+        return cls(item.id, item.lanes, item.shelf, item.result_key(keys), item.function, item.result_ttl_s)
+
+
+class KnownTask(Struct, frozen=True, omit_defaults=True):
+    """The record of a detached task.
+
+    Attributes:
+        function: Its function's name.
+        lanes: The lane of each copy.
+        shelf: The sort key of its copies.
+        digest: Digest of the call, to detect an ID reused for another call.
+        nonce: Unique per submission, to recognize a put whose answer was lost.
+        result_ttl_s: Seconds for which its result is kept; None until it is forgotten.
+    """
+
+    function: str = field(name="fn")
+    lanes: tuple[str, ...]
+    shelf: str
+    digest: str
+    nonce: str
+    result_ttl_s: Seconds | None = field(default=None, name="ttl")
+
+    @classmethod
+    def of(cls, entry: Entry) -> KnownTask:
+        """Parse a record; an unreadable one has no lanes."""
+        return _KNOWN.find(entry.value) or cls("", (), "", "", "")
+
+    def place(self, keys: Keys, task_id: str) -> TaskLocation:
+        """Return the task's location."""
+        return TaskLocation(task_id, self.lanes, self.shelf, keys.outcome(task_id), self.function, self.result_ttl_s)
+
+
+_KNOWN: Decoder[KnownTask] = Decoder(KnownTask, "a detached task")
 
 
 class StoredTasks:
@@ -290,6 +334,11 @@ def ended(value: bytes, at_s: float = 0.0) -> TaskState:
         outcome = Outcome.from_bytes(value)
     except BadPayload as error:
         return TaskState("failed", queued_at_s=at_s, why=str(error))
+    return state_of(outcome, at_s)
+
+
+def state_of(outcome: Outcome, at_s: float = 0.0) -> TaskState:
+    """Return the state of a task that ended in this way."""
     if outcome.failure is None:
         return TaskState("done", queued_at_s=at_s)
     is_cancelled = outcome.failure.type_name == CANCELLED

@@ -1,4 +1,4 @@
-"""Removes leftovers: results of departed submitters, their tasks, and tasks that no member can run.
+"""Removes leftovers: results of departed submitters, their tasks, expired results, and tasks that no member can run.
 
 The oldest member sweeps at intervals. Submitter IDs are never reused, so a missing submitter is gone permanently. A
 sweep that finds nothing writes nothing.
@@ -11,10 +11,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from latchwork.errors import BadRecord
+from latchwork.executor.finished import FinishedTasks, mark_ops
 from latchwork.executor.items import TaskItem, other_copies, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, member_of
 from latchwork.executor.placing import read_offer
+from latchwork.executor.stored import StoredTasks, TaskLocation
 from latchwork.primitives import QueueItem, WorkQueue
+from latchwork.schedules.wall_clock import WallClock
 from latchwork.store import Store
 from latchwork.store.steps import ask, steps_of
 from latchwork.tasks import PICKLED, Blobs, Outcome, UnknownFunction
@@ -37,12 +40,14 @@ class SweptTasks:
         shelves: Number of their sort keys that were removed, with all tasks.
         members: IDs of departed members whose cancellation marks were removed, sorted.
         unknown: IDs of tasks whose function no member has.
+        expired: Number of detached tasks whose results have expired.
     """
 
     submitters: tuple[str, ...] = ()
     shelves: int = 0
     members: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    expired: int = 0
 
 
 class ExecutorSweeper:
@@ -63,6 +68,8 @@ class ExecutorSweeper:
         self._unknown_after_s = unknown_after_s
         self._seen: dict[str, float] = {}  # when each of the tasks at the head of the lane of all was first seen
         self._blobs = Blobs(store, keys.data)
+        self._finished = FinishedTasks(store, keys, StoredTasks(store, keys, backlog))
+        self._wall_clock = WallClock(store.clock)  # a clock that is wrong for a moment removes no result
 
     async def sweep(self, members: Iterable[str]) -> SweptTasks:
         """Sweep once. Usually one member sweeps at a time; concurrent sweeps are safe.
@@ -84,7 +91,8 @@ class ExecutorSweeper:
         for member in sorted(marked):
             await ask(self._store.delete_tree, self._keys.cancels_at(member))
         unknown = await self._end_unknown()
-        swept = SweptTasks(tuple(sorted(gone)), count, tuple(sorted(marked)), tuple(unknown))
+        expired = await self._finished.forget_expired(self._wall_clock.now())
+        swept = SweptTasks(tuple(sorted(gone)), count, tuple(sorted(marked)), tuple(unknown), expired)
         if swept != SweptTasks():
             _log.info("executor %s: swept %s", self._keys.name, swept)
         return swept
@@ -165,9 +173,10 @@ class ExecutorSweeper:
         if item.function in known or await steps_of(self._backlog.holder)(stored) is not None:
             return ""
         error = _unknown(item, known)
-        told = Create(item.result_key(self._keys), Outcome.failed(error, is_final=True).to_bytes())
+        outcome, place = Outcome.failed(error, is_final=True), TaskLocation.of(item, self._keys)
+        told = [Create(place.result_key, outcome.to_bytes()), *mark_ops(self._keys, place, outcome)]
         large = [] if item.blob is None else self._blobs.delete_ops(item.blob)
-        ops = [told, *large, *other_copies(self._backlog, item, stored.id)]
+        ops = [*told, *large, *other_copies(self._backlog, item, stored.id)]
         is_buried = await steps_of(self._backlog.bury)(stored, str(error)[:_MOST_WHY], (), ops)
         return item.id if is_buried else ""
 

@@ -35,6 +35,7 @@ from latchwork.executor import (
     ExecutorState,
     ExecutorWorker,
     ExecutorWorkerInfo,
+    FinishedTask,
     LaneInfo,
     Member,
     NoSuchTask,
@@ -45,6 +46,9 @@ from latchwork.executor import (
     dead_tasks,
     drop_task,
     find_task,
+    finished_tasks,
+    forget_finished_tasks,
+    forget_task,
     inspect,
     list_tasks,
     revive_task,
@@ -311,6 +315,9 @@ def submit(
             help="The ID of the task. The same call with the same ID is one task.  [default: generated]",
         ),
     ] = None,
+    result_ttl_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds for which the result of a detached task is kept.")
+    ] = 86_400.0,
     target: Annotated[
         str | None,
         typer.Option(metavar="NODE", show_default=False, help="The only node that may run it.  [default: any]"),
@@ -336,7 +343,7 @@ def submit(
         pool = whole if target is None else whole.with_options(target=Member(target))
         if not wait:
             with _own_mistakes():
-                made = pool.detached(function, *args, id=task_id, **kwargs).id
+                made = pool.detached(function, *args, id=task_id, result_ttl_s=result_ttl_s, **kwargs).id
             told(made, {"id": made}, as_json=as_json)
             return
         with _own_mistakes():
@@ -558,6 +565,65 @@ def result(
     say_value(value, as_json=as_json)
 
 
+@command("latchwork executor finished", "latchwork executor finished --limit 1000 --json")
+def finished(
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="The maximum number to show.")] = 100,
+    name: Name = "default",
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """List detached tasks that have ended and are still stored, the first ones to expire first."""
+    with open_store(url, of_cluster=False) as store:
+        found = finished_tasks(store, name, limit=limit)
+    if as_json:
+        say_json({"tasks": [asdict(task) for task in found]})
+    elif found:
+        show(Grid(map(_finished_row, found)))
+    else:
+        say("no finished tasks")
+
+
+def _finished_row(task: FinishedTask) -> dict[str, str]:
+    return {
+        "id": task.id,
+        "function": task.function or "?",
+        "state": task.phase,
+        "ended": utc_text(task.ended_at_s),
+        "expires": "never" if task.expires_at_s is None else utc_text(task.expires_at_s),
+        "why": task.why,
+    }
+
+
+@command("latchwork executor forget d.nightly", "latchwork executor forget --finished --older-than-s 3600")
+def forget(
+    task_id: Annotated[
+        str | None, typer.Argument(metavar="ID", show_default=False, help="The ID of a detached task.")
+    ] = None,
+    *,
+    all_finished: Annotated[
+        bool, typer.Option("--finished", help="Delete all detached tasks that have ended, instead of one.")
+    ] = False,
+    older_than_s: Annotated[
+        float, typer.Option(min=0.0, help="With --finished, only those that ended at least so many seconds ago.")
+    ] = 0.0,
+    name: Name = "default",
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Delete the record and the result of a detached task that has ended, or of all of them."""
+    if (task_id is None) != all_finished:
+        raise UsageError("give the ID of a task, or --finished for all tasks that have ended")
+    with open_store(url, of_cluster=False) as store:
+        if task_id is None:
+            count = forget_finished_tasks(store, name, older_than_s=older_than_s)
+        else:
+            count = int(forget_task(store, task_id, name))
+    if task_id is not None and not count:
+        raise NoSuchTask(f"no detached task {task_id!r} is stored")
+    told(f"{counted(count, 'task')} forgotten", {"forgotten": count}, as_json=as_json)
+
+
 @command("latchwork executor dead list", "latchwork executor dead list --json")
 def dead_list(
     *,
@@ -602,6 +668,8 @@ executor_app = group(
     tasks=tasks,
     cancel=cancel,
     result=result,
+    finished=finished,
+    forget=forget,
 )
 
 
