@@ -102,7 +102,7 @@ def test_a_plan_is_cancelled_and_removed_by_whoever_works(command, made):
     assert command("cancel", "w47").out == "w47: cancelling\n"
     assert made.state() is PlanState.CANCELLING
     command("recover", "w47").refused(1, "w47", "cancelling")
-    assert command("rm", "w47").out == "w47: removing\n"
+    assert command("rm", "w47").out == "w47: removed\n"
     assert made.state() is PlanState.REMOVING
 
 
@@ -131,5 +131,5 @@ def test_a_worker_says_what_it_cannot_import(cli):
 def test_a_plan_whose_record_is_damaged_is_removed(command, store, made):
     system_namespace(store, "plans").put("default/plans/w47", b"no record")
     command("show", "w47").refused(2, "the record of plan 'w47' is damaged; remove the plan")
-    assert command("rm", "w47").out == "w47: removing\n"
+    assert command("rm", "w47").out == "w47: removed\n"
     command("show", "w47").refused(2, "there is no plan 'w47'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+import latchwork.plans.worker
 from latchwork.plans import NoResult, PlanState, PlanWorker
 from latchwork.plans.records import PlanRecord
 from plans.work import (
@@ -80,3 +81,88 @@ def test_a_sweep_deletes_results_whose_time_is_over_and_keeps_those_of_a_plan_th
     assert [each.key.rpartition("/")[2] for each in store.list(f"default/results/{kept.id}")] == ["t00001"]
     assert plans.sweep() == 0
     assert len(store.list(f"default/results/{failed.id}")) == 2
+
+
+def test_a_plan_is_removed_with_its_children_while_no_worker_is_there(store, plans):
+    with PlanWorker(store, functions=FUNCTIONS):
+        with plans.new() as ended:
+            ended.add("inner-gate", 1)
+        ended.handle.wait(WAIT_S)
+    with plans.new() as started:
+        started.map(add, range(3))
+    assert len(plans.list()) == 3
+    ended.handle.remove()
+    started.handle.remove()
+    assert plans.list() == []
+    nothing_left(store)
+
+
+def test_a_sweep_finishes_the_removal_that_a_dead_client_has_begun(store, plans, plan_store):
+    with plans.new(id="half") as plan:
+        plan.map(add, range(3))
+    entry = store.get("default/plans/half")
+    edit = plan_store.transitions.begin_removal("half", entry, PlanRecord.from_bytes(entry.value))
+    store.commit(edit.checks, edit.ops)
+    assert plans.sweep() == 1
+    assert plans.list() == []
+    nothing_left(store)
+
+
+@pytest.mark.parametrize("task", [add, fails], ids=["completed", "failed"])
+def test_a_worker_removes_a_plan_when_its_time_is_over(store, plans, worker, task):
+    with pytest.raises(ValueError, match="keep_s"):
+        plans.new(keep_s=-1.0)
+    with plans.new(keep_s=None) as kept, plans.new(keep_s=0.3) as plan:
+        plan.add(task, name="one")
+        kept.add(add, 1)
+    assert plan.handle.wait(WAIT_S).has_ended
+    kept.handle.wait(WAIT_S)
+    wait_until(lambda: [plan_id for plan_id, _ in plans.list()] == [kept.id])
+    kept.handle.remove()
+    nothing_left(store)
+
+
+def test_a_sweep_removes_a_plan_when_its_time_is_over_and_not_before_its_end(store, plans):
+    with PlanWorker(store, functions=FUNCTIONS):
+        with plans.new(keep_s=3600.0) as ended:
+            ended.add(fails)
+        ended.handle.wait(WAIT_S)
+    with plans.new(keep_s=0.0) as waits:
+        waits.add(add, 1)
+    assert plans.sweep() == 0
+    key = f"default/plans/{ended.id}"
+    store.put(key, replace(PlanRecord.from_bytes(store.get(key).value), keep_s=0.0).to_bytes())
+    assert plans.sweep() == 1
+    assert [plan_id for plan_id, _ in plans.list()] == [waits.id]
+
+
+def test_a_worker_sweeps_by_itself(store, plans, plan_store, monkeypatch):
+    monkeypatch.setattr(latchwork.plans.worker, "_SWEEP_S", 0.3)
+    session = store.open_session(2.0)
+    dead = plan_store.transitions.create_draft("dead", plans_record(), session)
+    store.commit(dead.checks, dead.ops)
+    store.put("default/tasks/orphan/t00000", b"x")
+    session.close()
+    with PlanWorker(store, functions=FUNCTIONS):
+        wait_until(lambda: plans.list() == [])
+        nothing_left(store)
+
+
+def test_a_worker_remembers_nothing_of_ended_plans_but_their_records(plans, worker):
+    handles = []
+    for _ in range(3):
+        with plans.new(max_parallel=4) as plan:
+            middle = [plan.add(add, number, name=f"a{number}") for number in range(4)]
+            plan.add(add, *middle)
+        handles.append(plan.handle)
+    for handle in handles:
+        assert handle.wait(WAIT_S).state is PlanState.COMPLETED
+    work = worker._work
+    hooks = work._hooks
+
+    def kept():
+        return [hooks._results._kept, hooks._results._names, hooks._records, hooks._batcher._plans]
+
+    wait_until(lambda: not any(kept()))
+    assert hooks._results._bytes == 0
+    assert work._expiries == {}

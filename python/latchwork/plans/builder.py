@@ -99,6 +99,7 @@ class PlanOptions:
     priority: int = 5
     keep_results_s: float | None = None
     max_parallel: int | None = None
+    keep_s: float | None = None
 
     def __post_init__(self) -> None:
         given: object = self.priority
@@ -106,8 +107,9 @@ class PlanOptions:
             raise ValueError(f"on_failure must be 'stop' or 'continue', not {self.on_failure!r}")
         if type(given) is not int or not 0 <= given <= 9:
             raise ValueError(f"priority must be a whole number from 0 to 9, not {given!r}")
-        if self.keep_results_s is not None and not is_number(self.keep_results_s, 0.0):
-            raise ValueError(f"keep_results_s must be None or a number of seconds, not {self.keep_results_s!r}")
+        for name, seconds in (("keep_results_s", self.keep_results_s), ("keep_s", self.keep_s)):
+            if seconds is not None and not is_number(seconds, 0.0):
+                raise ValueError(f"{name} must be None or a number of seconds, not {seconds!r}")
         most: object = self.max_parallel
         if most is not None and (type(most) is not int or not 1 <= most <= MAX_PARALLEL):
             raise ValueError(f"max_parallel must be None or a whole number from 1 to {MAX_PARALLEL:,}, not {most!r}")

@@ -257,6 +257,7 @@ class CompletionBatcher:
         self._thread: Background | None = None
         self._is_closed = False
         self._plans: OrderedDict[tuple[str, int, int], PlanCache] = OrderedDict()
+        self._ended: list[str] = []
         self._claimer = claimer
         self._committed: list[tuple[EagerClaims, Committed | None]] = []
 
@@ -275,6 +276,13 @@ class CompletionBatcher:
             self._notifier.notify_all()
         return end.ending
 
+    def forget(self, plan_id: str) -> None:
+        """Drop the cache of a plan that has ended."""
+        with self._notifier.mutex:
+            if self._thread is not None:
+                self._ended.append(plan_id)
+                self._notifier.notify_all()
+
     def close(self) -> None:
         """Finish the scheduled completions and stop. Idempotent."""
         with self._notifier.mutex:
@@ -289,9 +297,12 @@ class CompletionBatcher:
             with self._notifier.mutex:
                 version, ends, self._waiting = self._notifier.version, self._waiting, []
                 committed, self._committed = self._committed, []
+                ended, self._ended = set(self._ended), []
                 is_ending = self._is_closed and not ends and not committed
             if is_ending:
                 return
+            for key in [key for key in self._plans if key[0] in ended]:
+                del self._plans[key]
             for eager_claims, done in committed:
                 self._begin(eager_claims.taken(done))
             if not ends:

@@ -49,6 +49,7 @@ async def start_draft(plan_store: PlanStore, draft: PlanDraft) -> None:
         on_failure=options.on_failure,
         priority=options.priority,
         keep_results_s=options.keep_results_s,
+        keep_s=options.keep_s,
         max_parallel=options.max_parallel,
         tasks=len(draft.calls),
         nonce=draft.nonce,

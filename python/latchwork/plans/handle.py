@@ -18,7 +18,7 @@ from latchwork.plans.errors import DuplicateTask, NoResult, NoSuchPlan, NoSuchTa
 from latchwork.plans.keys import PARTITION, split_id
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, TaskState
-from latchwork.plans.removal import remove_damaged
+from latchwork.plans.removal import finish_removal, remove_damaged
 from latchwork.plans.transitions import MAX_LINKED, TxnPart
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, ask, driven, steps_of
@@ -257,13 +257,18 @@ class PlanHandle:
 
     @driven
     async def remove(self) -> None:
-        """Delete the plan and all its results, in any state. Its ID can be reused once it is gone.
+        """Delete the plan, its child plans and all their results, in any state. Its ID can be reused afterwards.
 
-        A worker deletes it. A plan with a damaged record is deleted by this call itself.
+        Needs no worker. If the call fails, repeat it; a worker or a sweep also finishes the removal.
+
+        Raises:
+            WrongState: The plan was not started.
+            Unavailable, OutcomeUnknown: The store could not be reached.
         """
         states = tuple(each for each in PlanState if each not in (PlanState.REMOVING, PlanState.DRAFT))
         try:
             await self._change(PlanState.REMOVING, states, self._removing)
+            await finish_removal(self._plan_store, self.id)
         except NoSuchPlan:
             return
         except BadRecord:

@@ -116,6 +116,7 @@ class ResultCache:
         self._mutex = mutex()
         self._kept: OrderedDict[tuple[_PlanKey, str], bytes] = OrderedDict()
         self._bytes = 0
+        self._names: dict[str, set[tuple[_PlanKey, str]]] = {}
 
     def get(self, plan_id: str, plan: PlanRecord, names: Iterable[str]) -> dict[str, bytes]:
         """Return the cached payloads of these tasks, by name."""
@@ -135,10 +136,23 @@ class ResultCache:
             for name, payload in payloads.items():
                 if len(payload) <= _MAX_EACH and (plan_key, name) not in self._kept:
                     self._kept[plan_key, name] = payload
+                    self._names.setdefault(plan_id, set()).add((plan_key, name))
                     self._bytes += len(payload) + _COST
             while self._bytes > self._most_bytes:
-                _, ended_deps = self._kept.popitem(last=False)
-                self._bytes -= len(ended_deps) + _COST
+                self._drop(next(iter(self._kept)))
+
+    def forget(self, plan_id: str) -> None:
+        """Drop the results of a plan that has ended."""
+        with self._mutex:
+            for key in self._names.get(plan_id, set()).copy():
+                self._drop(key)
+
+    def _drop(self, key: tuple[_PlanKey, str]) -> None:
+        self._bytes -= len(self._kept.pop(key)) + _COST
+        names = self._names[key[0][0]]
+        names.discard(key)
+        if not names:
+            del self._names[key[0][0]]
 
 
 def _plan_key(plan_id: str, plan: PlanRecord) -> _PlanKey:
@@ -205,6 +219,12 @@ class PlanHooks(WorkerHooks):
         """Stop completing tasks. Idempotent."""
         self._batcher.close()
 
+    def forget(self, plan_id: str) -> None:
+        """Drop what is cached of a plan that has ended."""
+        self._results.forget(plan_id)
+        self._batcher.forget(plan_id)
+        self._records.pop(plan_id, None)
+
     takes_instead = True
 
     # Claiming
@@ -251,7 +271,9 @@ class PlanHooks(WorkerHooks):
             if found is None or found[0] is not entry:
                 if len(self._records) >= _MAX_PLANS:
                     self._records.clear()
-                found = self._records[plan_id] = (entry, PlanRecord.from_bytes(entry.value))
+                found = (entry, PlanRecord.from_bytes(entry.value))
+                if not found[1].state.has_ended:
+                    self._records[plan_id] = found
         except (KeyError, BadRecord):
             return None
         return found

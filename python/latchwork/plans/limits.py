@@ -15,10 +15,8 @@ from weakref import WeakKeyDictionary
 
 from latchwork._base.interrupts import mutex
 from latchwork.clock import Clock
-from latchwork.errors import BadRecord
 from latchwork.plans.keys import Keys
 from latchwork.plans.plan_store import PlanStore
-from latchwork.plans.records import PlanRecord
 from latchwork.plans.transitions import TxnPart
 from latchwork.primitives import QueueClaim
 from latchwork.store import Mirror, Session
@@ -27,14 +25,6 @@ from latchwork.types import At, Create, Delete, Op
 
 #: Seconds for which a new permit counts as taken before the mirror shows it.
 _NEW_S = 1.0
-
-
-def is_limited(plan: bytes) -> bool:
-    """Return whether a stored plan has a limit; an unreadable one has none."""
-    try:
-        return PlanRecord.from_bytes(plan).max_parallel is not None
-    except BadRecord:
-        return False
 
 
 class ParallelLimiter:

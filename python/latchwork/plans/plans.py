@@ -11,9 +11,9 @@ from latchwork.plans.drafts import start_draft
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.handle import PlanHandle, PlanStatus
 from latchwork.plans.keys import MAX_PLAN_ID, NAME, check_id
-from latchwork.plans.plan_store import PlanStore, now_ms
+from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import PlanRecord, PlanState
-from latchwork.plans.removal import ResultRetention, remove_now
+from latchwork.plans.removal import sweep_plans
 from latchwork.store import Store
 from latchwork.store.steps import ask, driven
 from latchwork.tasks import DEFAULT, Codec, Functions, Payloads
@@ -51,6 +51,7 @@ class Plans:
         on_failure: Literal["stop", "continue"] = "stop",
         priority: int = 5,
         keep_results_s: float | None = None,
+        keep_s: float | None = None,
         max_parallel: int | None = None,
     ) -> PlanBuilder[PlanHandle]:
         """Create a builder for a new plan. Does no I/O.
@@ -64,6 +65,8 @@ class Plans:
             keep_results_s: Seconds after completion for which results of unnamed intermediate tasks are kept. A worker
                 or a sweep deletes them afterwards. Results of failed or cancelled plans are kept, because ``recover``
                 needs them. None keeps all results until ``remove``.
+            keep_s: Seconds after its end, however it ended, for which the plan is kept. A worker or a sweep removes it
+                afterwards, by the wall clocks of the worker that ended it and its own. None keeps it until ``remove``.
             max_parallel: Maximum number of tasks of this plan that run at the same time on all workers: 1 to 1,000.
                 None sets no limit. A task that pauses before a retry does not count.
         Returns:
@@ -72,7 +75,7 @@ class Plans:
             InvalidKey, ValueError: An option is invalid.
         """
         plan_id = uuid.uuid4().hex[:16] if id is None else check_id(id, "the id of a plan", MAX_PLAN_ID)
-        draft = PlanDraft(plan_id, PlanOptions(name, on_failure, priority, keep_results_s, max_parallel))
+        draft = PlanDraft(plan_id, PlanOptions(name, on_failure, priority, keep_results_s, max_parallel, keep_s))
         return PlanBuilder(draft, self._functions, self._payloads, self._start)
 
     @driven
@@ -100,33 +103,14 @@ class Plans:
 
     @driven
     async def sweep(self) -> int:
-        """Remove drafts of dead builders, remains of removed plans, and expired results.
+        """Remove drafts of dead builders, remains of removed plans, expired plans and expired results.
 
-        Any client may call it at any time.
+        A worker does the same every ten minutes. Any client may call it at any time.
 
         Returns:
             The number of affected plans.
         """
-        plan_store = self._plan_store
-        seen = {each for prefix in plan_store.keys.roots for each in await ask(plan_store.store.children, prefix)}
-        plans = {
-            entry.key.rpartition("/")[2]: entry for entry in await ask(plan_store.store.list, plan_store.keys.plans)
-        }
-        count = 0
-        for plan_id, entry in plans.items():
-            try:
-                record = PlanRecord.from_bytes(entry.value)
-            except BadRecord:
-                continue
-            if (
-                record.state is PlanState.DRAFT
-                and await ask(plan_store.store.get, plan_store.keys.draft(plan_id)) is None
-            ):
-                count += await remove_now(plan_store, plan_id, entry, record)
-        count += await ResultRetention(plan_store).delete_expired(plans.values(), now_ms())
-        for plan_id in sorted(seen - plans.keys()):  # left by builders and workers that continued after the removal
-            count += await remove_now(plan_store, plan_id, None, PlanRecord(PlanState.REMOVING))
-        return count
+        return await sweep_plans(self._plan_store)
 
 
 def inspect(store: Store, name: str = NAME) -> list[PlanStatus]:

@@ -80,6 +80,7 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
         failed: The first failed tasks, with reasons.
         outcome: State that the plan gets when cancelling is finished.
         keep_results_s: Seconds after completion for which results of unnamed intermediate tasks are kept; None forever.
+        keep_s: Seconds after its end for which the whole plan is kept; None forever.
         are_results_gone: Whether these results were deleted.
         max_parallel: Maximum number of tasks that run at the same time; None for no limit.
         parent: Plan and task that wait for the end of this child plan; None for a top-level plan.
@@ -99,6 +100,7 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
     failed: tuple[tuple[str, str], ...] = ()
     outcome: PlanState = PlanState.CANCELLED
     keep_results_s: Seconds | None = None
+    keep_s: Seconds | None = None
     are_results_gone: bool = field(default=False, name="results_gone")
     max_parallel: Positive | None = None
     parent: tuple[str, str] | None = None

@@ -1,10 +1,12 @@
-"""Deletion of plans, and of intermediate results of completed plans after ``keep_results_s``.
+"""Deletion of plans, also after ``keep_s``, and of intermediate results of completed plans after ``keep_results_s``.
 
 The record is set to "removing" first, so that nothing is built, started, added or claimed under its ID. Tasks are
 deleted before their queue items, because each transaction that creates an item checks a task. The record is deleted
 last. A worker that still runs a task of a removed plan finds the task gone and reports nothing.
 
-Failed and cancelled plans keep all results, because a recovery needs them. Workers and sweeps may delete results at the
+Any client may delete a plan that is being removed, so no worker is needed. Children of a plan are deleted with it, and
+``keep_s`` does not apply to them, because their parent reads their results. Failed and cancelled plans keep all
+results until ``keep_s``, because a recovery needs them. Workers and sweeps may delete results at the
 same time: each transaction checks the plan, so it never affects another plan that was started under the same ID.
 """
 
@@ -58,7 +60,7 @@ async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], o
         return False
     await ask(plan_store.store.delete_tree, plan_store.keys.tasks(plan_id))
     await _delete_items(plan_store, plan_id, (entry, plan), check)
-    await _remove_children(plan_store, plan_id)
+    await _remove_children(plan_store, plan_id, check)
     for prefix in plan_store.keys.everything(plan_id):
         check()
         now = await ask(plan_store.store.get, entry.key)  # deleting a tree has no checks
@@ -74,8 +76,8 @@ async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], o
             return now is None
 
 
-async def _remove_children(plan_store: PlanStore, plan_id: str) -> None:
-    """Mark the child plans of a plan for removal. None can be started once the plan's tasks are gone."""
+async def _remove_children(plan_store: PlanStore, plan_id: str, check: Callable[[], object]) -> None:
+    """Delete the child plans of a plan. None can be started once the plan's tasks are gone."""
     for entry in await ask(plan_store.store.list, plan_store.keys.plans):
         if plan_id.encode() not in entry.value:  # decoding many records is slow
             continue
@@ -84,16 +86,29 @@ async def _remove_children(plan_store: PlanStore, plan_id: str) -> None:
         except BadRecord:
             continue
         if plan.parent is not None and plan.parent[0] == plan_id:
-            await _remove_child(plan_store, entry.key.rpartition("/")[2])
+            await _remove_child(plan_store, entry.key.rpartition("/")[2], check)
 
 
-async def _remove_child(plan_store: PlanStore, child_id: str) -> None:
+async def _remove_child(plan_store: PlanStore, child_id: str, check: Callable[[], object]) -> None:
     while (found := await read_plan_or_none(plan_store, child_id)) is not None and found[
         1
     ].state is not PlanState.REMOVING:
         edit = plan_store.transitions.begin_removal(child_id, *found)
         edit.ops.append(Delete(plan_store.keys.draft(child_id)))
         await plan_store.commit(edit)
+    await finish_removal(plan_store, child_id, check)
+
+
+async def finish_removal(plan_store: PlanStore, plan_id: str, check: Callable[[], object] = bool) -> bool:
+    """Delete a plan that is being removed, and the item that requests its removal. See ``delete_plan``."""
+    found = await read_plan_or_none(plan_store, plan_id)
+    if not await delete_plan(plan_store, plan_id, check):
+        return False
+    if found is not None:
+        item = item_id(plan_id, f"@remove.{found[1].generation}")
+        # a worker that holds the item finds the plan gone
+        await ask(plan_store.store.delete, plan_store.queue.key(PARTITION, CONTROL_SORT_KEY, item))
+    return True
 
 
 async def _sort_keys(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> list[str]:
@@ -182,22 +197,22 @@ async def remove_now(plan_store: PlanStore, plan_id: str, entry: Entry | None, p
     Returns:
         False if the plan has changed or another client deletes it.
     """
-    generation = plan.generation + 1
     if entry is None:
         edit = plan_store.transitions.reserve_id(plan_id, plan)
     else:
         edit = plan_store.transitions.begin_removal(plan_id, entry, plan)
         edit.ops.append(Delete(plan_store.keys.draft(plan_id)))
-    if not await plan_store.commit(edit):
-        return False
-    if not await delete_plan(plan_store, plan_id):
-        return False
-    key = plan_store.queue.key(PARTITION, CONTROL_SORT_KEY, item_id(plan_id, f"@remove.{generation}"))
-    await ask(plan_store.store.delete, key)  # a worker that holds it finds the plan gone
-    return True
+    return await plan_store.commit(edit) and await finish_removal(plan_store, plan_id)
 
 
-def expiry_ms(plan: PlanRecord) -> float | None:
+def plan_expiry_ms(plan: PlanRecord) -> float | None:
+    """Return when a plan is to be removed, in milliseconds since the epoch; None for never or not yet known."""
+    if plan.keep_s is None or plan.parent is not None or not plan.state.has_ended:
+        return None
+    return plan.ended_ms + plan.keep_s * 1000.0
+
+
+def results_expiry_ms(plan: PlanRecord) -> float | None:
     """Return when a plan's intermediate results expire, in milliseconds since the epoch.
 
     None if they never do, or were already deleted.
@@ -207,35 +222,30 @@ def expiry_ms(plan: PlanRecord) -> float | None:
     return plan.ended_ms + plan.keep_results_s * 1000.0
 
 
-def next_expiry_ms(plans: Iterable[Entry]) -> float | None:
-    """Return the earliest time at which results of one of these plans expire; None if there is none."""
-    found: list[float] = []
-    for entry in plans:
-        try:
-            due = expiry_ms(PlanRecord.from_bytes(entry.value))
-        except BadRecord:
-            continue
-        if due is not None:
-            found.append(due)
+def next_expiry_ms(plan: PlanRecord) -> float | None:
+    """Return the earliest time at which a plan or its results expire; None if there is none."""
+    found = [each for each in (plan_expiry_ms(plan), results_expiry_ms(plan)) if each is not None]
     return min(found, default=None)
 
 
-class ResultRetention:
-    """Deletes expired results. Thread-safe."""
+class PlanRetention:
+    """Deletes expired plans and results. Thread-safe."""
 
     def __init__(self, plan_store: PlanStore) -> None:
         self._plan_store = plan_store
 
-    async def delete_expired(self, plans: Iterable[Entry], now_ms: int) -> int:
-        """Delete the expired results of these plans. Return the number of affected plans."""
+    async def delete_expired(self, plans: Iterable[Entry], now_ms: float) -> int:
+        """Delete what has expired of these plans. Return the number of affected plans."""
         count = 0
         for entry in plans:
             try:
                 plan = PlanRecord.from_bytes(entry.value)
             except BadRecord:
                 continue
-            due = expiry_ms(plan)
-            if due is not None and due <= now_ms:
+            ends_ms, results_ms = plan_expiry_ms(plan), results_expiry_ms(plan)
+            if ends_ms is not None and ends_ms <= now_ms:
+                count += await remove_now(self._plan_store, entry.key.rpartition("/")[2], entry, plan)
+            elif results_ms is not None and results_ms <= now_ms:
                 count += await self._delete_results(entry, plan)
         return count
 
@@ -270,3 +280,28 @@ class ResultRetention:
             if not await plan_store.commit(TxnPart([check], ops[at : at + MAX_WRITES])):
                 return False
         return True
+
+
+async def sweep_plans(plan_store: PlanStore) -> int:
+    """Remove drafts of dead builders, remains of removed plans, expired plans and expired results.
+
+    Returns:
+        The number of affected plans.
+    """
+    seen = {each for prefix in plan_store.keys.roots for each in await ask(plan_store.store.children, prefix)}
+    plans = {entry.key.rpartition("/")[2]: entry for entry in await ask(plan_store.store.list, plan_store.keys.plans)}
+    count = 0
+    for plan_id, entry in plans.items():
+        try:
+            record = PlanRecord.from_bytes(entry.value)
+        except BadRecord:
+            continue
+        if record.state is PlanState.REMOVING:  # the client that removed it has died
+            count += await finish_removal(plan_store, plan_id)
+        draft = plan_store.keys.draft(plan_id)
+        if record.state is PlanState.DRAFT and await ask(plan_store.store.get, draft) is None:  # its builder has died
+            count += await remove_now(plan_store, plan_id, entry, record)
+    count += await PlanRetention(plan_store).delete_expired(plans.values(), now_ms())
+    for plan_id in sorted(seen - plans.keys()):  # left by builders and workers that continued after the removal
+        count += await remove_now(plan_store, plan_id, None, PlanRecord(PlanState.REMOVING))
+    return count

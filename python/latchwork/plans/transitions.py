@@ -317,7 +317,7 @@ class Transitions:
         return edit
 
     def begin_removal(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
-        """Mark a plan for removal in any state. A worker deletes it."""
+        """Mark a plan for removal in any state. The caller deletes it; the item lets a worker finish that."""
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         return TxnPart(
             [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "remove", changed.generation)]

@@ -7,42 +7,47 @@ docs/design/plans.md describes the steps and the races.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from latchwork._base.event import Signal
 from latchwork._base.text import counted
-from latchwork.errors import Closed, LatchworkError
+from latchwork.errors import BadRecord, Closed, LatchworkError
 from latchwork.plans.completion import RunTracker
 from latchwork.plans.control import ChildPlans, PlanControl
 from latchwork.plans.hooks import PlanHooks
 from latchwork.plans.keys import NAME, split_id
-from latchwork.plans.limits import ParallelLimiter, is_limited
+from latchwork.plans.limits import ParallelLimiter
 from latchwork.plans.peers import PeerSharding
-from latchwork.plans.plan_store import PlanStore, now_ms
+from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.propagation import EagerClaimer, Propagation
-from latchwork.plans.removal import ResultRetention, next_expiry_ms
+from latchwork.plans.records import PlanRecord
+from latchwork.plans.removal import PlanRetention, next_expiry_ms, sweep_plans
 from latchwork.plans.wakeups import is_ending
 from latchwork.primitives import WorkQueue
+from latchwork.schedules.wall_clock import WallClock
 from latchwork.store import Backoff, Session, Store
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause
+from latchwork.store.watch import Batch
 from latchwork.tasks import DEFAULT, Failure, Functions, GroupCommit, Payloads, RunIn, Slots, WorkerLoop
 from latchwork.tasks.children import DeadlineExtender
 from latchwork.tasks.node import Node, default_node_id
-from latchwork.types import Entry
+from latchwork.types import Change
 
 _log = logging.getLogger(__name__)
 #: No item becomes a dead letter: tasks count their own attempts.
 _NO_LIMIT = 2**31
 #: Seconds to wait for the first state of the plans.
 _MIRROR_S = 30.0
-#: Seconds between checks for orphaned permits, if there are limited plans.
+#: Seconds between checks for orphaned permits, while there are permits.
 _TIDY_S = 5.0
-#: Maximum pause in seconds, because the machine's clock may be changed.
-_MAX_WAIT_S = 600.0
+#: Seconds between sweeps by the worker with the first share, and the maximum pause, because the machine's clock may be
+#: changed.
+_SWEEP_S = 600.0
 
 #: Default TTL of a worker's session in seconds, unless the worker or the URL sets one.
 SESSION_TTL_S = 10.0
@@ -128,6 +133,9 @@ class PlanWorkerSession:
         claimer.spare, claimer.begin = self.feeder.spare, self.feeder.begin_taken
         self._notifier = Notifier()
         self._threads: list[Background] = []
+        #: When ended plans or their results expire, in milliseconds since the epoch, by the key of the plan.
+        self._expiries: dict[str, float] = {}
+        self._has_permits = False
 
     def begin(self) -> None:
         """Read the plans and start to take tasks.
@@ -141,7 +149,7 @@ class PlanWorkerSession:
         self.feeder.start()
         self._threads.append(Background(self._clean_up, f"latchwork-plans-results-{self.session.id[:8]}"))
         self._plans.on_change(self._plans_changed)
-        self._taken.on_change(self._permit_released)
+        self._taken.on_change(self._permits_changed)
 
     def drain(self, timeout_s: float | None) -> bool:
         """Take no more tasks, and wait for the running ones. Return False after the timeout."""
@@ -173,8 +181,10 @@ class PlanWorkerSession:
         with self._notifier.mutex:
             self._notifier.notify_all()
 
-    def _plans_changed(self, *_: object) -> None:
+    def _plans_changed(self, batch: Batch) -> None:
         """Search for items because plans may be ready, and stop the tasks of plans that are ending."""
+        for change in batch:
+            self._plan_changed(change)
         self._ring()
         self.feeder.poke()
         for path in self.feeder.running():
@@ -182,10 +192,26 @@ class PlanWorkerSession:
             if not task.startswith("@") and (self._is_ending(plan_id) or self._is_replaced(path)):
                 self.feeder.stop_task(path)
 
-    def _permit_released(self, *_: object) -> None:
+    def _plan_changed(self, change: Change) -> None:
+        """Note when a plan expires, and keep nothing else of one that has ended."""
+        try:
+            plan = None if change.entry is None else PlanRecord.from_bytes(change.entry.value)
+        except BadRecord:
+            plan = None
+        expiry_ms = None if plan is None else next_expiry_ms(plan)
+        with self._notifier.mutex:
+            self._expiries.pop(change.key, None)
+            if expiry_ms is not None:
+                self._expiries[change.key] = expiry_ms
+        if plan is None or plan.state.has_ended:
+            self._hooks.forget(change.key.rpartition("/")[2])
+
+    def _permits_changed(self, *_: object) -> None:
         """Search for items if some were skipped for lack of a permit, because another worker has released one."""
         if self.limits.has_blocked_items:
             self.feeder.poke()
+        if not self._has_permits:
+            self._ring()  # orphaned permits are looked for as long as there are permits
 
     def _is_replaced(self, path: str) -> bool:
         try:
@@ -199,42 +225,44 @@ class PlanWorkerSession:
         except LatchworkError:  # the mirror is closed
             return False
 
-    # Expired results
+    # Cleanup
 
     async def _clean_up(self) -> None:
-        """Delete expired results. Waits without any I/O while no result has an expiry time."""
-        retention, clock, backoff = ResultRetention(self._plan_store), self._plan_store.store.clock, Backoff()
+        """Delete expired plans and results, release orphaned permits, and sweep. Idle, it reads every ten minutes."""
+        clock, backoff = self._plan_store.store.clock, Backoff()
+        wall_clock = WallClock(clock)  # a clock that is wrong for a moment removes nothing
+        sweep_at = clock.now() + random.uniform(0.5, 1.0) * _SWEEP_S
         while True:
             with self._notifier.mutex:
                 version = self._notifier.version
                 if self._stop.is_set():  # checked with the counter, so that a later stop is not missed
                     return
+                expiries, has_permits = dict(self._expiries), len(self._taken) > 0
+                self._has_permits = has_permits
             try:
-                entries = list(self._plans.snapshot().values())
-                expiry_ms = next_expiry_ms(entries)
-                if expiry_ms is not None and expiry_ms <= now_ms():
-                    await retention.delete_expired(entries, now_ms())
+                now_ms = wall_clock.now() * 1000.0
+                due = [key for key, each_ms in expiries.items() if each_ms <= now_ms]
+                if due:
+                    entries = [entry for key in due if (entry := self._plans.get(key)) is not None]
+                    await PlanRetention(self._plan_store).delete_expired(entries, now_ms)
                     await Pause(clock, self._stop, backoff.next_s())  # until the mirror shows the changes
                     continue
-                release_s = await self._release_permits(entries)
+                if has_permits:
+                    await self.limits.release_orphans(self._plan_store, self.feeder.running())
+                if clock.now() >= sweep_at:
+                    share = self.peers.share()
+                    if share.of and share.rank == 0:
+                        await sweep_plans(self._plan_store)
+                    sweep_at = clock.now() + _SWEEP_S
             except Closed:
                 return
             except LatchworkError as error:
-                _log.info("cannot delete expired results, retrying: %s", error)
+                _log.info("cannot delete expired plans, retrying: %s", error)
                 await Pause(clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
-            left_s = release_s
-            if expiry_ms is not None:
-                left_s = min(release_s or _MAX_WAIT_S, max(0.001, (expiry_ms - now_ms()) / 1000.0))
-            await self._notifier.changed_since(version, clock, left_s)
-
-    async def _release_permits(self, plans: Iterable[Entry]) -> float | None:
-        """Release permits without a claim. Return the seconds until the next check, or None without limited plans."""
-        if not any(is_limited(each.value) for each in plans):
-            return None
-        await self.limits.release_orphans(self._plan_store, self.feeder.running())
-        return _TIDY_S
+            until_s = [sweep_at - clock.now(), *((each_ms - now_ms) / 1000.0 for each_ms in expiries.values())]
+            await self._notifier.changed_since(version, clock, max(0.001, min(until_s + [_TIDY_S] * has_permits)))
 
 
 class PlanWorker(Node[PlanWorkerSession]):

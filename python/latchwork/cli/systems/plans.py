@@ -305,18 +305,18 @@ def recover(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: J
 
 @command("latchwork plans rm 3f2a")
 def rm(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
-    """Remove a plan with all its results, in any state. A worker does it; the command does not wait."""
+    """Remove a plan with all its results, in any state."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         handle = Plans(store, name).get(plan)
         with suppress(BadRecord):
             handle.state()
         handle.remove()
-    told(f"{plan}: removing", {"plan": plan, "state": PlanState.REMOVING.value}, as_json=as_json)
+    told(f"{plan}: removed", {"plan": plan, "removed": True}, as_json=as_json)
 
 
 @command("latchwork plans sweep")
 def sweep(*, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
-    """Remove drafts of dead builders, leftovers of removed plans, and expired results."""
+    """Remove drafts of dead builders, leftovers of removed plans, and expired plans and results."""
     with open_store(url, of_cluster=False) as store:
         count = Plans(store, name).sweep()
     told(f"swept {counted(count, 'plan')}", {"plans": count}, as_json=as_json)
