@@ -49,6 +49,20 @@ def test_how_a_group_ended_is_forgotten_after_its_time(store):
     assert sweep(store).ended == ["train"]
 
 
+def test_the_first_worker_of_a_group_sweeps_by_itself_and_leaves_groups_that_may_start(
+    team, store, eventually, monkeypatch
+):
+    monkeypatch.setattr("latchwork.worker_group.observation._SWEEP_S", 0.3)
+    submit(store, "ended", 1, keep_ended_s=0.0).terminate()
+    submit(store, "waits", 1)
+    store.put("default/groups/waits/runs/dead/members/x", b"{}")
+    team(2)
+    assert eventually(
+        lambda: store.list("default/ended") == [] and store.children("default/groups/waits/runs/dead") == []
+    )
+    assert find(store, "waits") is not None
+
+
 def test_a_record_that_is_no_group_is_left_alone_and_not_shown(store):
     store.put("default/groups/alien/record", b"hello")
     store.put("default/groups/broken/record", json.dumps({"run": "x"}).encode())

@@ -7,12 +7,9 @@ restarts.
 from latchwork.worker_group.admin import (
     GroupDetails,
     GroupOverview,
-    GroupSweeper,
-    SweepResult,
     inspect,
     inspect_group,
     list_events,
-    sweep,
 )
 from latchwork.worker_group.errors import (
     EpochEnded,
@@ -27,6 +24,7 @@ from latchwork.worker_group.errors import (
 from latchwork.worker_group.master import GroupMaster, MasterInfo, find_master, wait_for_master
 from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo
 from latchwork.worker_group.submission import GroupHandle, GroupStatus, find, submit
+from latchwork.worker_group.sweeper import GroupSweeper, SweepResult, sweep
 from latchwork.worker_group.worker import GroupWorker
 
 __all__ = [

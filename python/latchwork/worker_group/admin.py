@@ -1,116 +1,18 @@
-"""Inspection of groups, workers and barriers, and cleanup of what ended groups left behind."""
+"""Inspection of groups, workers and barriers."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from latchwork.errors import BadRecord, Conflict
+from latchwork.errors import BadRecord
 from latchwork.primitives.barrier import BarrierState, barrier_state
 from latchwork.primitives.waiting import check_name
-from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
-from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import GroupKeys
 from latchwork.worker_group.master import MasterInfo, find_master
 from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo
 from latchwork.worker_group.submission import NAMESPACE, GroupHandle, GroupStatus, group_store, resolve_group
-from latchwork.worker_group.transactions import GroupSnapshot, read_members, record_or_none
-
-#: Seconds without running workers after which a sweeper removes a running group.
-ABANDON_S = 600.0
-
-
-@dataclass(slots=True)
-class SweepResult:
-    """The keys that a sweep has removed.
-
-    Attributes:
-        groups: Names of groups without workers.
-        runs: Remains of ended runs, as ``group/run``.
-        ended: Names of groups whose final records had expired.
-    """
-
-    groups: list[str] = field(default_factory=list)
-    runs: list[str] = field(default_factory=list)
-    ended: list[str] = field(default_factory=list)
-
-
-class GroupSweeper:
-    """Removes ended and abandoned groups when called repeatedly. Not thread-safe.
-
-    It remembers since when it has seen no worker in each group.
-
-    Args:
-        store: The store, or a namespace of it.
-        namespace: Namespace of the groups.
-        abandon_s: Seconds without workers, as observed by this object, after which a running group is removed.
-    """
-
-    def __init__(self, store: Store, *, namespace: str = NAMESPACE, abandon_s: float = ABANDON_S) -> None:
-        self._store = group_store(store, "sweep")
-        self._namespace = check_name(namespace, "workers namespace")
-        self._abandon_s = abandon_s
-        self._since: dict[tuple[str, str, int], float] = {}
-
-    @driven
-    async def sweep(self) -> SweepResult:
-        """Check every group once, remove what no worker uses, and return what was removed."""
-        swept = SweepResult()
-        groups = await ask(self._store.children, f"{self._namespace}/groups")
-        # Runs first, records second: a run that no record names afterwards can never be used again.
-        runs = {group: await ask(self._store.children, GroupKeys(self._namespace, group).runs) for group in groups}
-        before, self._since = self._since, {}
-        for group in groups:
-            await self._look(GroupKeys(self._namespace, group), runs[group], before, swept)
-        for group in await ask(self._store.children, f"{self._namespace}/ended"):
-            if await self._forget(GroupKeys(self._namespace, group)):
-                swept.ended.append(group)
-        return swept
-
-    async def _look(
-        self, keys: GroupKeys, runs: list[str], before: dict[tuple[str, str, int], float], swept: SweepResult
-    ) -> None:
-        entry = await ask(self._store.get, keys.record)
-        record = record_or_none(entry)
-        if entry is not None and record is None:
-            return  # unreadable, so it may belong to someone else
-        named = record.run if record is not None else ""
-        for run in runs:
-            if run != named:
-                await ask(self._store.delete_tree, keys.for_run(run).prefix)
-                swept.runs.append(f"{keys.group}/{run}")
-        if entry is None or record is None or await ask(self._store.children, keys.for_run(record.run).leases):
-            return
-        if not record.is_final:
-            seen = (keys.group, record.run, entry.token)
-            now = self._store.clock.now()
-            self._since[seen] = before.get(seen, now)
-            if now - self._since[seen] < self._abandon_s:
-                return
-        snapshot = GroupSnapshot(keys.for_run(record.run), entry, time.time())
-        txn = transactions.terminate(snapshot, "no worker was left in it")
-        try:
-            await ask(self._store.commit, txn.checks, txn.ops)
-        except Conflict:
-            return
-        await ask(self._store.delete_tree, snapshot.keys.prefix)
-        swept.groups.append(keys.group)
-
-    async def _forget(self, keys: GroupKeys) -> bool:
-        """Delete the final record of a group if it has been kept long enough."""
-        entry = await ask(self._store.get, keys.ended)
-        record = record_or_none(entry)
-        if entry is None or record is None or time.time() - (record.ended or 0.0) < record.keep_ended_s:
-            return False
-        deleted: bool = await ask(self._store.delete, keys.ended, version=entry.version)
-        return deleted
-
-
-@driven
-async def sweep(store: Store, *, namespace: str = NAMESPACE) -> SweepResult:
-    """Remove the remains of ended groups once, and return what was removed."""
-    return await steps_of(GroupSweeper(store, namespace=namespace).sweep)()
+from latchwork.worker_group.transactions import read_members, record_or_none
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ All workers of a run on one store share one mirror and one background thread.
 from __future__ import annotations
 
 import logging
+import math
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -21,7 +23,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, ask
+from latchwork.store.steps import Pause, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Entry
@@ -30,6 +32,7 @@ from latchwork.worker_group.errors import EpochEnded, GroupFailed, GroupTerminat
 from latchwork.worker_group.keys import RunKeys
 from latchwork.worker_group.membership import WorkerMembership, read_epoch_state
 from latchwork.worker_group.records import FAILED, GroupRecord, WorkerInfo, read_epoch, read_incarnation
+from latchwork.worker_group.sweeper import GroupSweeper
 from latchwork.worker_group.transactions import GroupSnapshot, record_or_none
 
 _log = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ _NEVER_SEEN_S = 0.5
 _RECHECK_S, _STALE_RETRY_S = 0.2, 0.5
 #: Above this many workers, changes are batched for so many seconds, because each check visits every worker.
 _SMALL_GROUP, _BATCH_S = 4, 0.01
+#: Seconds between sweeps by the first running worker of a group.
+_SWEEP_S = 600.0
 _registries: WeakKeyDictionary[Store, WatcherRegistry] = WeakKeyDictionary()
 
 
@@ -223,6 +228,8 @@ class GroupWatcher:
         self._notifier = Notifier()
         self._closed = Signal()
         self._detector = LossDetector()
+        self._sweeper = GroupSweeper(store, namespace=keys.group.namespace, abandon_s=math.inf)
+        self._sweep_at = store.clock.now() + random.uniform(0.5, 1.0) * _SWEEP_S
         self._own = mutex()
         self._workers: dict[object, WorkerWatcher] = {}
         self.mirror = GroupMirror(store, keys, self._notifier)
@@ -298,8 +305,22 @@ class GroupWatcher:
             return _STALE_RETRY_S if is_behind else None
         for each in workers:
             await each.shrink(record)
-        pause_s = await self._report_losses({each.lease_key for each in workers if each not in doubtful})
-        return min(_STALE_RETRY_S, pause_s or _STALE_RETRY_S) if is_behind else pause_s
+        ours = {each.lease_key for each in workers if each not in doubtful}
+        pauses_s = [await self._report_losses(ours), await self._sweep(ours), _STALE_RETRY_S if is_behind else None]
+        return min((each for each in pauses_s if each is not None), default=None)
+
+    async def _sweep(self, ours: set[str]) -> float:
+        """Remove the remains of ended groups, if it is time and we have the first worker of this one.
+
+        Returns:
+            The seconds until the next sweep.
+        """
+        now = self._store.clock.now()
+        if now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP_S
+            if ours and self.mirror.count_before(ours) == 0:
+                await steps_of(self._sweeper.sweep)()
+        return self._sweep_at - now
 
     async def _report_losses(self, ours: set[str]) -> float | None:
         lost = self.mirror.lost()
