@@ -406,6 +406,32 @@ def test_sweeping_forgets_locks_that_are_free_for_long(store, keepers, monkeypat
     store.commit([held.fence], [Put("done", b"1")])
 
 
+def test_one_keeper_of_a_store_sweeps_by_itself(store, keepers, monkeypatch, eventually):
+    monkeypatch.setattr("latchwork.primitives.leased.inspect.FORGET_FREE_AFTER_S", 0.2)
+    dead, *living = keepers("dead"), *(keepers(f"n{number}", sweep_period_s=0.1) for number in range(3))
+    dead.try_acquire_many(["job/1", "job/2"])
+    held = [keeper.acquire(f"mine/{number}", 5.0) for number, keeper in enumerate(living)]
+    dead.close(release=False)
+    swept = []
+    for keeper in living:
+        sweep = keeper._core.sweeper.sweep
+        monkeypatch.setattr(
+            keeper._core.sweeper, "sweep", lambda sweep=sweep, keeper=keeper: swept.append(keeper) or sweep()
+        )
+    names = {entry.key for entry in store.list("locks/job")}
+    assert names == {"locks/job/1", "locks/job/2"}
+    eventually(lambda: not store.list("locks/job") and len(owners(store)) == 3)
+    assert {keeper.owner_id for keeper in swept[-3:]} == {min(keeper.owner_id for keeper in living)}
+    assert all(each.is_held for each in held)
+
+
+def test_a_keeper_without_locks_sweeps_while_no_other_has_any(store, keepers, monkeypatch, eventually):
+    monkeypatch.setattr("latchwork.primitives.leased.inspect.FORGET_FREE_AFTER_S", 0.2)
+    keeper = keepers(sweep_period_s=0.1)
+    keeper.acquire("job/1", 5.0).release()
+    eventually(lambda: not store.list("", recursive=True))
+
+
 class Cut:
     """Loses the answer, or the request, of the next commit that writes a lock; the rest goes to the real store."""
 

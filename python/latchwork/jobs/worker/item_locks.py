@@ -85,7 +85,9 @@ class ItemLocks:
         session: Callable[[], Session | None] | None = None,
     ) -> None:
         self._store = store
-        self._keeper = LockKeeper(store, ttl_s=ttl_s, owner_label=node_id, session=session)
+        self._keeper = LockKeeper(
+            store, ttl_s=ttl_s, owner_label=node_id, session=session, sweep_period_s=None
+        )  # the manager sweeps
         self._wake = wake
         self._mutex = mutex()
         self._waits: dict[tuple[str, str], Callable[[], None]] = {}

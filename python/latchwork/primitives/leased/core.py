@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -36,6 +37,8 @@ from latchwork.types import Change
 _log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 5.0
+#: Default seconds between two sweeps by one of the keepers of a store.
+SWEEP_PERIOD_S = 600.0
 
 
 class KeeperCore:
@@ -48,6 +51,7 @@ class KeeperCore:
         ttl_s: float = 10.0,
         owner_label: str = "",
         session: SessionProvider | None = None,
+        sweep_period_s: float | None = SWEEP_PERIOD_S,
     ) -> None:
         self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
         self.table = LockTable(store)
@@ -55,6 +59,8 @@ class KeeperCore:
         self.clock = store.clock
         self.sweeper = LockSweeper(self.table)
         self.state = KeeperState(store.clock)
+        self._sweep_period_s = math.inf if sweep_period_s is None else sweep_period_s
+        self._next_sweep = self.clock.now() + random.uniform(0.5, 1.0) * self._sweep_period_s
         self.fork_guard = ForkGuard("a lock keeper")
         identity = Identity()
         self.record = OwnerRecord(self.ttl_s, owner_label, identity.host, identity.pid)
@@ -186,7 +192,7 @@ class KeeperCore:
         return False
 
     async def _clean_up(self) -> None:
-        """Delete ended owners, settle writes in doubt, check owners that are not watched, and close idle watches."""
+        """Delete ended owners, settle writes in doubt, check owners that are not watched, trim watches, and sweep."""
         await self._remove_ended_owners()
         for doubt in self.state.doubts:
             await self._settle(doubt)
@@ -196,6 +202,18 @@ class KeeperCore:
         except LatchworkError as error:
             _log.info("owners that hold what is waited for could not be read: %s", error)
         self.waits.trim()
+        if self.clock.now() >= self._next_sweep:
+            self._next_sweep = self.clock.now() + self._sweep_period_s
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        """Sweep if our owner is the first of all. While no keeper holds a lock, each one sweeps."""
+        owner, first = self.state.current, self.table.first_owner()
+        if first is None or (owner is not None and owner.id == first):
+            try:
+                await self.sweeper.sweep()
+            except LatchworkError as error:
+                _log.info("records of free locks are not removed yet: %s", error)
 
     async def _remove_ended_owners(self, *, also_current: bool = False) -> None:
         """Delete the keys of ended owners without holds. Failed deletions are retried later."""

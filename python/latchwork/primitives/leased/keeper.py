@@ -19,7 +19,7 @@ from typing import TypeVar
 from latchwork._base.event import Signal
 from latchwork.errors import OutcomeUnknown, Unavailable
 from latchwork.primitives.leased.acquirer import LockAcquirer
-from latchwork.primitives.leased.core import KeeperCore
+from latchwork.primitives.leased.core import SWEEP_PERIOD_S, KeeperCore
 from latchwork.primitives.leased.inspect import LockState, state_of, states_below
 from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
@@ -50,6 +50,8 @@ class LockKeeper(Startable):
         owner_label: The name of the holder for others.
         session: Returns the session to share renewals with, None for none. Its end shows others, too, that we have
             died.
+        sweep_period_s: Seconds between two calls of ``sweep`` in the background, by one keeper of the store. None for
+            never.
     """
 
     def __init__(
@@ -59,8 +61,11 @@ class LockKeeper(Startable):
         ttl_s: float = 10.0,
         owner_label: str = "",
         session: SessionProvider | None = None,
+        sweep_period_s: float | None = SWEEP_PERIOD_S,
     ) -> None:
-        self._core = core = KeeperCore(store, ttl_s=ttl_s, owner_label=owner_label, session=session)
+        self._core = core = KeeperCore(
+            store, ttl_s=ttl_s, owner_label=owner_label, session=session, sweep_period_s=sweep_period_s
+        )
         self._taking = LockAcquirer(core)
         core.keeper = self
         self.ttl_s = core.ttl_s
@@ -251,7 +256,7 @@ class LockKeeper(Startable):
 
     @driven
     async def sweep(self) -> tuple[int, int]:
-        """Remove what dead owners left. Safe at any time; best done by one node now and then.
+        """Remove what dead owners left. Safe at any time. One keeper of a store also does so by itself.
 
         Returns:
             The number of removed owners (silent for 2 TTL), and the number of locks that were freed, or forgotten

@@ -178,6 +178,10 @@ class Sightings:
         """Return the last sighting, or None."""
         return self._seen.get(owner)
 
+    def first(self, now: float) -> str | None:
+        """Return the first ID of the owners that may be alive; None without any."""
+        return min((owner for owner, seen in self._seen.items() if seen.dead_at > now), default=None)
+
     def silent_since(self, seconds_per_ttl: float, now: float) -> list[tuple[str, Sighting]]:
         """Return owners that were seen unchanged for more than this many of their TTLs."""
         return [(owner, seen) for owner, seen in self._seen.items() if now > seen.since + seconds_per_ttl * seen.ttl_s]

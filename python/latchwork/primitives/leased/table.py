@@ -134,6 +134,12 @@ class LockTable:
         found = await ask(self.store.get_many, keys) if keys else []
         return self._note(list(zip(keys, found, strict=True)))
 
+    def first_owner(self) -> str | None:
+        """Return the first ID, in string order, of the owners that were seen and may be alive; None without any."""
+        now = self.store.clock.now()
+        with self._lock:
+            return self._sightings.first(now)
+
     async def silent_owners(self) -> list[tuple[str, Hashable]]:
         """Read all O, and return key and version of each one that was unchanged for 2 of its TTLs."""
         found = await ask(self.store.list, OWNERS)
