@@ -316,7 +316,7 @@ def revive_task(store: Store, letter: str, name: str = NAME) -> str:
         if not checks:
             raise NoSuchTask(f"task {task.id} was forgotten; drop the letter, and submit it again")
         backlog.revive(
-            letter, checks=checks, ops=[Delete(outcome), Delete(mark_key(keys, TaskLocation.of(task, keys)))]
+            letter, checks=checks, ops=[Delete(outcome), Delete(mark_key(keys, TaskLocation.for_item(task, keys)))]
         )
         return task.id
 

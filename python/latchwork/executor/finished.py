@@ -144,7 +144,7 @@ class FinishedTasks:
             record, outcome = await ask(self._store.get_many, [self._keys.record(task_id), self._keys.outcome(task_id)])
             if record is None:
                 return False
-            place = KnownTask.of(record).place(self._keys, task_id)
+            place = KnownTask.from_entry(record).place(self._keys, task_id)
             if outcome is None and await self._stored.items(place):
                 raise LatchworkError(f"task {task_id} is not over; cancel it before it is forgotten")
             checks, ops = self._removal(place, record, outcome)
@@ -190,7 +190,7 @@ class FinishedTasks:
             checks: list[Check] = [At(mark)]
             ops: list[Op] = [Delete(mark.key)]
             if record is not None:
-                place = KnownTask.of(record).place(self._keys, task_id)
+                place = KnownTask.from_entry(record).place(self._keys, task_id)
                 if mark_key(self._keys, place) == mark.key:  # else another task has the ID
                     more, deletes = self._removal(place, record, outcome)
                     checks, ops = [*checks, *more], [*ops, *deletes]

@@ -383,7 +383,7 @@ class ExecutorHooks(WorkerHooks):
     def _ended(self, item: TaskItem, outcome: Outcome, stored: bytes, *, keep: str) -> list[Op]:
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]
         if item.is_detached:
-            ops += mark_ops(self._keys, TaskLocation.of(item, self._keys), outcome)
+            ops += mark_ops(self._keys, TaskLocation.for_item(item, self._keys), outcome)
         if item.blob is not None:
             ops += self._blobs.delete_ops(item.blob)
         return [*ops, *other_copies(self._backlog, item, keep)]

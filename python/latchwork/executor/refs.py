@@ -94,7 +94,7 @@ class Detached:
                 if there is None:
                     self._placing.refused(error.failed)
                     continue
-                known = KnownTask.of(there)
+                known = KnownTask.from_entry(there)
                 if known.nonce != nonce:
                     forget()
                 if known.digest != digest:
@@ -177,7 +177,7 @@ class TaskRef:
 
         def look(batch: Sequence[Change]) -> None:
             entry = batch[-1].entry if batch else None
-            if entry is None or KnownTask.of(entry).nonce != nonce:
+            if entry is None or KnownTask.from_entry(entry).nonce != nonce:
                 forgotten.set()
                 watch.close()
 
@@ -226,7 +226,7 @@ class TaskRef:
         entry = await ask(self._tasks.store.get, self._tasks.keys.record(self.id))
         if entry is None:
             raise self._unknown()
-        known = KnownTask.of(entry)
+        known = KnownTask.from_entry(entry)
         return known.place(self._tasks.keys, self.id), known
 
     def _unknown(self) -> NoSuchTask:

@@ -104,7 +104,7 @@ class KnownTask(Struct, frozen=True, omit_defaults=True):
     result_ttl_s: Seconds | None = field(default=None, name="ttl")
 
     @classmethod
-    def of(cls, entry: Entry) -> KnownTask:
+    def from_entry(cls, entry: Entry) -> KnownTask:
         """Parse a record; an unreadable one has no lanes."""
         return _KNOWN.find(entry.value) or cls("", (), "", "", "")
 

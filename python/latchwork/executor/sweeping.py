@@ -173,7 +173,7 @@ class ExecutorSweeper:
         if item.function in known or await steps_of(self._backlog.holder)(stored) is not None:
             return ""
         error = _unknown(item, known)
-        outcome, place = Outcome.failed(error, is_final=True), TaskLocation.of(item, self._keys)
+        outcome, place = Outcome.failed(error, is_final=True), TaskLocation.for_item(item, self._keys)
         told = [Create(place.result_key, outcome.to_bytes()), *mark_ops(self._keys, place, outcome)]
         large = [] if item.blob is None else self._blobs.delete_ops(item.blob)
         ops = [*told, *large, *other_copies(self._backlog, item, stored.id)]
