@@ -113,6 +113,15 @@ class ProvesCurrent(Protocol):
         ...
 
 
+@runtime_checkable
+class Advises(Protocol):
+    """A backend that knows of trouble that its server will have."""
+
+    def notices(self) -> tuple[str, ...]:
+        """Return a sentence with a remedy for each trouble, as known an hour ago at most. Does not block."""
+        ...
+
+
 class BackendSession(Protocol):
     """A session on the server. The store's session thread renews it."""
 

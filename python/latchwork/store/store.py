@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import entrance
+from latchwork.backends.base import Advises
 from latchwork.backends.capabilities import Capabilities
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost, OwnershipLost, Unavailable
@@ -88,6 +89,15 @@ class Store:
     def capabilities(self) -> Capabilities:
         """The backend's features and limits."""
         return self._core.backend.capabilities
+
+    @property
+    def server_notices(self) -> tuple[str, ...]:
+        """A sentence for each trouble that the server will have, such as a database that nears its quota.
+
+        Does no I/O in this thread. It was true an hour before the last use of this property, or later.
+        """
+        backend: object = self._core.backend
+        return backend.notices() if isinstance(backend, Advises) else ()
 
     # Reading
 

@@ -8,6 +8,7 @@ import latchwork
 from latchwork.backends import versions
 from latchwork.backends.etcd import connection
 from latchwork_testkit.servers import EtcdServer
+from patience import eventually
 
 
 @pytest.fixture
@@ -41,6 +42,18 @@ def test_a_history_that_was_never_compacted_is_warned_of_once(server, raw_client
     monkeypatch.setattr(versions, "_warned", set())
     raw_client(server).compact()
     assert told(server, caplog) == []
+
+
+def test_a_store_that_stays_open_learns_of_a_history_that_grew_meanwhile(server, monkeypatch):
+    with latchwork.connect(server.url("history")) as store:
+        assert store.server_notices == ()
+        for number in range(30):
+            store.put("key", b"%d" % number)
+        assert store.server_notices == ()  # looked at an hour ago at most
+        monkeypatch.setattr(connection, "_HISTORY_S", 0.0)
+        eventually(lambda: ["never compacted" in each for each in store.server_notices] == [True])
+        with latchwork.connect(server.url("history")) as other:
+            assert "never compacted" in other.server_notices[0]
 
 
 def test_a_database_that_nears_its_quota_is_warned_of_once(server, caplog, monkeypatch):

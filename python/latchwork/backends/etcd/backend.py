@@ -99,6 +99,10 @@ class EtcdBackend(Backend):
             found.version, "3.4", None, f"{found.dbSize / 1e6:,.0f} MB of the space quota, by default 2,147"
         )
 
+    def notices(self) -> tuple[str, ...]:
+        """Return what threatens the server's database; see ``Advises``."""
+        return self._link.notices()
+
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
         """Return the entry, or None."""
         if self._settling.unsettled and not stale_ok:

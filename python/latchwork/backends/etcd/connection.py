@@ -9,6 +9,7 @@ TLS a channel has one member, whose certificate must name it, and every failed c
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -61,6 +62,8 @@ _NEVER_COMPACTED = (
     "etcd at %s keeps the history of every write and was never compacted: at its quota it refuses all writes; set "
     "--auto-compaction-mode=periodic --auto-compaction-retention=1h"
 )
+#: Seconds after which the size and the history of the database are looked at again, when they are asked for.
+_HISTORY_S = 3_600.0
 _CLOSED = "the store was closed; open a new one"
 _STALE_CLIENT = "the token of the etcd3 client has expired; connect a new client, or give user and password to connect"
 #: A server that does not tell its version by then is taken for an old one.
@@ -134,6 +137,9 @@ class Link:
         self._connect_error = ""  # gRPC's words for the last attempt to connect
         self._credentials = credentials(url)
         self._refreshing: Future[None] | None = None
+        self._probe: Any = None
+        self._notices: tuple[str, ...] = ()
+        self._noticed_at = -math.inf
         self._one_by_one = self._credentials is not None and len(self._hosts) > 1
         self._rotated_at = clock.now() - _ROTATE_EVERY_S
         if client is not None and self._credentials is not None:
@@ -331,7 +337,7 @@ class Link:
             ConnectFailed: it did not within ``connect_timeout_s``, or TLS could not be agreed.
             AuthenticationFailed: the server refused the account, or wants one.
         """
-        what = f"answer at {join_hosts(self._hosts)}"
+        what, self._probe = f"answer at {join_hosts(self._hosts)}", probe
         deadline = self.clock.now() + self._url.connect_timeout_s
         try:
             drive(self._check_server(probe, deadline)).result(self._url.connect_timeout_s + 1.0)
@@ -376,24 +382,43 @@ class Link:
             self.progress_is_proof = progress_is_proof(status.version)
             if etcd_may_lose_data(status.version):
                 warn_once(_log, _MAY_LOSE_DATA, status.version, join_hosts(self._url.hosts))
-            yield from self._warn_of_history(status, probe, soon)
+            yield from self._look_at_history(status, soon)
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 
-    def _warn_of_history(self, status: Any, probe: Any, deadline: float) -> Steps[None]:
-        """Warn of a database that is on its way to its quota, where etcd refuses all writes."""
-        hosts = join_hosts(self._url.hosts)
-        if status.dbSize > _LARGE_BYTES:
-            warn_once(_log, _LARGE, hosts)
-        if status.header.revision < _MANY_REVISIONS:
-            return
-        oldest = pb.RangeRequest(key=probe.key, revision=1, limit=1, keys_only=True)
+    def notices(self) -> tuple[str, ...]:
+        """Return what threatens the server's database. Does not block: looks again in the background once an hour."""
+        now = self.clock.now()
+        if now - self._noticed_at >= _HISTORY_S and not self.closed:
+            self._noticed_at = now
+            drive(self._look_again())
+        return self._notices
+
+    def _look_again(self) -> Steps[None]:
         try:
-            yield from self.call("Range", oldest, "read its oldest state", deadline)
+            soon = self.clock.now() + _STATUS_S
+            status = yield from self.call("Status", pb.StatusRequest(), "tell the size of its database", soon)
+            yield from self._look_at_history(status, soon)
         except LatchworkError as error:
-            _log.debug("etcd at %s keeps no history from the beginning, or does not say: %s", hosts, error)
-        else:
-            warn_once(_log, _NEVER_COMPACTED, hosts)
+            _log.debug("etcd did not tell the size of its database: %s", error)
+
+    def _look_at_history(self, status: Any, deadline: float) -> Steps[None]:
+        """Note and warn of a database that is on its way to its quota, where etcd refuses all writes."""
+        self._noticed_at = self.clock.now()
+        hosts, found = join_hosts(self._url.hosts), []
+        if status.dbSize > _LARGE_BYTES:
+            found.append(_LARGE)
+        if status.header.revision >= _MANY_REVISIONS:
+            oldest = pb.RangeRequest(key=self._probe.key, revision=1, limit=1, keys_only=True)
+            try:
+                yield from self.call("Range", oldest, "read its oldest state", deadline)
+            except LatchworkError as error:
+                _log.debug("etcd at %s keeps no history from the beginning, or does not say: %s", hosts, error)
+            else:
+                found.append(_NEVER_COMPACTED)
+        for message in found:
+            warn_once(_log, message, hosts)
+        self._notices = tuple(message % hosts for message in found)
 
     def _authenticate(self) -> Steps[None]:
         try:

@@ -72,6 +72,8 @@ class EtcdServer(Server):
             "election-timeout": 500,
             "logger": "zap",
             "log-outputs": "stderr",
+            "auto-compaction-mode": "periodic",
+            "auto-compaction-retention": "1h",
         }
         arguments = [f"--{name}={value}" for name, value in flags.items()]
         return [str(find_etcd(self.version)), *arguments, *self._tls_arguments(), *self._extra_args]

@@ -24,6 +24,8 @@ _ZOOKEEPER_CONFIG = {
     "maxClientCnxns": "0",
     "admin.enableServer": "false",
     "4lw.commands.whitelist": "*",
+    "autopurge.snapRetainCount": "3",
+    "autopurge.purgeInterval": "1",
 }
 # A short-lived JVM on a small machine: compile little, collect in one thread. A server keeps its last 500 transactions
 # in memory, whatever is deleted meanwhile: with 256 MB those of storms with values of 1 MB stopped answering.
