@@ -202,6 +202,19 @@ def test_a_large_outcome_stays_when_its_result_turns_out_to_be_there(taken, stor
     assert blobs.read(ref) == b"x"
 
 
+def test_a_sweep_removes_what_would_have_told_a_dead_worker_that_its_task_was_cancelled(store, sweep, system, pools):
+    with store.open_session() as session, closing(WorkQueue(system, KEYS.backlog, session=session)) as dying:
+        dying.put("any", "5-000000000000-d", "d.x.0", b"x")
+        dying.take("any", PATIENCE_S)
+        with closing(WorkQueue(system, KEYS.backlog)) as other:
+            assert other.remove(other.items("any")[0], if_taken=True)
+        prefix = f"{KEYS.backlog}/partitions/any/removed"
+        sweep()
+        assert len(system.children(prefix)) == 1  # its worker is online, and will see it
+    sweep()
+    assert system.children(prefix) == []
+
+
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
 def test_a_task_waits_for_its_function_by_the_sweepers_own_clock(system, pools, monkeypatch, ahead_s):
     """The wall clock of the sweeper differs from that of the submitter."""

@@ -117,7 +117,7 @@ class ExecutorSweeper:
         """Return the lane, prefix and submitter of each sort key."""
         found = []
         for lane in await steps_of(self._backlog.partitions)():
-            prefix = self._backlog.key(lane, "x", "x").rpartition("/")[0].rpartition("/")[0]
+            prefix = f"{self._lane(lane)}/items"
             for shelf in await ask(self._store.children, prefix):
                 parts = shelf.split("-")
                 if len(parts) == len(("priority", "time", "sid")):
@@ -137,13 +137,17 @@ class ExecutorSweeper:
         return len(dropped)
 
     async def _tidy_lanes(self, members: Collection[str]) -> None:
-        """Remove the empty lanes of departed members, since no worker takes from them."""
+        """Remove the empty lanes of departed members, from which no worker takes, and notes for departed takers."""
         for lane in await steps_of(self._backlog.partitions)():
             owner = member_of(lane)
-            if owner is None or owner in members:
-                continue
-            if not await steps_of(self._backlog.items)(lane, 1):
+            notes = await ask(self._store.children, f"{self._lane(lane)}/removed")
+            is_left = owner is not None and owner not in members
+            if notes or (is_left and not await steps_of(self._backlog.items)(lane, 1)):
                 await steps_of(self._backlog.tidy)(lane)
+
+    def _lane(self, lane: str) -> str:
+        """Return the prefix of a lane in the work queue."""
+        return self._backlog.key(lane, "x", "x").removesuffix("/items/x/x")
 
     async def _end_unknown(self) -> list[str]:
         """End old tasks at the head of the lane of all whose function no member has."""

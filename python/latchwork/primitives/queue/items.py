@@ -4,7 +4,7 @@ Keys:  <name>/partitions/<partition>/sort_keys/<sort key>      empty, written by
        <name>/partitions/<partition>/items/<sort key>/<id>     an item: a line of JSON, then the value if it is small
        <name>/partitions/<partition>/holders/<id>              a taker that has claims there, bound to its session; JSON
        <name>/partitions/<partition>/removed/<holder>/<sort key>/<id>   an item was removed while it was claimed: its
-                                                               holder deletes this when it finds out
+                                                               holder deletes this, or ``tidy`` once that is gone
        <name>/data/<number>                                    the value of an item, if it is large
        <name>/dead/<letter>                                    an item that became a dead letter, and where it was
        <name>/takers/<partition>                               the tickets of waiting takers, see ``tickets``
@@ -77,9 +77,13 @@ class Names:
         """The key of an item."""
         return f"{self.partitions}/{partition}/items/{sort_key}/{item_id}"
 
+    def removals(self, partition: str) -> str:
+        """The prefix of the items that were removed while they were claimed, by holder."""
+        return f"{self.partitions}/{partition}/removed"
+
     def removed(self, item: QueueItem) -> str:
         """The key that tells the holder of an item's claim that the item was removed."""
-        return f"{self.partitions}/{item.partition}/removed/{item.holder}/{item.sort_key}/{item.id}"
+        return f"{self.removals(item.partition)}/{item.holder}/{item.sort_key}/{item.id}"
 
     def free_checks(self, item: QueueItem) -> list[Check]:
         """Return the checks that an item is as it was read, and has no claim, or one whose holder is gone."""

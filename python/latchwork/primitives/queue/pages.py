@@ -348,7 +348,13 @@ def check_partitions(partitions: Sequence[str]) -> None:
 
 
 async def tidy(store: Store, names: Names, partition: str) -> bool:
-    """Remove the sort keys without items from the index of a partition; return whether none is left."""
+    """Remove the sort keys without items from the index of a partition; return whether none is left.
+
+    Also removes the notes for holders that are gone. IDs of holders are never reused.
+    """
+    noted = set(await ask(store.children, names.removals(partition)))
+    for holder in noted - set(await ask(store.children, names.holders(partition))) if noted else ():
+        await ask(store.delete_tree, f"{names.removals(partition)}/{holder}")
     after: str | None = None
     is_empty = True
     while marks := await ask(store.list, names.sort_keys(partition), limit=SORT_KEYS_READ, start_after=after):

@@ -614,6 +614,7 @@ class WorkQueue(Closable):
         """Remove the sort keys without items from the index of a partition that no client takes from.
 
         Takers do it as they look. Items that were removed, or deleted in a transaction of yours, leave their sort key.
+        Also removes what tells takers that are gone that their items were removed.
 
         Returns:
             Whether the partition has no sort key any more.
