@@ -12,8 +12,9 @@ from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.jobs import Control, Cron, FixedDelay, Job, RunRequest, RunResult, Threads
 from latchwork.jobs.admin.control import delete_request
 from latchwork.jobs.cron import HeldItem
-from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.requests import decode_request, decode_result, trim_requests
+from latchwork.jobs.stored import cluster_store, keys
+from latchwork.jobs.stored.packed import ChunkNamer, replace
+from latchwork.jobs.stored.requests import decode_request, decode_result, requested_items, trim_requests
 from latchwork.jobs.worker.manual_runs import ManualRuns
 
 YEARLY = Cron("0 3 1 1 *")
@@ -26,7 +27,8 @@ def memory():
 
 
 def a_job(run, items=("a", "b", "c"), **options):
-    return Job("report", work_pool=list(items), run=run, **{"schedule": YEARLY, **options})
+    pool = items if callable(items) else list(items)
+    return Job("report", work_pool=pool, run=run, **{"schedule": YEARLY, **options})
 
 
 def locked(store, count):
@@ -131,6 +133,40 @@ def test_an_item_that_moved_after_its_run_is_not_run_twice(memory, cluster, even
 
 
 @pytest.mark.parametrize("claimed", [True, False])
+def test_items_that_come_after_the_request_are_not_run(memory, cluster, eventually):
+    ran, pool = [], ["a", "b"]
+    job = a_job(lambda context: ran.extend(context.items), lambda: list(pool), pool_check_period_s=0.1)
+    cluster.node(memory, "n1", job)
+    eventually(lambda: locked(memory, 2))
+    request = Control(memory).run_now("report")
+    eventually(lambda: sorted(ran) == ["a", "b"])
+    pool[:] = ["a", "b", *(f"new-{number}" for number in range(5))]
+    eventually(lambda: locked(memory, 7))
+    cluster.node(memory, "n2", job)  # which learns of the request when they exist
+    assert not threading.Event().wait(2.0), "time to run them"
+    assert sorted(ran) == ["a", "b"]
+    assert [end.items for end in Control(memory).wait_for_runs(request, 20.0)] == [2]
+    assert memory.list("manual", recursive=True) == memory.list("requests") == []
+
+
+def test_a_request_of_many_items_is_not_lost_when_a_manager_removes_its_copy_of_them_first(memory, monkeypatch):
+    """The manager lists old requests, then the copy is written, and then the manager removes what has no request."""
+    items = [f"item-{number:06}" for number in range(20_000)]
+    replace(memory, keys.pool("report"), items, checks=[], new_name=ChunkNamer("w"))
+    commit, swept = type(memory).commit, []
+
+    def overtaken(self, checks=(), ops=()):
+        if any(op.key.startswith("requests/") for op in ops) and not swept:
+            swept.append(trim_requests(memory, []))
+            assert self.list("manual", recursive=True) == []
+        return commit(self, checks, ops)
+
+    monkeypatch.setattr(type(memory), "commit", overtaken)
+    request = Control(memory).run_now("report")
+    assert swept
+    assert requested_items(memory, request) == frozenset(items)
+
+
 def test_a_run_that_was_called_off_never_begins(memory, claimed):
     request = Control(memory).run_now("report")
     memory.put("owners/o1", b"{}")

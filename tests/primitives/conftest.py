@@ -139,8 +139,8 @@ def keepers(connect, request):
     """Make a keeper with a client of its own, by default with the TTL of the test's file; closed after the test."""
     made = []
 
-    def make(label="keeper", *, ttl_s=request.module.TTL_S, store=None):
-        keeper = LockKeeper(store or connect(), ttl_s=ttl_s, owner_label=label)
+    def make(label="keeper", *, ttl_s=request.module.TTL_S, store=None, **options):
+        keeper = LockKeeper(store or connect(), ttl_s=ttl_s, owner_label=label, **options)
         made.append(keeper)
         keeper.start()
         return keeper

@@ -4,8 +4,8 @@
 
 The transaction that ends a detached task writes this mark. The one that forgets or requeues the task deletes it. A
 bucket is the earliest time at which its tasks can expire: submission plus TTL, in steps of four minutes. It follows
-from the record of the task, so no search is needed to delete the mark. A sweep lists the buckets, and reads those that
-are due. Each removal checks the mark, the record and the outcome, so another task that got the same ID stays.
+from the record of the task, so no search is needed to delete the mark. A sweep lists the buckets and reads the due
+ones. Each removal checks the mark, the record and the outcome, so another task that got the same ID stays.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import check_id, check_item, cluster_store
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key, reserved_key
-from latchwork.jobs.stored.packed import commit_all, read
+from latchwork.jobs.stored.packed import ChunkNamer, commit_all, read
+from latchwork.jobs.stored.packed import replace as replace_set
 from latchwork.jobs.stored.requests import (
     AUDIT,
     MANUAL,
@@ -40,6 +41,7 @@ from latchwork.jobs.stored.requests import (
     RunRequest,
     RunResult,
     decode_result,
+    requested_items,
 )
 from latchwork.primitives import LockState, force_release, lock_states
 from latchwork.store import Store, Tx
@@ -58,7 +60,7 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
     Args:
         store: The cluster's store.
         job: ID of the job.
-        items: Items to run, at most 100; None for all.
+        items: Items to run, at most 100; None for all that exist now.
         by: Person who makes the request.
         within_s: Seconds after which no run starts anymore, on each node from when it learns of the request.
     Raises:
@@ -69,6 +71,17 @@ def request_run(store: Store, job: str, items: Iterable[str] | None, *, by: str,
         raise ValueError(f"{len(listed)} items were given; give 1 to {MAX_REQUEST_ITEMS}, or none for all")
     now = time.time()
     request = RunRequest(uuid.uuid4().hex, check_id("job", job), listed, now, now + within_s, by)
+    if listed is None and (pool := read(store, keys.pool(job))).head is not None:
+        namer = ChunkNamer(request.id)
+        while True:
+            copy, _ = replace_set(store, request.pool, pool.packed.items, checks=[], new_name=namer)
+            try:
+                store.commit([copy.unchanged(request.pool)], [Create(request.key, request.encode())])
+            except Conflict as error:
+                if list(error.failed) != [copy.unchanged(request.pool)]:
+                    raise
+                continue  # a manager took the copy for the rest of an old request, and deleted it
+            return request
     store.create(request.key, request.encode())
     return request
 
@@ -321,7 +334,7 @@ class Control:
 
         Args:
             job: ID of the job.
-            items: Items to run, at most 100; None for all items of the job.
+            items: Items to run, at most 100; None for all that the job has now, or gets first if no node has the job.
             within_s: Seconds after which no run starts anymore, on each node from when it learns of the request.
         Raises:
             ValueError: The ID or an item is invalid, or there are too many items.
@@ -348,8 +361,9 @@ class Control:
 
         def wanted() -> frozenset[str]:
             pool = frozenset(read(self._store, keys.pool(request.job)).packed.items)
-            return pool if request.items is None else pool.intersection(request.items)
+            return pool if meant is None else pool & meant
 
+        meant = requested_items(self._store, request)
         return wait_for_runs(self._store, request, wanted, timeout_s)
 
     def _mark(self, mark: NodeMark) -> None:

@@ -1,6 +1,7 @@
 """Records of operator actions: requests for manual runs with their results, and the audit log.
 
 Keys:   requests/<id>                              JSON; a request for a manual run
+        manual/<id>/items[/<chunk>]                for a request for all items: the items at its time; see packed.py
         manual/<id>/progress/<job>/<cell>[/items]  which items have started and ended, as for a fire time; see cron.py
         manual/<id>/ended/<uuid>                   JSON; the result of one run
 
@@ -11,16 +12,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from latchwork._base.decoding import MAX_TIME_S, Count, Decoder, Whole, encode
+from latchwork.errors import Conflict
 from latchwork.jobs.stored.keys import cluster_store
-from latchwork.jobs.stored.packed import commit_all
+from latchwork.jobs.stored.packed import commit_all, read
 from latchwork.store import Store
-from latchwork.types import Check, Delete, Entry
+from latchwork.types import Absent, Check, Delete, Entry
 
 REQUESTS = "requests"
 MANUAL = "manual"
@@ -41,7 +44,7 @@ class RunRequest(Struct, frozen=True):
     Attributes:
         id: Unique ID.
         job: ID of the job.
-        items: Items to run; None for all.
+        items: Items to run; None for all that existed at the time of the request; see ``requested_items``.
         at_s: Time of the request in seconds since the epoch.
         until_s: Time after which no run starts anymore, by the clock of the requester.
         by: Person who made the request.
@@ -73,6 +76,11 @@ class RunRequest(Struct, frozen=True):
     def progress(self) -> str:
         """Prefix of the request's progress."""
         return f"{MANUAL}/{self.id}/progress"
+
+    @property
+    def pool(self) -> str:
+        """Key of the items that existed at the time of the request."""
+        return f"{MANUAL}/{self.id}/items"
 
     @property
     def ended(self) -> str:
@@ -117,6 +125,14 @@ def decode_request(key: str, value: bytes) -> RunRequest | None:
     return replace(found, id=key.rpartition("/")[2], items=items)
 
 
+def requested_items(store: Store, request: RunRequest) -> frozenset[str] | None:
+    """Return the items that a request means. None for all: no node had the job when it was requested."""
+    if request.items is not None:
+        return frozenset(request.items)
+    stored = read(store, request.pool)
+    return None if stored.head is None else frozenset(stored.packed.items)
+
+
 def decode_result(value: bytes) -> RunResult | None:
     """Decode the result of a run; None if it is unreadable."""
     found = _END.find(value)
@@ -136,7 +152,9 @@ def trim_requests(store: Store, checks: list[Check]) -> int:
     lost = [name for name in store.children(MANUAL) if name not in kept]
     for name in lost:
         entries = store.list(f"{MANUAL}/{name}", recursive=True)
-        commit_all(store, checks, [Delete(entry.key) for entry in entries])
+        same = Absent(f"{REQUESTS}/{name}")  # it may have been created since it was listed
+        with suppress(Conflict):
+            commit_all(store, [*checks, same], [Delete(entry.key) for entry in entries])
     commit_all(store, checks, [Delete(key) for key in old])
     return len(old)
 

@@ -16,7 +16,14 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import Conflict, LatchworkError
 from latchwork.jobs.cron import CronProgress, HeldItem
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.requests import MAX_NAMED, REQUESTS, RunRequest, RunResult, decode_request
+from latchwork.jobs.stored.requests import (
+    MAX_NAMED,
+    REQUESTS,
+    RunRequest,
+    RunResult,
+    decode_request,
+    requested_items,
+)
 from latchwork.schedules import Fired
 from latchwork.store import Mirror, Store
 from latchwork.types import Check, Exists, Put
@@ -63,6 +70,7 @@ class ManualRuns:
         self._mutex = mutex()
         self._requests: dict[str, tuple[RunRequest, float]] = {}  # with the time at which it was first seen
         self._progress: dict[str, CronProgress] = {}
+        self._items: dict[str, frozenset[str] | None] = {}
         self._mirror: Mirror | None = None
 
     def start(self, wake: Callable[[], None]) -> None:
@@ -83,6 +91,7 @@ class ManualRuns:
             seen = self._requests
             self._requests = {name: (each, seen[name][1] if name in seen else now) for name, each in found.items()}
             self._progress = {name: each for name, each in self._progress.items() if name in found}
+            self._items = {name: each for name, each in self._items.items() if name in found}
         wake()
 
     def matching(self, job: str, items: tuple[str, ...]) -> list[RunRequest]:
@@ -104,7 +113,10 @@ class ManualRuns:
         Raises:
             LatchworkError: The store could not be used, or a lock is lost: try again.
         """
-        wanted = {item: hold for item, hold in holds.items() if request.items is None or item in request.items}
+        meant = self._items_of(request)
+        wanted = {item: hold for item, hold in holds.items() if meant is None or item in meant}
+        if not wanted:
+            return None
         with self._mutex:
             progress = self._progress.setdefault(
                 request.id, CronProgress(self._store, request.job, request.progress, [Exists(request.key)])
@@ -112,6 +124,16 @@ class ManualRuns:
         fired = progress.claim(wanted, Fired(0.0))
         items = tuple(item for item, each in fired.items() if each.running is not None or each.through < request.at_s)
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
+
+    def _items_of(self, request: RunRequest) -> frozenset[str] | None:
+        """Return the items that a request means, None for all. They are read once."""
+        with self._mutex:
+            if request.id in self._items:
+                return self._items[request.id]
+        found = requested_items(self._store, request)
+        with self._mutex:
+            self._items[request.id] = found
+        return found
 
     def report_end(self, run: ManualRun, owner_id: str, error: str | None) -> None:
         """Store the result of a run for the process that waits for it."""
