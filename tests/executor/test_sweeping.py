@@ -203,7 +203,7 @@ def test_a_large_outcome_stays_when_its_result_turns_out_to_be_there(taken, stor
 
 
 def test_a_sweep_removes_what_would_have_told_a_dead_worker_that_its_task_was_cancelled(store, sweep, system, pools):
-    with store.open_session() as session, closing(WorkQueue(system, KEYS.backlog, session=session)) as dying:
+    with store.open_session(5.0) as session, closing(WorkQueue(system, KEYS.backlog, session=session)) as dying:
         dying.put("any", "5-000000000000-d", "d.x.0", b"x")
         dying.take("any", PATIENCE_S)
         with closing(WorkQueue(system, KEYS.backlog)) as other:

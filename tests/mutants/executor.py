@@ -111,6 +111,14 @@ DEFECTS = (
     ),
     Defect(
         "Executor",
+        "a sweep of expired results does not check which task has the ID",
+        "executor/finished.py",
+        "                    checks, ops = [*checks, *more], [*ops, *deletes]\n",
+        "                    checks, ops = [], [*ops, *deletes]\n",
+        id_of("executor/finished", "a_task_that_was_put_again_under_the_id_of_an_expired_one_stays", on="memory"),
+    ),
+    Defect(
+        "Executor",
         "a task goes on after its caller was cancelled",
         "aio/executor.py",
         '            spawn(self._cancel_in_background, "cancelling a task")\n',

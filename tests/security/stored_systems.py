@@ -7,9 +7,10 @@ import json
 from msgspec.structs import replace
 
 from latchwork.errors import BadRecord
-from latchwork.executor import placing, refs
+from latchwork.executor import finished, placing
 from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import Keys
+from latchwork.executor.stored import KnownTask
 from latchwork.executor.targets import Label, Member, StoredTarget
 from latchwork.plans import records as plans
 from latchwork.primitives.queue.items import QueueItem
@@ -72,9 +73,14 @@ ROWS = {
         "executor.placing", dumped(functions=["m:f"], allow_pickle=True, slots=4), placing.read_offer
     ),
     "detached task": (
-        "executor.refs",
-        dumped(fn="m:f", lanes=["any"], shelf="s", digest="d", nonce="n"),
-        lambda value: refs._place_of(Keys("e"), "t", at(value)),
+        "executor.stored",
+        dumped(fn="m:f", lanes=["any"], shelf="5-000000000001-d", digest="d", nonce="n", ttl=5.0),
+        lambda value: finished.mark_key(Keys("e"), KnownTask.from_entry(at(value)).place(Keys("e"), "d.t")),
+    ),
+    "finished task": (
+        "executor.finished",
+        dumped(fn="m:f", phase="failed", at=5, ttl=5.0, why="w"),
+        lambda value: getattr(finished._MARK.find(value), "expires_ms", None) or "kept",
     ),
     "large outcome": (
         "executor.items",
