@@ -605,7 +605,7 @@ def forget(
         bool, typer.Option("--finished", help="Delete all detached tasks that have ended, instead of one.")
     ] = False,
     older_than_s: Annotated[
-        float, typer.Option(min=0.0, help="With --finished, only those that ended at least so many seconds ago.")
+        float, typer.Option(min=0.0, help="With --finished, only tasks that ended at least so many seconds ago.")
     ] = 0.0,
     name: Name = "default",
     url: Url = None,
