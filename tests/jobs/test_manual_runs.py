@@ -132,7 +132,6 @@ def test_an_item_that_moved_after_its_run_is_not_run_twice(memory, cluster, even
     assert ran == ["n1"]
 
 
-@pytest.mark.parametrize("claimed", [True, False])
 def test_items_that_come_after_the_request_are_not_run(memory, cluster, eventually):
     ran, pool = [], ["a", "b"]
     job = a_job(lambda context: ran.extend(context.items), lambda: list(pool), pool_check_period_s=0.1)
@@ -167,6 +166,7 @@ def test_a_request_of_many_items_is_not_lost_when_a_manager_removes_its_copy_of_
     assert requested_items(memory, request) == frozenset(items)
 
 
+@pytest.mark.parametrize("claimed", [True, False])
 def test_a_run_that_was_called_off_never_begins(memory, claimed):
     request = Control(memory).run_now("report")
     memory.put("owners/o1", b"{}")
