@@ -202,17 +202,18 @@ def test_a_large_outcome_stays_when_its_result_turns_out_to_be_there(taken, stor
     assert blobs.read(ref) == b"x"
 
 
-def test_a_sweep_removes_what_would_have_told_a_dead_worker_that_its_task_was_cancelled(store, sweep, system, pools):
-    with store.open_session(5.0) as session, closing(WorkQueue(system, KEYS.backlog, session=session)) as dying:
+def test_a_sweep_removes_what_would_have_told_a_dead_worker_that_its_task_was_cancelled(store, sweep, system):
+    session, prefix = store.open_session(5.0), f"{KEYS.backlog}/partitions/any/removed"
+    with closing(WorkQueue(system, KEYS.backlog, session=session)) as dying:
         dying.put("any", "5-000000000000-d", "d.x.0", b"x")
         dying.take("any", PATIENCE_S)
         with closing(WorkQueue(system, KEYS.backlog)) as other:
             assert other.remove(other.items("any")[0], if_taken=True)
-        prefix = f"{KEYS.backlog}/partitions/any/removed"
         sweep()
         assert len(system.children(prefix)) == 1  # its worker is online, and will see it
-    sweep()
-    assert system.children(prefix) == []
+        session.close()
+        sweep()
+        assert system.children(prefix) == []
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])

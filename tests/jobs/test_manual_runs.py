@@ -134,7 +134,7 @@ def test_an_item_that_moved_after_its_run_is_not_run_twice(memory, cluster, even
 
 def test_items_that_come_after_the_request_are_not_run(memory, cluster, eventually):
     ran, pool = [], ["a", "b"]
-    job = a_job(lambda context: ran.extend(context.items), lambda: list(pool), pool_check_period_s=0.1)
+    job = a_job(lambda context: ran.extend(context.work_share), lambda: list(pool), pool_check_period_s=0.1)
     cluster.node(memory, "n1", job)
     eventually(lambda: locked(memory, 2))
     request = Control(memory).run_now("report")

@@ -138,7 +138,7 @@ class ExecutorSweeper:
 
     async def _tidy_lanes(self, members: Collection[str]) -> None:
         """Remove the empty lanes of departed members, from which no worker takes, and notes for departed takers."""
-        for lane in await steps_of(self._backlog.partitions)():
+        for lane in await ask(self._store.children, f"{self._keys.backlog}/partitions"):  # also those without tasks
             owner = member_of(lane)
             notes = await ask(self._store.children, f"{self._lane(lane)}/removed")
             is_left = owner is not None and owner not in members

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -150,12 +149,15 @@ def trim_requests(store: Store, checks: list[Check]) -> int:
     old = [key for key, found in listed.items() if found is None or found.is_outdated]
     kept = {key.rpartition("/")[2] for key in listed.keys() - set(old)}
     lost = [name for name in store.children(MANUAL) if name not in kept]
+    commit_all(store, checks, [Delete(key) for key in old])
     for name in lost:
         entries = store.list(f"{MANUAL}/{name}", recursive=True)
-        same = Absent(f"{REQUESTS}/{name}")  # it may have been created since it was listed
-        with suppress(Conflict):
-            commit_all(store, [*checks, same], [Delete(entry.key) for entry in entries])
-    commit_all(store, checks, [Delete(key) for key in old])
+        is_lost = Absent(f"{REQUESTS}/{name}")  # it may have been created since the requests were listed
+        try:
+            commit_all(store, [*checks, is_lost], [Delete(entry.key) for entry in entries])
+        except Conflict as error:
+            if list(error.failed) != [is_lost]:
+                raise
     return len(old)
 
 
