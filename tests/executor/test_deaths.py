@@ -200,13 +200,13 @@ def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(worke
 
 
 def test_a_sweep_forgets_empty_shelves_in_the_lanes_of_the_gone_alone(store):
-    keys = Keys("default")
-    backlog = WorkQueue(system_namespace(store, "executor"), keys.backlog)
+    keys, system = Keys("default"), system_namespace(store, "executor")
+    backlog = WorkQueue(system, keys.backlog)
     for lane, item in (("m.gone", "1"), ("m.full", "2"), ("m.here", "3")):
         backlog.put(lane, "s", item, b"")
     for lane, item in (("m.gone", "1"), ("m.here", "3")):
         backlog.remove(backlog.find(lane, "s", item))
-    run(ExecutorSweeper(store, keys, backlog, unknown_after_s=60.0).sweep({"here"}))
+    run(ExecutorSweeper(system, keys, backlog, unknown_after_s=60.0).sweep({"here"}))
     assert backlog.partitions() == ["m.full", "m.here"]
 
 

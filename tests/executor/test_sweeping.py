@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import closing
 
@@ -224,7 +225,11 @@ def test_a_task_waits_for_its_function_by_the_sweepers_own_clock(system, pools, 
     with closing(WorkQueue(system, KEYS.backlog)) as backlog:
         sweeper = ExecutorSweeper(system, KEYS, backlog, unknown_after_s=waits)
         real = time.time
-        monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+
+        def shifted():  # not for gRPC, which computes deadlines from it
+            return real() + (0.0 if sys._getframe(1).f_globals["__name__"].startswith("grpc") else ahead_s)
+
+        monkeypatch.setattr(time, "time", shifted)
         assert run(sweeper.sweep(())).unknown == ()
         time.sleep(waits)
         assert run(sweeper.sweep(())).unknown == ("d.early",)
