@@ -36,7 +36,7 @@ def test_ten_thousand_neighbours_fit_into_a_record_and_twice_as_many_are_refused
     records = plan._draft.records()
     for name in ("first", "answer"):
         assert 500_000 < len(records[name].to_bytes()) - len(records[name].args) < 900_000
-        assert type(records[name]).of(records[name].to_bytes()) == records[name]
+        assert type(records[name]).from_bytes(records[name].to_bytes()) == records[name]
     assert records["answer"].args_from == records["answer"].deps
     for number in range(10_000):
         plan.add(add, first, name=f"m{number:049}")
