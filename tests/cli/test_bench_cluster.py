@@ -59,7 +59,7 @@ def test_every_item_of_the_bench_is_in_one_pool_and_every_worker_in_one_process(
     options = BenchOptions("-", workers=7, items=100, jobs=3, processes=2, deaths=3)
     items = [item for pool in options.pools().values() for item in pool]
     assert len(set(items)) == len(items) == 100
-    crews = options.crews()
+    crews = options.workers_by_process()
     assert sorted(worker for crew in crews for worker in crew) == options.worker_ids()
 
 

@@ -24,9 +24,9 @@ from latchwork_testkit.ports import reserve_port
 from latchwork_testkit.servers import (
     EtcdCluster,
     EtcdServer,
-    EtcdTls,
     ServerFailed,
     ServerMissing,
+    Tls,
     ZooKeeperEnsemble,
     ZooKeeperServer,
 )
@@ -325,7 +325,7 @@ def test_etcd_serves_tls_with_the_given_certificate(tmp_path):
     authority.cert_pem.write_to_path(files["ca"])
     certificate.cert_chain_pems[0].write_to_path(files["cert"])
     certificate.private_key_pem.write_to_path(files["key"])
-    with EtcdServer("3.5", tls=EtcdTls(files["ca"], files["cert"], files["key"])) as server:
+    with EtcdServer("3.5", tls=Tls(files["ca"], files["cert"], files["key"])) as server:
         context = ssl.create_default_context(cafile=files["ca"])
         connection = http.client.HTTPSConnection(server.endpoint, context=context, timeout=5)
         connection.request("GET", "/version")

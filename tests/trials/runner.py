@@ -28,7 +28,7 @@ class Verdict:
     violations: list[str]
     figures: dict[str, float] = field(default_factory=dict)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """For people: a line, and what was wrong below it."""
         state = "BAD" if self.violations else "ok "
         figures = [f"{name}={value:g}" for name, value in self.figures.items()]
@@ -78,7 +78,7 @@ def give_all(plays: list[Planned], options: argparse.Namespace) -> int:
     verdicts = []
     for play in plays:
         verdicts.append(play.given())
-        print(f"[{len(verdicts)}/{len(plays)}] {verdicts[-1].told()}", flush=True)
+        print(f"[{len(verdicts)}/{len(plays)}] {verdicts[-1].describe()}", flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
     print("\n".join(_table(verdicts)))

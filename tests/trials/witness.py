@@ -46,7 +46,7 @@ class Witness:
                 f"the server was at revision {self._revision}, and at {revision} after it was killed and restarted"
             )
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What was lost; members of a cluster are compared now. Empty: nothing is known against the servers."""
         if self._members and may_differ(version_of(self._members[0].version)):
             return etcd_members_differ([member.endpoint for member in self._members])

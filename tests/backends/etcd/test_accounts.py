@@ -9,7 +9,7 @@ from latchwork.backends.base import Broken
 from latchwork.errors import AuthenticationFailed, ConnectFailed, PermissionDenied
 from latchwork.types import Put
 from latchwork_testkit.etcd_rpc import Stub, pb
-from latchwork_testkit.servers import ETCD_VERSIONS, EtcdServer, EtcdTls
+from latchwork_testkit.servers import ETCD_VERSIONS, EtcdServer, Tls
 
 
 @pytest.fixture(scope="module", params=ETCD_VERSIONS)
@@ -141,9 +141,7 @@ def certificates(tmp_path_factory):
 
 
 def test_tls_with_client_certificates_connects_and_wrong_tls_says_so(certificates, opened):
-    tls = EtcdTls(
-        certificates / "ca.pem", certificates / "server.pem", certificates / "server.key", client_cert_auth=True
-    )
+    tls = Tls(certificates / "ca.pem", certificates / "server.pem", certificates / "server.key", client_cert_auth=True)
     with EtcdServer("3.5", tls=tls) as server:
         pair = {"tls_cert": certificates / "client.pem", "tls_key": certificates / "client.key"}
         backend = opened(server.url("tls", **pair))

@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from backends.etcd.authority import Authority
 from latchwork.errors import ConnectFailed
-from latchwork_testkit.servers import EtcdCluster, EtcdTls
+from latchwork_testkit.servers import EtcdCluster, Tls
 
 CALL_TIMEOUT_S = 10.0
 NAMES = {"localhost": "DNS:localhost", "127.0.0.1": "IP:127.0.0.1"}
@@ -22,7 +22,7 @@ def tls(tmp_path_factory):
     authority = Authority(folder)
     for name, subject in NAMES.items():
         authority.sign(name, f"subjectAltName={subject}")
-    return {name: EtcdTls(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key") for name in NAMES}
+    return {name: Tls(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key") for name in NAMES}
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from backends_table import BY_NAME, is_there
 from latchwork_testkit.histories.calls import REFUSED, UNKNOWN
-from latchwork_testkit.histories.checker import minimise, timeline
+from latchwork_testkit.histories.checker import minimize, timeline
 from trials.history.run import Run, Summary, repeated
 from trials.history.setups import ON_REQUEST, setup_of
 from trials.remote import Remote, Wire
@@ -80,7 +80,7 @@ def record(wire: Wire, name: str, options: argparse.Namespace) -> None:
     def progress(summary: Summary) -> None:
         if time.monotonic() - told[0] >= _PROGRESS_S:
             told[0] = time.monotonic()
-            print(summary.told(), flush=True)
+            print(summary.describe(), flush=True)
 
     def run() -> Summary:
         with tempfile.TemporaryDirectory(prefix="latchwork-history-") as directory:
@@ -88,10 +88,10 @@ def record(wire: Wire, name: str, options: argparse.Namespace) -> None:
             return one.until(options.calls, limit_s=options.limit_s, progress=progress)
 
     summary, out = repeated(run), Path(options.out)
-    print(f"done: {summary.told()} {_flaw(summary, options.calls)}", flush=True)
+    print(f"done: {summary.describe()} {_flaw(summary, options.calls)}", flush=True)
     if summary.bad is not None:
         (out / f"bad-{name}.json").write_text(json.dumps(summary.bad.as_json()) + "\n")
-        small = timeline(minimise(summary.bad))
+        small = timeline(minimize(summary.bad))
         (out / f"bad-{name}.txt").write_text("\n".join([*summary.problems, "", small]))
         print(f"{name}: the history is in {out}/bad-{name}.json; made small:\n{small}", flush=True)
     wire.report(summary)

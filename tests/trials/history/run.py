@@ -71,7 +71,7 @@ class Summary:
         answers = {each: self.answers[each] for each in (OK, CONFLICT, REFUSED, UNKNOWN)}
         return {**vars(self), "answers": answers, "unknown_share": round(self.unknown_share, 4), "bad": None}
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """One line of progress."""
         found = f"NOT GOOD: {self.problems[0][:300]}" if self.problems else "linearizable"
         return (
@@ -87,7 +87,7 @@ def repeated(run: Callable[[], Summary]) -> Summary:
     for _ in range(_TRIES - 1):
         if not summary.spoilt:
             break
-        print(f"once more: {summary.told()}", flush=True)
+        print(f"once more: {summary.describe()}", flush=True)
         summary = run()
     return summary
 
@@ -162,7 +162,7 @@ class Run:
         for call in self._facts.of(Call):
             if call.number - call.number % _NUMBERS in numbers and call.returned is None:
                 call.returned = moment  # what it had under way can land no more
-        self._start_process([number // _NUMBERS % CLIENTS for number in numbers]).go(rng.getrandbits(32))
+        self._start_process([number // _NUMBERS % CLIENTS for number in numbers]).start(rng.getrandbits(32))
 
     # The clients
 
@@ -171,7 +171,11 @@ class Run:
         opened.callback(lambda: [process.close() for process in self.processes])
         specs = [self._spec(way) for way in range(self.setup.local)]
         self.local = Clients(
-            specs, self._facts.add, patience_s=self.setup.patience_s, think_s=self.setup.think_s, wrap=self._wrap
+            specs,
+            self._facts.add,
+            give_up_after_s=self.setup.give_up_after_s,
+            think_s=self.setup.think_s,
+            wrap=self._wrap,
         )
         opened.callback(self.local.close)
         for way in range(self.setup.local, CLIENTS, self.setup.in_each):
@@ -182,7 +186,7 @@ class Run:
         process = Remote(
             "trials.history.client:serve",
             specs,
-            self.setup.patience_s,
+            self.setup.give_up_after_s,
             self.setup.think_s,
             report=self._facts.add,
         )
@@ -206,7 +210,7 @@ class Run:
         summary.rounds += 1
         summary.most = max(summary.most, judgement.verdict.most)
         if not judgement.is_good:
-            summary.spoilt = self.witness.told()
+            summary.spoilt = self.witness.describe()
         if not judgement.is_good and not summary.spoilt:
             summary.problems += judgement.problems
             summary.bad = history
@@ -214,7 +218,7 @@ class Run:
     def _record(self, store: latchwork.Store) -> History:
         summary = self.summary
         for clients in (self.local, *self.processes):
-            clients.go(self._rng.getrandbits(32))
+            clients.start(self._rng.getrandbits(32))
         self._hurt(time.monotonic() + self._round_s)
         for clients in (self.local, *self.processes):
             clients.stop()

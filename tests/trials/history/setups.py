@@ -40,7 +40,7 @@ class Setup:
         pause_s: between two faults, at least and at most.
         outage_s: how long a fault lasts, at least and at most.
         options: of the stores.
-        patience_s, think_s: of the clients; see ``Recorder`` and ``Workload``.
+        give_up_after_s, think_s: of the clients; see ``Recorder`` and ``Workload``.
     """
 
     local: int
@@ -49,7 +49,7 @@ class Setup:
     pause_s: tuple[float, float]
     outage_s: tuple[float, float]
     options: dict[str, float] = field(hash=False)
-    patience_s: float | None = None
+    give_up_after_s: float | None = None
     think_s: float = 0.0
 
 
@@ -135,7 +135,7 @@ MEMORY = Setup(
     pause_s=(0.02, 0.2),
     outage_s=(0.03, 0.2),
     options={"call_timeout_s": 0.25},
-    patience_s=0.02,
+    give_up_after_s=0.02,
     think_s=0.001,
 )
 #: A file, two clients in this process and six in three others, which are killed and frozen at any moment.
@@ -150,7 +150,7 @@ SQLITE = Setup(
     pause_s=(0.02, 0.15),
     outage_s=(0.1, 0.6),
     options={"call_timeout_s": 0.4},
-    patience_s=0.05,
+    give_up_after_s=0.05,
     think_s=0.002,
 )
 #: A server, five clients in this process and three in others, each with a way of its own to the server.

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from backends_table import BY_NAME
-from latchwork_testkit.histories.checker import minimise, timeline
+from latchwork_testkit.histories.checker import minimize, timeline
 from trials.history.run import Run, Summary, repeated
 from trials.history.setups import SERVER, setup_of
 
@@ -37,7 +37,7 @@ def test_eight_clients_under_faults_see_one_order_of_their_calls(backend, tmp_pa
 
     summary = repeated(run)
     print(summary.as_json())
-    shown = timeline(minimise(summary.bad)) if summary.bad is not None else ""
+    shown = timeline(minimize(summary.bad)) if summary.bad is not None else ""
     assert summary.problems == [], shown
     assert not summary.spoilt
     assert summary.counts, f"not enough went wrong for this to mean something: {summary.as_json()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork_testkit.histories.checker import judge, minimise, timeline
+from latchwork_testkit.histories.checker import judge, minimize, timeline
 from trials.history.planted import LostUpdates, Planted, RestartingVersions, StaleReads
 from trials.history.run import Run
 
@@ -18,7 +18,7 @@ def run(tmp_path, wrap, *, calls):
 @pytest.mark.parametrize("spoiled", [StaleReads, LostUpdates, RestartingVersions])
 def test_a_store_with_a_planted_fault_is_caught(tmp_path, spoiled):
     summary = run(tmp_path, spoiled, calls=1_000_000)
-    assert summary.bad is not None, summary.told()
+    assert summary.bad is not None, summary.describe()
     assert any("no order of the calls explains" in problem for problem in summary.problems)
 
 
@@ -26,7 +26,7 @@ def test_the_minimised_history_of_a_lost_update_is_short_and_still_bad(tmp_path)
     sizes = []
     while len(sizes) < 3 and min(sizes, default=100) >= 100:  # writes stay: with some luck there are many of them
         bad = run(tmp_path, LostUpdates, calls=1_000_000).bad
-        small = minimise(bad)
+        small = minimize(bad)
         assert not judge(small).is_good
         assert len(small.calls) < len(bad.calls)
         assert len(timeline(small).splitlines()) == len(small.calls) + 1

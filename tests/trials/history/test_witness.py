@@ -49,7 +49,7 @@ def test_a_server_that_comes_back_with_an_older_revision_has_lost_what_it_confir
             shutil.copytree(tmp_path / "older", tmp_path / "data")
         server.start()
         witness.after_the_restart()
-    assert bool(witness.told()) is rolled_back
+    assert bool(witness.describe()) is rolled_back
 
 
 def test_a_run_whose_servers_lost_data_is_given_again_and_a_good_one_is_not():

@@ -20,7 +20,7 @@ from latchwork_testkit.histories.calls import (
     Seen,
     history_from_json,
 )
-from latchwork_testkit.histories.checker import judge, minimise, timeline
+from latchwork_testkit.histories.checker import judge, minimize, timeline
 from latchwork_testkit.histories.search import search
 from latchwork_testkit.histories.tokens import check_tokens
 
@@ -317,15 +317,15 @@ def test_a_bad_history_is_made_small_and_stays_bad(seed):
     write = rng.choice([call for call in history.calls if call.written and call.checks][20:])
     write.checks = (write.checks[0]._replace(token=write.checks[0].token - 1),)
     assert check_tokens(history) == []
-    small = minimise(history)
+    small = minimize(history)
     assert not judge(small).is_good
     assert len(small.calls) <= 60
-    assert write.told() in timeline(small)
+    assert write.describe() in timeline(small)
 
 
 def test_a_good_history_is_not_made_small():
     with pytest.raises(ValueError, match="good"):
-        minimise(Story().put("p", (0, 1), seen("a", "1", 11)).history)
+        minimize(Story().put("p", (0, 1), seen("a", "1", 11)).history)
 
 
 def test_an_unknown_read_says_nothing():

@@ -41,7 +41,7 @@ from latchwork.testing.simulation import Simulation
 from latchwork.types import Put
 from trials.judges.primitive import late_writes
 from trials.schedules import by_loop
-from trials.schedules.plans import Plan, Trouble, draw, minimise
+from trials.schedules.plans import Plan, Trouble, draw, minimize
 
 SESSION_TTL_S = 2.0
 LOCK_TTL_S = 2.0
@@ -324,7 +324,7 @@ def report(model_class: type[Model], plan: Plan) -> str:
             return error, sim
         return None, sim
 
-    small, found, sim = minimise(plan, attempt)
+    small, found, sim = minimize(plan, attempt)
     turns = "\n".join(str(turn) for turn in sim.trace[-40:])
     return (
         f"{model_class.__name__} is broken by the schedule of seed {plan.seed}: {found}\n"

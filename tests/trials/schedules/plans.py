@@ -109,7 +109,7 @@ def _trouble(chance: random.Random, actors: int) -> Trouble:
     return Trouble(kind, whose, at_s=at_s, seconds=0.0 if kind == "expire" else seconds)
 
 
-def minimise(plan: Plan, attempt: Attempt) -> tuple[Plan, Exception | None, Simulation]:
+def minimize(plan: Plan, attempt: Attempt) -> tuple[Plan, Exception | None, Simulation]:
     """The same failure with explicit decisions instead of chance, and as little of everything as possible."""
     until = time.perf_counter() + SHRINK_S
     best, (error, sim) = plan, attempt(plan)

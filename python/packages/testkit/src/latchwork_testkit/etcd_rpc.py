@@ -1,4 +1,4 @@
-"""Calls of etcd's API on a gRPC channel, without latchwork: for tests and benches that look at a server themselves."""
+"""Calls of etcd's API on a gRPC channel without latchwork, for tests and benches that inspect a server."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Stub:
 
 
 def import_etcd3() -> Any:
-    """Import python-etcd3 with our messages instead of its own.
+    """Import python-etcd3 with our protobuf messages instead of its own.
 
-    Its own load with no protobuf since 4, unless the whole process uses the slow implementation of protobuf. So it is
-    measured with the one that latchwork uses as well.
+    Its own messages load with protobuf 4 or later only if the whole process uses the slow implementation of protobuf.
+    With ours, it is measured with the same implementation as latchwork.
     """
     if "etcd3.etcdrpc" not in sys.modules:
         theirs = ModuleType("etcd3.etcdrpc")

@@ -1,4 +1,4 @@
-"""What an etcd cluster and a ZooKeeper ensemble share: members that elect a leader, and links that can be cut."""
+"""The base of etcd clusters and ZooKeeper ensembles: members that elect a leader, and links that can be cut."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NetworkForm = bool | Literal["proxies"]
 
 
 class Group(Launcher, Generic[_Member]):
-    """Servers that elect a leader among themselves; `members` can be killed, paused and restarted one by one.
+    """Servers that elect a leader. `members` can be killed, paused and restarted one by one.
 
-    `start` starts those that do not run.
+    `start` starts the members that are not running.
     """
 
     members: list[_Member]
@@ -40,14 +40,14 @@ class Group(Launcher, Generic[_Member]):
 
     @abstractmethod
     def _make_links(self) -> Links:
-        """Proxies in the links between the members, who are told of them."""
+        """Create proxies for the links between the members, and make the members use them."""
 
     @property
     def network(self) -> Network | Links:
-        """What the links between its members can be cut with.
+        """The links between the members, which can be cut.
 
         Raises:
-            ServerFailed: it was not asked for.
+            ServerFailed: The group was created without `network`.
         """
         if self._network is None:
             raise ServerFailed(f"the links of {self!r} are its own; ask for network=True, or network='proxies'")
@@ -55,19 +55,21 @@ class Group(Launcher, Generic[_Member]):
 
     @property
     def endpoint(self) -> str:
-        """Every member's `host:port`, joined by commas."""
+        """`host:port` of every member, joined by commas."""
         return ",".join(member.endpoint for member in self.members)
 
     @property
     def running(self) -> bool:
-        """Whether every member runs."""
+        """Whether every member is running."""
         return all(member.running for member in self.members)
 
     def leader(self, *, timeout_s: float = 10.0) -> _Member:
-        """The member that says it leads; waits while there is none. A member cut off may still believe it leads.
+        """Return the member that says it leads, and wait while there is none.
+
+        A member that was cut off may still believe that it leads.
 
         Raises:
-            ServerFailed: no member said so within `timeout_s`.
+            ServerFailed: No member led within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         pause = threading.Event()
@@ -79,21 +81,21 @@ class Group(Launcher, Generic[_Member]):
         raise ServerFailed(f"none of {self.endpoint} leads after {timeout_s} s; a majority must be running")
 
     def followers(self, *, timeout_s: float = 10.0) -> list[_Member]:
-        """Every member but the leader, stopped ones included.
+        """Return all members except the leader, including stopped ones.
 
         Raises:
-            ServerFailed: as `leader`.
+            ServerFailed: See `leader`.
         """
         leader = self.leader(timeout_s=timeout_s)
         return [member for member in self.members if member is not leader]
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End every member in order and keep the data."""
+        """Stop every member in an orderly way and keep the data."""
         for member in self.members:
             member.stop(timeout_s=timeout_s)
 
     def kill(self) -> None:
-        """End every member by kill -9 and keep the data."""
+        """Kill every member and keep the data."""
         for member in self.members:
             member.kill()
 
@@ -103,12 +105,12 @@ class Group(Launcher, Generic[_Member]):
             member.pause()
 
     def resume(self) -> None:
-        """Let every member go on."""
+        """Continue every member after `pause`."""
         for member in self.members:
             member.resume()
 
     def close(self) -> None:
-        """End every member and remove its data, and the network."""
+        """Stop every member and remove its data, then the network."""
         for member in self.members:
             member.close()
         if self._network is not None:

@@ -1,15 +1,17 @@
-"""Links between the members of a cluster that can be cut without being root: a proxy stands in each, both ways.
+"""Links between the members of a cluster that can be cut without root: a proxy in each link and direction.
 
     with ZooKeeperEnsemble(3, network="proxies") as ensemble:
-        ensemble.network.cut(0, 1)      # members 0 and 1 lose each other; neither is told
+        ensemble.network.cut(0, 1)      # members 0 and 1 lose each other without a notice
         ensemble.network.heal()
 
-A cut link is a black hole: connections stay open and silent, new ones are taken and stay silent too. All members share
-one host; clients reach them directly. What tells a proxy whose link it is differs:
+A cut link is a black hole: open connections stay open and silent, and so do new ones. All members run on one host, and
+clients reach them directly. How a proxy knows the link of a connection depends on the server:
 
-- A ZooKeeper member has names for the others that resolve, for it alone, to the proxies in its own links. In elections
-  a member tells its address to whom it connects, to be connected to in turn: the proxy tells its own instead.
-- etcd members all dial one address for each member; there the owner of the dialling socket is looked up in /proc.
+- A ZooKeeper member has a hosts file in which the names of the others resolve to the proxies of its own links. In
+elections, a member sends its address to the member that it connects to, which connects back. The proxy replaces that
+address with its own.
+- All etcd members use one address for each member. There the proxy looks up the process of the connecting socket in
+/proc.
 
 Linux only, like the servers.
 """
@@ -39,46 +41,46 @@ _LOCAL_ADDRESS, _INODE = 1, 9
 
 
 class Links:
-    """What can be done to the links between some members, numbered from 0. One thread at a time."""
+    """The links between some members, which are numbered from 0. Not thread-safe."""
 
     def __init__(self) -> None:
         self._links: dict[tuple[int, int], list[Proxy]] = {}
 
     @property
     def size(self) -> int:
-        """Number of members."""
+        """The number of members."""
         return len({number for link in self._links for number in link})
 
     def cut(self, one: int, other: int) -> None:
-        """Let nothing pass between two members any more; what was sent before may have arrived."""
+        """Let no data pass between two members from now on. Data sent before may have arrived."""
         for link in ((one, other), (other, one)):
             for proxy in self._links[link]:
                 proxy.hold()
 
     def isolate(self, number: int) -> None:
-        """Cut one member off from all the others; clients still reach it."""
+        """Cut all links of one member. Clients still reach it."""
         for other in range(self.size):
             if other != number:
                 self.cut(number, other)
 
     def heal(self) -> None:
-        """End every cut; what was sent meanwhile arrives."""
+        """End every cut. Data sent during the cut arrives."""
         for proxies in self._links.values():
             for proxy in proxies:
                 proxy.release()
 
     def close(self) -> None:
-        """End the proxies; the members should have ended before. Twice is fine."""
+        """Close the proxies, after the members have ended. Idempotent."""
         for proxies in self._links.values():
             for proxy in proxies:
                 proxy.close()
 
 
 class NamedLinks(Links):
-    """Links of members that look each other up by name, each in a hosts file of its own.
+    """Links of members that look each other up by name, each in its own hosts file.
 
     Args:
-        ports: of each member, the ones for the quorum and for elections.
+        ports: The quorum and election ports of each member.
     """
 
     def __init__(self, ports: list[tuple[int, int]]) -> None:
@@ -88,52 +90,55 @@ class NamedLinks(Links):
             for there in numbers:
                 if here != there:
                     quorum, election = ports[there]
-                    told = f"{self._address(there, here)}:{ports[here][1]}"
+                    advertised = f"{self._address(there, here)}:{ports[here][1]}"
                     address = self._address(here, there)
                     self._links[here, there] = [
                         # A follower may be sooner to know its leader than that to listen.
                         Proxy(f"{HOST}:{quorum}", address=(address, quorum), patience_s=_SOONER_S),
-                        _Introduction(f"{HOST}:{election}", told, address=(address, election)),
+                        _ElectionProxy(f"{HOST}:{election}", advertised, address=(address, election)),
                     ]
 
     @staticmethod
     def name(number: int) -> str:
-        """What every member calls this one."""
+        """Return the host name of a member."""
         return f"member{number + 1}"
 
     def hosts_file(self, number: int) -> str:
-        """The content of a member's hosts file: itself as it is, the others as proxies."""
+        """Return the content of a member's hosts file: its own name for loopback, and the proxies for the others."""
         lines = [f"{HOST} localhost {socket.gethostname()} {self.name(number)}"]
         lines += [f"{self._address(number, other)} {self.name(other)}" for other in range(self.size) if other != number]
         return "\n".join(lines) + "\n"
 
     @staticmethod
     def _address(here: int, there: int) -> str:
-        """Any address of the loopback network will do; the port is reserved."""
+        """Return a loopback address for a link. Any address of 127.0.0.0/8 works, because the port is reserved."""
         return f"127.0.{here + 1}.{there + 1}"
 
 
-class _Introduction(Proxy):
-    """Passes elections on, and tells the one who is called where to call back: at the proxy of the link that way."""
+class _ElectionProxy(Proxy):
+    """Forwards elections, and replaces the address at which the called member connects back with that of a proxy."""
 
-    def __init__(self, member: str, told: str, *, address: tuple[str, int]) -> None:
-        self._told = told.encode()
+    def __init__(self, member: str, advertised: str, *, address: tuple[str, int]) -> None:
+        self._advertised = advertised.encode()
         super().__init__(member, address=address)
 
-    def _greeting(self, chunk: bytes) -> bytes:
-        """Version of the protocol, id of the caller, length of its address, its address."""
+    def _rewrite_first_chunk(self, chunk: bytes) -> bytes:
+        """Replace the address in the first message: protocol version, ID of the caller, length of the address,
+        address.
+        """
         if len(chunk) < _HELLO.size:
             return chunk
         version, caller, length = _HELLO.unpack_from(chunk)
-        return _HELLO.pack(version, caller, len(self._told)) + self._told + chunk[_HELLO.size + length :]
+        return _HELLO.pack(version, caller, len(self._advertised)) + self._advertised + chunk[_HELLO.size + length :]
 
 
 class SharedLinks(Links):
-    """Links of members that all have the same address for a member: behind it, each gets to the proxy of its own link.
+    """Links of members that all use the same address for a member. Behind it, each connection goes to the proxy of its
+    link.
 
     Args:
-        ports: of each member, the one that the others connect to.
-        pid_of: process id of a member; None while it does not run.
+        ports: The port of each member that the others connect to.
+        pid_of: Returns the process ID of a member, or None while it is not running.
     """
 
     def __init__(self, ports: list[int], pid_of: Callable[[int], int | None]) -> None:
@@ -142,8 +147,8 @@ class SharedLinks(Links):
         self._links = {
             (here, there): [Proxy(f"{HOST}:{ports[there]}")] for here in numbers for there in numbers if here != there
         }
-        self._doors = [
-            _Door(
+        self._endpoints = [
+            _SharedEndpoint(
                 f"{HOST}:{ports[there]}",
                 {here: self._links[here, there][0].endpoint for here in numbers if here != there},
                 pid_of,
@@ -152,18 +157,18 @@ class SharedLinks(Links):
         ]
 
     def endpoint(self, number: int) -> str:
-        """Where everybody finds this member."""
-        return self._doors[number].endpoint
+        """Return the `host:port` that all other members use for this member."""
+        return self._endpoints[number].endpoint
 
     def close(self) -> None:
-        """As in ``Links``."""
-        for door in self._doors:
-            door.close()
+        """Close the proxies, after the members have ended. Idempotent."""
+        for endpoint in self._endpoints:
+            endpoint.close()
         super().close()
 
 
-class _Door(Proxy):
-    """Passes each connection on to the proxy of its owner's link; strangers get straight to the member."""
+class _SharedEndpoint(Proxy):
+    """Forwards the connection of a member to the proxy of its link, and any other connection directly to the server."""
 
     def __init__(self, member: str, links: dict[int, str], pid_of: Callable[[int], int | None]) -> None:
         self._link_of = links
@@ -179,7 +184,7 @@ class _Door(Proxy):
 
 
 def _owner(port: int, numbers: dict[int | None, int]) -> int | None:
-    """Which of these processes has the socket bound to a local port."""
+    """Return the number of the process that has the socket bound to a local port, or None."""
     inode = _inode(port)
     for pid, number in numbers.items():
         if pid is not None and f"socket:[{inode}]" in _open_files(pid):

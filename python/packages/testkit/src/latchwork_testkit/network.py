@@ -1,11 +1,12 @@
-"""A small network of Linux namespaces in which the links between servers can be cut, while clients stay connected.
+"""A network of Linux namespaces in which the links between servers can be cut, while clients stay connected.
 
     with EtcdCluster(3, network=True) as cluster:
-        cluster.network.cut(0, 1)       # members 0 and 1 lose each other; neither is told
+        cluster.network.cut(0, 1)       # members 0 and 1 lose each other without a notice
         cluster.network.heal()
 
-Each host is a namespace with one address on a bridge; the tests themselves are on that bridge too. A cut is a pair of
-black-hole routes: packets vanish, connections stay open, as in a real partition. Needs root and iproute2; Linux only.
+Each host is a namespace with one address on a bridge, and the tests are on that bridge, too. A cut is a pair of
+black-hole routes: packets vanish and connections stay open, as in a real partition. Needs root and iproute2; Linux
+only.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ _numbers = itertools.count()
 
 
 class NetworkUnavailable(LatchworkError):
-    """Namespaces cannot be made here; the message says what is missing."""
+    """Network namespaces cannot be created here. The message says what is missing."""
 
 
 class Network:
-    """A bridge with some hosts on it. One thread at a time.
-
-    Attributes:
-        hosts: address of each host.
+    """A bridge with some hosts. Not thread-safe.
 
     Args:
-        size: number of hosts.
+        size: Number of hosts.
+
+    Attributes:
+        hosts: Address of each host.
 
     Raises:
-        NetworkUnavailable: not root, no iproute2, or the kernel refuses.
+        NetworkUnavailable: We are not root, iproute2 is missing, or the kernel refuses.
     """
 
     def __init__(self, size: int) -> None:
@@ -61,18 +62,18 @@ class Network:
             raise
 
     def enter(self, number: int) -> list[str]:
-        """What to put in front of a command so that it runs on this host."""
+        """Return the words to put in front of a command so that it runs on this host."""
         return [str(find_ip()), "netns", "exec", self._space(number)]
 
     def cut(self, one: int, other: int) -> None:
-        """Let nothing pass between two hosts any more; what was sent before may have arrived."""
+        """Let no data pass between two hosts from now on. Data sent before may have arrived."""
         for here, there in ((one, other), (other, one)):
             if (here, there) not in self._cuts:
                 self._cuts.add((here, there))
                 _ip("-n", self._space(here), "route", "add", "blackhole", f"{self.hosts[there]}/32")
 
     def isolate(self, number: int) -> None:
-        """Cut one host off from all the others; the tests still reach it."""
+        """Cut all links of one host to the others. The tests still reach it."""
         for other in range(len(self.hosts)):
             if other != number:
                 self.cut(number, other)
@@ -84,7 +85,7 @@ class Network:
             _ip("-n", self._space(here), "route", "del", "blackhole", f"{self.hosts[there]}/32")
 
     def close(self) -> None:
-        """Remove all of it; nothing should run in it any more. Twice is fine."""
+        """Remove the namespaces and the bridge, after everything in them has ended. Idempotent."""
         self._cuts.clear()
         for number in range(len(self.hosts)):
             if (_NAMESPACES / self._space(number)).exists():
@@ -123,7 +124,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _sweep() -> None:
-    """Remove what processes that were killed have left: their process id is in the name."""
+    """Remove the namespaces of processes that were killed. Their process ID is in the name."""
     for space in _NAMESPACES.glob(f"{_PREFIX}*-*n*") if _NAMESPACES.is_dir() else ():
         owner, _, rest = space.name.removeprefix(_PREFIX).partition("-")
         if not owner.isdigit() or Path(f"/proc/{owner}").exists():

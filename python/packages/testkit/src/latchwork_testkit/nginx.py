@@ -1,4 +1,4 @@
-"""The reverse proxy that tests put before pages: Debian's nginx."""
+"""Finds nginx, the reverse proxy that tests put in front of pages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from latchwork_testkit.binaries import ServerMissing
 
 
 def find_nginx() -> str:
-    """Return the program: $LATCHWORK_NGINX, the one that scripts/install_nginx unpacked, or that of the system.
+    """Return the path of nginx: $LATCHWORK_NGINX, the one from scripts/install_nginx, or the one of the system.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: There is none.
     """
     given = os.environ.get("LATCHWORK_NGINX")
     for name in (given,) if given else (f"{sys.prefix}/nginx/usr/sbin/nginx", "nginx", "/usr/sbin/nginx"):

@@ -1,8 +1,9 @@
-"""Ports for the servers of tests, reserved so that no two launchers on a machine choose the same one.
+"""Reserves ports for test servers, so that no two launchers on a machine choose the same one.
 
-A reservation is an advisory lock on a file per port, held while the server object lives and dropped by the kernel
-when the process ends. Ports lie below the range from which Linux takes the local ends of outgoing connections, so a
-stopped server finds its port free again. A foreign process may still take one: launchers try again with others.
+A reservation is an advisory lock on a file per port. It is held as long as the server object exists, and the kernel
+drops it when the process ends. The ports are below the range from which Linux takes the local ends of outgoing
+connections, so a stopped server can use its port again. Another program may still take a port; then launchers try
+others.
 """
 
 from __future__ import annotations
@@ -23,17 +24,14 @@ _FIRST, _LAST = 20_000, 31_999
 
 
 class PortReservation:
-    """One port of 127.0.0.1 that no other launcher takes until `release`.
-
-    Safe to share between threads.
-    """
+    """A port of 127.0.0.1 that no other launcher uses until `release`. Thread-safe."""
 
     def __init__(self, port: int, lock_fd: int) -> None:
         self.port = port
         self._lock_fd: int | None = lock_fd
 
     def release(self) -> None:
-        """Let others have the port; a second call does nothing."""
+        """Release the port. Idempotent."""
         lock_fd, self._lock_fd = self._lock_fd, None
         if lock_fd is not None:
             os.close(lock_fd)
@@ -43,12 +41,12 @@ class PortReservation:
 
 
 def reserve_port() -> PortReservation:
-    """Reserve a port on which nothing listens now.
+    """Reserve a port on which no server listens.
 
-    The port is not bound: a process outside this scheme may take it before the server does.
+    The port is not bound, so another program may take it before the server does.
 
     Raises:
-        OSError: every port of the range is taken.
+        OSError: Every port of the range is taken.
     """
     for port in _candidates():
         lock_fd = _try_lock(port)

@@ -22,9 +22,9 @@ _STOPPED_STATES = "Tt"
 
 
 class SupervisedProcess:
-    """A running child; its standard output and error go to the end of `log_path`.
+    """A running child process. Its standard output and error are appended to `log_path`.
 
-    It dies with this process, however this process dies. One thread at a time.
+    It ends with this process, however this process ends. Not thread-safe.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class SupervisedProcess:
         environment: Mapping[str, str],
         remove_directory: Path | None = None,
     ) -> None:
-        """Start it; an executable that cannot run shows as exit status 127 and a line in the log."""
+        """Start it. If the program cannot run, the exit status is 127 and the log has a line."""
         arguments = [str(os.getpid()), str(remove_directory or ""), *command]
         with log_path.open("ab") as log:
             self._supervisor = subprocess.Popen(
@@ -58,33 +58,33 @@ class SupervisedProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists; a paused one does."""
+        """Whether the process exists, even if paused."""
         return self._supervisor.poll() is None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end; returns the exit status (signal N gives 256 - N), None when it still runs."""
+        """Wait for its end, and return the exit status (256 - N for signal N); None if it is still running."""
         try:
             return self._supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def terminate(self, timeout_s: float, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it in order by this signal, by kill -9 when it has not ended after `timeout_s`."""
+        """Stop it with this signal, or kill it if it has not ended after `timeout_s`."""
         self._signal(number)
         self._signal(signal.SIGCONT)
         if self.wait(timeout_s) is None:
             self.kill()
 
     def kill(self) -> None:
-        """End it by kill -9 and wait until it is gone."""
+        """Kill it (SIGKILL) and wait until it has ended."""
         self._signal(signal.SIGKILL)
         self._supervisor.wait()
 
     def pause(self) -> None:
-        """Freeze every thread of it; its sockets stay open and silent.
+        """Freeze all of its threads. Its sockets stay open and silent.
 
         Raises:
-            TimeoutError: it was not frozen after 5 s.
+            TimeoutError: It was not frozen after 5 s.
         """
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + 5.0
@@ -94,7 +94,7 @@ class SupervisedProcess:
             self.wait(0.002)
 
     def resume(self) -> None:
-        """Let a frozen process go on."""
+        """Continue after `pause`."""
         self._signal(signal.SIGCONT)
 
     def _state(self) -> str:

@@ -1,12 +1,12 @@
-"""A TCP proxy that hurts the connections through it: cuts, one-way cuts, black holes, delays, refusals.
+"""A TCP proxy that disturbs the connections through it: cuts, one-way cuts, black holes, delays, refusals.
 
     with Proxy(server.endpoint) as proxy:
         store = latchwork.connect(f"etcd://{proxy.endpoint}/test")
-        proxy.hold("answers")       # a one-way cut: requests arrive, nothing comes back
+        proxy.hold("answers")       # a one-way cut: requests arrive, and no answer returns
         proxy.release()
 
-What is held back is not lost: as in a network that drops packets, it arrives when the trouble is over, also long after
-the client has left. That is how a write lands late. What is dropped never arrives; its connection ends on `release`.
+Held data is not lost: as in a network that drops packets, it arrives on `release`, perhaps long after the client has
+disconnected. A write can arrive late that way. Dropped data never arrives, and its connection ends on `release`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LINGER_S = 3.0
 
 
 class Proxy:
-    """Stands between clients and one server. Safe to share between threads; it has one thread of its own.
+    """A proxy between clients and one server, with its own thread. Thread-safe.
 
     Args:
-        target: `host:port` of the server; it need not listen yet.
-        address: where to listen; by default on a port of 127.0.0.1 that is reserved for it.
-        patience_s: how long a connection waits for a server that does not listen; then it ends.
+        target: `host:port` of the server, which need not listen yet.
+        address: Host and port to listen on. None reserves a port of 127.0.0.1.
+        patience_s: Seconds for which a new connection waits until the server listens. Then it ends.
     """
 
     def __init__(self, target: str, *, address: tuple[str, int] | None = None, patience_s: float = 0.0) -> None:
@@ -49,7 +49,7 @@ class Proxy:
         self._target = (host, int(port))
         self._reservation: PortReservation | None = reserve_port() if address is None else None
         self._host, self._port = address or (HOST, self._reservation.port if self._reservation else 0)
-        self._pairs: set[_Pair] = set()
+        self._pairs: set[_ProxiedConnection] = set()
         self._held: dict[str, bool] = {"requests": False, "answers": False}
         self._dropped: set[str] = set()
         self._delay_s: dict[str, float] = {"requests": 0.0, "answers": 0.0}
@@ -63,61 +63,62 @@ class Proxy:
 
     @property
     def endpoint(self) -> str:
-        """`host:port` for clients; the same for its whole life."""
+        """`host:port` for clients. It never changes."""
         return f"{self._host}:{self._port}"
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes came while they were held back, so far; a test that counts on some can see that there were."""
+        """Number of bytes that arrived while they were held, so far. A test can check that its fault affected some."""
         return self._held_bytes
 
     @property
     def late_bytes(self) -> int:
-        """How many of them reached the server after `cut_clients` had ended their connection for the client."""
+        """Number of bytes that reached the server after `cut_clients` had ended their connection for the client."""
         return self._late_bytes
 
     def cut(self) -> int:
-        """End the present connections for both sides, and say how many; new ones are served."""
-        return self._do(self._cut)
+        """End the open connections for both sides, and return their number. New ones are accepted."""
+        return self._run_on_loop(self._cut)
 
     def refuse(self, *, new_only: bool = False) -> None:
-        """Refuse new connections until `accept`, and end the present ones unless only new ones are meant."""
+        """Refuse new connections until `accept`. Also end the open ones, unless `new_only`."""
         self._await(self._refuse(new_only=new_only))
 
     def accept(self) -> None:
-        """Take new connections again after `refuse`."""
+        """Accept new connections again after `refuse`."""
         self._await(self._listen())
 
     def hold(self, way: Way = "both", *, present_only: bool = False) -> int:
-        """Keep back what is sent from now on, until `release`: one way is a one-way cut, both are a black hole.
+        """Hold all data sent from now on, until `release`. One direction is a one-way cut, both are a black hole.
 
         Args:
-            way: which direction.
-            present_only: connections that are opened later pass.
-
+            way: Direction to hold.
+            present_only: Whether connections that are opened later pass.
         Returns:
-            How many connections there are now.
+            The number of open connections.
         """
-        return self._do(lambda: self._hold(_ways(way), present_only=present_only))
+        return self._run_on_loop(lambda: self._hold(_ways(way), present_only=present_only))
 
     def drop(self, way: Way = "both") -> int:
-        """Swallow what is sent from now on, on new connections too, until `release`; says how many there are now."""
-        return self._do(lambda: self._drop(_ways(way)))
+        """Drop all data sent from now on, also on new connections, until `release`. Return the number of open
+        connections.
+        """
+        return self._run_on_loop(lambda: self._drop(_ways(way)))
 
     def release(self) -> None:
-        """Pass on everything that was held back, and whatever comes; connections that lost something end."""
-        self._do(self._release)
+        """Forward all held data and everything later. Connections that lost data end."""
+        self._run_on_loop(self._release)
 
     def cut_clients(self) -> None:
-        """End the present connections for the clients only: the server does not notice while requests are held."""
-        self._do(self._cut_clients)
+        """End the open connections for the clients only. The server does not notice while requests are held."""
+        self._run_on_loop(self._cut_clients)
 
     def delay(self, seconds: float, way: Way = "both") -> None:
-        """Let everything sent from now on arrive this much later, in order; 0 ends it."""
-        self._do(lambda: self._delay_s.update(dict.fromkeys(_ways(way), seconds)))
+        """Delay all data sent from now on by these seconds, in order; 0 ends the delay."""
+        self._run_on_loop(lambda: self._delay_s.update(dict.fromkeys(_ways(way), seconds)))
 
     def close(self) -> None:
-        """End every connection and stop listening; what is held back is lost. Twice is fine."""
+        """End every connection and stop listening. Held data is lost. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -147,8 +148,8 @@ class Proxy:
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
-    def _do(self, step: Callable[[], T]) -> T:
-        """Run a step on the loop and wait for its end."""
+    def _run_on_loop(self, step: Callable[[], T]) -> T:
+        """Run a function on the loop and wait for its result."""
 
         async def run() -> T:
             return step()
@@ -178,7 +179,7 @@ class Proxy:
         await asyncio.sleep(0)
 
     async def _finish(self) -> None:
-        """Let every connection end by itself: to cancel what serves one is logged as an error."""
+        """Let every connection end by itself, because asyncio logs a cancelled connection handler as an error."""
         await self._refuse()
         self._delay_s = dict.fromkeys(self._delay_s, 0.0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -196,7 +197,7 @@ class Proxy:
                     writer.transport.abort()
                     return
                 await asyncio.sleep(_LOOK_AGAIN_S)
-        pair = _Pair(writer, far_writer)
+        pair = _ProxiedConnection(writer, far_writer)
         for way, held in self._held.items():
             pair.gate(way, held=held)
         self._pairs.add(pair)
@@ -209,41 +210,47 @@ class Proxy:
             self._pairs.discard(pair)
 
     def _target_of(self, near: asyncio.StreamWriter) -> tuple[str, int]:  # noqa: ARG002 - for those who tell them apart
-        """Where a client's connection leads."""
+        """Return the host and port that a client's connection leads to."""
         return self._target
 
-    def _greeting(self, chunk: bytes) -> bytes:
-        """What the server gets of a client's first words."""
+    def _rewrite_first_chunk(self, chunk: bytes) -> bytes:
+        """Return what to send to the server instead of a client's first chunk."""
         return chunk
 
-    async def _pump(self, pair: _Pair, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take what comes, and pass it on when it is due and not held."""
+    async def _pump(
+        self, pair: _ProxiedConnection, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Read one direction of a connection, and send each chunk when it is due and not held."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         sender = asyncio.ensure_future(self._send(pair, way, queue, writer))
-        chunk, greeting = b"x", way == "requests"
+        chunk, is_first = b"x", way == "requests"
         while chunk:
             try:
                 chunk = await reader.read(_CHUNK)
             except OSError:
                 chunk = b""
-            if greeting:
-                chunk, greeting = self._greeting(chunk), False
+            if is_first:
+                chunk, is_first = self._rewrite_first_chunk(chunk), False
             if not pair.gates[way].is_set():
                 self._held_bytes += len(chunk)
             queue.put_nowait((self._loop.time() + self._delay_s[way], chunk))
         await sender
 
     async def _send(
-        self, pair: _Pair, way: str, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+        self,
+        pair: _ProxiedConnection,
+        way: str,
+        queue: asyncio.Queue[tuple[float, bytes]],
+        writer: asyncio.StreamWriter,
     ) -> None:
         while True:
             due, chunk = await queue.get()
             await asyncio.sleep(max(0.0, due - self._loop.time()))
             await pair.gates[way].wait()
-            if pair.deserted and not chunk:
+            if pair.has_client_left and not chunk:
                 await pair.linger()
             if chunk and way in self._dropped:
-                pair.lossy = True
+                pair.has_dropped = True
                 continue
             with contextlib.suppress(OSError, RuntimeError):
                 if writer.is_closing():
@@ -251,7 +258,7 @@ class Proxy:
                 elif chunk:
                     writer.write(chunk)
                     await writer.drain()
-                    self._late_bytes += len(chunk) if pair.deserted and way == "requests" else 0
+                    self._late_bytes += len(chunk) if pair.has_client_left and way == "requests" else 0
                 elif writer.can_write_eof():
                     writer.write_eof()
             if not chunk:
@@ -270,7 +277,7 @@ class Proxy:
 
     def _release(self) -> None:
         self._dropped.clear()
-        for pair in [pair for pair in self._pairs if pair.lossy]:
+        for pair in [pair for pair in self._pairs if pair.has_dropped]:
             pair.abort()
         for way in self._held:
             self._held[way] = False
@@ -284,17 +291,17 @@ class Proxy:
 
     def _cut_clients(self) -> None:
         for pair in self._pairs:
-            pair.deserted = True
+            pair.has_client_left = True
             pair.near.transport.abort()
 
 
-class _Pair:
-    """One connection of a client and its continuation to the server."""
+class _ProxiedConnection:
+    """A connection of a client and the connection to the server that continues it."""
 
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
         self.near, self.far = near, far
-        self.lossy = False
-        self.deserted = False  # by the client, of which the server shall know nothing
+        self.has_dropped = False
+        self.has_client_left = False  # by the client, of which the server shall know nothing
         self._over = asyncio.Event()
         self.gates: dict[str, asyncio.Event] = {}
 
@@ -304,7 +311,9 @@ class _Pair:
             self.gates[way].set()
 
     async def linger(self) -> None:
-        """Give the server time for what it got late: a connection that ends at once would call it off."""
+        """Give the server time for data that arrived late. If the connection ended immediately, the server would cancel
+        the request.
+        """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), _LINGER_S)
 

@@ -1,7 +1,7 @@
-"""pytest fixtures of latchwork: stores, real servers, a clock that stands still, threads that take turns.
+"""pytest fixtures of latchwork: stores, real servers, a virtual clock, and simulated threads.
 
-Every pytest run loads it where latchwork-testkit is installed, so nothing is imported here until a fixture is used.
-docs/how-to/test-with-latchwork.md shows how to use them.
+Every pytest run loads this module if latchwork-testkit is installed, so it imports nothing until a fixture is used. See
+docs/how-to/test-with-latchwork.md.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ BACKENDS = ("memory", "sqlite", "etcd", "zookeeper")
 
 
 class RunningServer:
-    """A server that was started by somebody else, by its address."""
+    """A server that was started outside of the tests, by its address."""
 
     def __init__(self, address: str) -> None:
         self._address = address.rstrip("/")
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
-        """Connection URL with this root and these query options."""
+        """Return a connection URL with this root and these query options."""
         query = "&".join(f"{name}={value}" for name, value in options.items())
         return f"{self._address}/{root.strip('/')}" + (f"?{query}" if query else "")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options; each can be set in the ini file as well, with underscores for dashes."""
+    """Declare the options. Each can also be set in the ini file, with underscores instead of dashes."""
     group = parser.getgroup("latchwork", "stores and servers of latchwork")
     for name, about, default in (
         ("backend", f"backend of latchwork_store: {', '.join(BACKENDS)}", "memory"),
@@ -77,7 +77,7 @@ def _setting(config: pytest.Config, name: str) -> str:
 
 @pytest.fixture(scope="session")
 def latchwork_etcd(pytestconfig: pytest.Config) -> Iterator[EtcdServer | RunningServer]:
-    """A real etcd server for the whole run, started with its first use; ``.url(root)`` gives connection URLs."""
+    """A real etcd server for the whole run, started on first use. ``.url(root)`` returns connection URLs."""
     address = _setting(pytestconfig, "etcd")
     if address:
         yield RunningServer(address)
@@ -94,7 +94,7 @@ def latchwork_etcd(pytestconfig: pytest.Config) -> Iterator[EtcdServer | Running
 
 @pytest.fixture(scope="session")
 def latchwork_zookeeper(pytestconfig: pytest.Config) -> Iterator[ZooKeeperServer | RunningServer]:
-    """A real ZooKeeper server for the whole run, started with its first use; ``.url(root)`` gives connection URLs."""
+    """A real ZooKeeper server for the whole run, started on first use. ``.url(root)`` returns connection URLs."""
     address = _setting(pytestconfig, "zookeeper")
     if address:
         yield RunningServer(address)
@@ -111,7 +111,7 @@ def latchwork_zookeeper(pytestconfig: pytest.Config) -> Iterator[ZooKeeperServer
 
 @pytest.fixture
 def latchwork_backend(request: pytest.FixtureRequest) -> str:
-    """Name of the backend: by indirect parameter, marker, option or ini file, else memory."""
+    """Name of the backend: from the indirect parameter, the marker, the option or the ini file; otherwise memory."""
     marker = request.node.get_closest_marker("latchwork")
     named = (marker.args[0] if marker.args else marker.kwargs.get("backend")) if marker is not None else None
     name = str(getattr(request, "param", None) or named or _setting(request.config, "backend"))
@@ -122,7 +122,7 @@ def latchwork_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def latchwork_url(request: pytest.FixtureRequest, latchwork_backend: str) -> str:
-    """Connection URL with a root that no other test uses; several stores opened with it see each other."""
+    """Connection URL with a root that no other test uses. Several stores opened with it share their keys."""
     root = f"test-{uuid.uuid4().hex}"
     if latchwork_backend == "memory":
         return f"memory://{root}"
@@ -136,8 +136,8 @@ def latchwork_url(request: pytest.FixtureRequest, latchwork_backend: str) -> str
 def latchwork_store(request: pytest.FixtureRequest, latchwork_url: str) -> Iterator[latchwork.Store]:
     """An empty store, closed and emptied after the test.
 
-    With ``latchwork_virtual_clock`` or ``latchwork_simulation`` in the same test it lives by that time, which takes
-    the memory backend.
+    With ``latchwork_virtual_clock`` or ``latchwork_simulation`` in the same test, it uses their virtual time, which
+    needs the memory backend.
     """
     virtual = _virtual_time(request)
     if virtual and not latchwork_url.startswith("memory:"):
@@ -163,7 +163,7 @@ def _virtual_time(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def latchwork_virtual_clock() -> VirtualClock:
-    """A clock that stands still until ``advance(seconds)``."""
+    """A clock that only moves by ``advance(seconds)``."""
     from latchwork.testing import VirtualClock
 
     return VirtualClock()
@@ -171,7 +171,7 @@ def latchwork_virtual_clock() -> VirtualClock:
 
 @pytest.fixture
 def latchwork_simulation(request: pytest.FixtureRequest) -> Iterator[Simulation]:
-    """Threads that take turns in virtual time, in an order that ``--latchwork-seed`` decides; the test is one."""
+    """Simulated threads that run one at a time in virtual time, in an order that depends on ``--latchwork-seed``."""
     from latchwork.testing import Simulation
 
     with Simulation(int(_setting(request.config, "seed"))) as simulation:

@@ -1,6 +1,6 @@
-"""What every server launcher shares: ports, a data directory, the process, waiting until it answers.
+"""The base of all server launchers: ports, data directory, process, and waiting until the server is ready.
 
-`etcd.py` and `zookeeper.py` have the launchers themselves.
+`etcd.py`, `zookeeper.py` and `postgres.py` have the launchers.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PORT_TAKEN = "address already in use"
 
 
 class ServerFailed(LatchworkError):
-    """A server did not come up or ended early; the message ends with the last lines of its log."""
+    """A server did not start, or ended early. The message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True)
 class Tls:
-    """Certificates that a server shows its clients, and whether it asks them for theirs.
+    """The certificates of a server, and whether it requires certificates of its clients.
 
-    All files are PEM; ZooKeeper wants the key as PKCS #8.
+    All files are PEM. ZooKeeper needs the key as PKCS #8.
     """
 
     ca_file: Path
@@ -49,19 +49,19 @@ class Tls:
 
 
 class Launcher(ABC):
-    """Starts and stops one server or a group of them. One thread at a time.
+    """Starts and stops a server or a group of servers. Not thread-safe.
 
-    As a context manager it starts on entry and closes at the end.
+    As a context manager, it starts at the beginning and closes at the end.
     """
 
     SCHEME: str
 
     def start(self, *, timeout_s: float = 30.0) -> None:
-        """Start and wait until every part of it answers; ports and data stay the same from the first start on.
+        """Start every server and wait until it is ready. Ports and data stay the same from the first start on.
 
         Raises:
-            ServerMissing: the program is not installed.
-            ServerFailed: it runs already, ended early, or gave no answer within `timeout_s`.
+            ServerMissing: The program is not installed.
+            ServerFailed: It is already running, ended early, or was not ready within `timeout_s`.
         """
         if self.running:
             raise ServerFailed(f"{self!r} runs already; stop it before starting it again")
@@ -79,48 +79,48 @@ class Launcher(ABC):
                 return
 
     def restart(self, *, timeout_s: float = 30.0) -> None:
-        """Stop if it runs, then start again on the same ports and data.
+        """Stop the server if it is running, then start it again with the same ports and data.
 
         Raises:
-            ServerFailed: as `start`.
+            ServerFailed: See `start`.
         """
         self.stop()
         self.start(timeout_s=timeout_s)
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
-        """Connection URL with this root and these query options."""
+        """Return a connection URL with this root and these query options."""
         query = f"?{urlencode({name: str(value) for name, value in options.items()})}" if options else ""
         return f"{self.SCHEME}://{self.endpoint}/{root.lstrip('/')}{query}"
 
     @property
     @abstractmethod
     def endpoint(self) -> str:
-        """`host:port` for clients, several joined by commas for a group; reserved when first asked for."""
+        """`host:port` for clients, joined by commas for a group. The ports are reserved on first use."""
 
     @property
     @abstractmethod
     def running(self) -> bool:
-        """Whether every process of it exists; paused ones do."""
+        """Whether all of its processes exist, including paused ones."""
 
     @abstractmethod
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End it in order and keep the data; nothing happens when it does not run."""
+        """Stop it in an orderly way and keep the data. Does nothing if it is not running."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End it by kill -9 and keep the data; nothing happens when it does not run."""
+        """Kill it (SIGKILL) and keep the data. Does nothing if it is not running."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and silent."""
+        """Freeze it (SIGSTOP). Its connections stay open and silent."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Continue after `pause`."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it, remove the data unless the directory was given, free the ports; twice is fine."""
+        """Stop it, free the ports, and remove the data unless the directory was given. Idempotent."""
 
     @abstractmethod
     def _spawn(self) -> None: ...
@@ -130,7 +130,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def _renew_ports(self) -> bool:
-        """Choose other ports for the next attempt; False when the present ones are known outside."""
+        """Choose other ports for the next attempt. Return False if the ports are already known to others."""
 
     @abstractmethod
     def _pin_ports(self) -> None: ...
@@ -144,7 +144,7 @@ class Launcher(ABC):
 
 
 class Server(Launcher):
-    """One server process. Subclasses say which ports and command it takes and how it shows that it is ready."""
+    """One server process. Subclasses define its ports, its command, and how to check that it is ready."""
 
     PORTS: tuple[str, ...]
     LABEL: str
@@ -161,33 +161,33 @@ class Server(Launcher):
 
     @property
     def endpoint(self) -> str:
-        """`host:port` for clients; the host is 127.0.0.1 unless it lives in a test network."""
+        """`host:port` for clients. The host is 127.0.0.1 unless the server runs in a test network."""
         self._ports_pinned = True
         return f"{self._host}:{self._port(self.PORTS[0])}"
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
-        """Connection URL with this root and these query options; with TLS, `tls_ca` is set unless given."""
+        """Return a connection URL with this root and these query options. With TLS, `tls_ca` is set unless given."""
         if self._tls is not None:
             options.setdefault("tls_ca", self._tls.ca_file)
         return super().url(root, **options)
 
     @property
     def pid(self) -> int:
-        """Process id of the server itself.
+        """The process ID of the server.
 
         Raises:
-            ServerFailed: it does not run.
+            ServerFailed: It is not running.
         """
         return self._running_process().pid
 
     @property
     def running(self) -> bool:
-        """Whether the process exists; a paused one does."""
+        """Whether the process exists, even if paused."""
         return self._process is not None and self._process.running
 
     @property
     def data_dir(self) -> Path:
-        """Directory of its data, configuration and log; made when first asked for."""
+        """The directory of its data, configuration and log, created on first use."""
         if self._given_data_dir is not None:
             self._given_data_dir.mkdir(parents=True, exist_ok=True)
             return self._given_data_dir
@@ -198,39 +198,39 @@ class Server(Launcher):
 
     @property
     def log_path(self) -> Path:
-        """File with the output of every start so far."""
+        """The file with the output of all starts."""
         return self.data_dir / "server.log"
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End it in order, by kill -9 after `timeout_s`, and keep the data."""
+        """Stop it in an orderly way, or kill it after `timeout_s`. Keeps the data."""
         if self._process is not None:
             self._process.terminate(timeout_s)
             self._process = None
 
     def kill(self) -> None:
-        """End it by kill -9 and keep the data."""
+        """Kill it (SIGKILL) and keep the data."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP); returns once every thread of it stands still.
+        """Freeze it (SIGSTOP). Returns once all of its threads have stopped.
 
         Raises:
-            ServerFailed: it does not run.
+            ServerFailed: It is not running.
         """
         self._running_process().pause()
 
     def resume(self) -> None:
-        """Let it go on after `pause`.
+        """Continue after `pause`.
 
         Raises:
-            ServerFailed: it does not run.
+            ServerFailed: It is not running.
         """
         self._running_process().resume()
 
     def close(self) -> None:
-        """End it (by kill -9 where the data goes with it), remove the data unless the directory was given."""
+        """Stop it, and remove the data unless the directory was given. It is killed if its data is removed anyway."""
         if self._given_data_dir is None:
             self.kill()
         self.stop()
@@ -243,15 +243,15 @@ class Server(Launcher):
 
     @abstractmethod
     def is_leader(self) -> bool:
-        """Whether it leads the group it belongs to, by its own word; False when it gives none."""
+        """Return whether it says that it leads its group; False if it does not answer."""
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """Write what configuration it needs into `data_dir`; returns the command line."""
+        """Write its configuration into `data_dir`, and return the command line."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Ask it over the network; OSError and False both mean not yet."""
+        """Ask the server over the network whether it is ready. An OSError also means not yet."""
 
     def _port(self, name: str) -> int:
         if name not in self._ports:
@@ -307,11 +307,13 @@ class Server(Launcher):
 
 
 def _remove_unless_forked(directory: Path, owner_pid: int) -> None:
-    """Also runs when a server was never closed; not in forked copies of its owner."""
+    """Remove the data of a server that was never closed, but not in a forked child of its owner."""
     if os.getpid() == owner_pid:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _environment() -> Mapping[str, str]:
-    """Ours without ETCD_*: etcd reads its flags from there, and refuses one given twice."""
+    """Return our environment without ETCD_*, because etcd reads flags from it and refuses a flag that is given
+    twice.
+    """
     return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}

@@ -1,11 +1,11 @@
-"""Real etcd and ZooKeeper servers for tests: started as ordinary processes on free ports of 127.0.0.1.
+"""Real etcd, ZooKeeper and PostgreSQL servers for tests, started as ordinary processes on free ports of 127.0.0.1.
 
     with EtcdServer(version="3.5") as server:
         store = latchwork.connect(server.url("/test"))
 
-Each server has its own data directory, keeps ports and data over `kill()` and `restart()`, and dies with the process
-that started it. Elections are fast (50 ms heartbeats, 100 ms ticks), so that sessions of one second are granted;
-everything that bears on durability is as in production. Linux only.
+Each server has its own data directory, keeps its ports and data across `kill()` and `restart()`, and ends with the
+process that started it. Elections are fast (heartbeats of 50 ms, ticks of 100 ms), so that sessions of one second are
+granted. All settings that affect durability are as in production. Linux only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ __all__ = [
     "ETCD_VERSIONS",
     "EtcdCluster",
     "EtcdServer",
-    "EtcdTls",
     "Launcher",
     "PostgresServer",
     "Server",
@@ -30,6 +29,3 @@ __all__ = [
     "ZooKeeperEnsemble",
     "ZooKeeperServer",
 ]
-
-#: The same by its first name.
-EtcdTls = Tls

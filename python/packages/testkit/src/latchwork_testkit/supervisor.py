@@ -1,10 +1,12 @@
-"""Runs one server as a child and never lets it outlive the process that asked for it.
+"""Runs a server as a child process that never outlives the process that asked for it.
 
-Executed as a script, `supervisor.py PARENT_PID REMOVE_DIR COMMAND...`, with the standard library only. It prints
-the server's pid, then waits for the end of either: the server's ends this process with the same status, the parent's
-(even by kill -9) kills the server and removes REMOVE_DIR, unless that is empty. If this process is killed itself, the
-kernel kills the server. A parent-death signal set on the server by the parent would not do: it fires when the
-*thread* that started the server ends.
+Executed as a script, `supervisor.py PARENT_PID REMOVE_DIR COMMAND...`, with the standard library only. It prints the
+server's process ID, then waits for the end of the server or of the parent. When the server ends, it exits with the same
+status. When the parent ends, even by SIGKILL, it kills the server and removes REMOVE_DIR unless that is empty. If it is
+killed itself, the kernel kills the server.
+
+The parent cannot set a parent-death signal on the server directly, because that signal is sent when the *thread* that
+started the server ends.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
-    """Run COMMAND until it or the parent ends; returns the exit status for this process."""
+    """Run COMMAND until it or the parent ends, and return the exit status for this process."""
     parent_pid, remove_directory, command = int(argv[0]), argv[1], argv[2:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Real ZooKeeper servers for tests, alone or as an ensemble; `servers.py` is the door."""
+"""Real ZooKeeper servers for tests, alone or as an ensemble. Import them from `servers.py`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _JVM_ARGS = ("-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzooke
 
 
 class ZooKeeperServer(Server):
-    """One ZooKeeper server. One thread at a time.
+    """One ZooKeeper server. Not thread-safe.
 
     Args:
-        version: "3.8", or "3.9" where it was got (`scripts/install_zookeeper39`).
-        data_dir: where its data go and stay; by default a temporary directory that `close` removes.
-        tls: serve clients over TLS; four-letter words are answered on a port of their own, in the clear.
-        extra_config: more lines for zoo.cfg, replacing ours of the same name.
-        jvm_args: more arguments for the Java launcher, such as `-Dzookeeper.authProvider.1=...`.
+        version: "3.8", or "3.9" if it was installed (`scripts/install_zookeeper39`).
+        data_dir: Directory of its data, which is kept. None uses a temporary directory that `close` removes.
+        tls: Certificates to serve clients over TLS. Four-letter words then have their own port without TLS.
+        extra_config: More lines for zoo.cfg, which replace ours of the same name.
+        jvm_args: More arguments for Java, such as `-Dzookeeper.authProvider.1=...`.
     """
 
     SCHEME = "zk"
@@ -66,17 +66,17 @@ class ZooKeeperServer(Server):
         self._links: NamedLinks | None = None
 
     def is_leader(self) -> bool:
-        """Whether it leads its ensemble, or stands alone, by its own word; False when it gives none."""
+        """Return whether it says that it leads its ensemble or stands alone; False if it does not answer."""
         try:
             return self.mode() in {"leader", "standalone"}
         except OSError:
             return False
 
     def mode(self) -> str:
-        """What it says it is: leader, follower, standalone, or "" while it serves nobody.
+        """Return its own word for its mode: leader, follower, standalone, or "" while it does not serve clients.
 
         Raises:
-            OSError: it does not answer.
+            OSError: It does not answer.
         """
         for line in self.four_letter_word("srvr").splitlines():
             name, _, value = line.partition(": ")
@@ -85,10 +85,10 @@ class ZooKeeperServer(Server):
         return ""
 
     def four_letter_word(self, word: str) -> str:
-        """The server's answer to a four-letter word such as `srvr`, `cons` or `wchc`.
+        """Return the server's answer to a four-letter word such as `srvr`, `cons` or `wchc`.
 
         Raises:
-            OSError: it does not answer.
+            OSError: It does not answer.
         """
         with socket.create_connection((self._host, self._port("client")), timeout=_PROBE_TIMEOUT_S) as connection:
             connection.sendall(word.encode())
@@ -155,10 +155,15 @@ class ZooKeeperServer(Server):
 
 
 class ZooKeeperEnsemble(Group[ZooKeeperServer]):
-    """An ensemble of ZooKeeper servers. One thread at a time.
+    """An ensemble of ZooKeeper servers. Not thread-safe.
 
-    With `network` the links between its members can be cut: True makes each a host of its own in a test network, which
-    takes root; "proxies" puts proxies between them.
+    Args:
+        size: Number of members.
+        version: As in `ZooKeeperServer`.
+        extra_config: As in `ZooKeeperServer`.
+        jvm_args: As in `ZooKeeperServer`.
+        network: How the links between members can be cut. True runs each member on its own host of a test network,
+            which needs root. "proxies" puts proxies into the links.
     """
 
     SCHEME = "zk"

@@ -1,4 +1,4 @@
-"""Times assignment and its peers in Python; ``latchwork bench assign`` runs it.
+"""Times assignment and its peers in Python, for ``latchwork bench assign``.
 
 Peers that are not installed are left out.
 """

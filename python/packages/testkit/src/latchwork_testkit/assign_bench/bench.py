@@ -1,7 +1,7 @@
-"""Times hashing and balancing on this machine: what `latchwork bench assign` and `benches/` print.
+"""Times hashing and balancing on this machine, for `latchwork bench assign` and `benches/`.
 
-Candidates take turns, so that a slow moment of the machine hits all of them; the least of the repeats counts. The peer
-in pure Python uses only the standard library. Nothing here is needed to place items.
+Candidates take turns, so that a slow phase of the machine affects all of them. The fastest of the repeats counts. The
+peer in pure Python uses only the standard library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STRATEGIES = ("rendezvous", "evenly-rendezvous", "evenly-spread", "balanced")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Something to time: `work` places `items` items."""
+    """A piece of work to time: `work` places `items` items."""
 
     name: str
     items: int
@@ -44,14 +44,14 @@ def _silent(_what: str) -> None:
 def measure(
     candidates: list[Candidate], repeats: int, progress: Callable[[str], None] = _silent
 ) -> list[dict[str, Any]]:
-    """Time candidates, taking turns.
+    """Time candidates, which take turns.
 
     Args:
-        candidates: at least one, of distinct names.
-        repeats: how often each is run; the least time counts.
-        progress: called with the name of each before it is run, each time.
+        candidates: At least one, with distinct names.
+        repeats: Number of runs of each; the fastest counts.
+        progress: Called with the name of a candidate before each run.
     Returns:
-        Per candidate, in the order given: name, items, seconds and items_per_s.
+        For each candidate, in the given order: name, items, seconds and items_per_s.
     """
     least = dict.fromkeys((candidate.name for candidate in candidates), float("inf"))
     for _ in range(repeats):
@@ -67,12 +67,12 @@ def measure(
 
 
 def names(workers: int, items: int) -> tuple[list[str], list[str]]:
-    """Return worker ids and item keys of a realistic shape."""
+    """Return worker IDs and item keys of realistic length."""
     return [f"worker-{n:05}" for n in range(workers)], [f"job:item-{n:08}" for n in range(items)]
 
 
 def hashing_candidates(workers: int, items: int) -> list[Candidate]:
-    """Return the hashers to compare: ours in both modes, and the same scheme in Python with a hash of the library."""
+    """Return our hasher in both modes, and the same scheme in Python with a hash of the standard library."""
     ids, keys = names(workers, items)
     fast, compat = RendezvousHasher(ids), RendezvousHasher(ids, mode="compat")
     fewer, fewest = keys[: share(_COMPAT_PAIRS, workers)], keys[: share(_PYTHON_PAIRS, workers)]
@@ -84,7 +84,7 @@ def hashing_candidates(workers: int, items: int) -> list[Candidate]:
 
 
 def peers(workers: int, items: int) -> list[Candidate]:
-    """Return the peers that are installed, each with as many of the items as give a rate."""
+    """Return the installed peers, each with enough of the items to measure a rate."""
     ids, keys = names(workers, items)
     found = []
     for peer in installed():
@@ -94,7 +94,7 @@ def peers(workers: int, items: int) -> list[Candidate]:
 
 
 def strategy_candidates(problem: Problem, suffix: str = "") -> list[Candidate]:
-    """Return each strategy on the same problem."""
+    """Return every strategy on the same problem."""
     items = sum(len(job.items) for job in problem.jobs)
 
     def candidate(name: str) -> Candidate:
@@ -105,15 +105,16 @@ def strategy_candidates(problem: Problem, suffix: str = "") -> list[Candidate]:
 
 
 def share(pairs: int, workers: int) -> int:
-    """Return how many items make about so many pairs with these workers, at least 10."""
+    """Return the number of items, at least 10, that makes about this number of pairs with the workers."""
     return max(10, pairs // workers)
 
 
 def kept(workers: int, items: int, repeats: int, progress: Callable[[str], None] = _silent) -> list[dict[str, Any]]:
-    """Time what an assignment that stays in Rust costs to make and to change, on one thread.
+    """Time the creation and the changes of an assignment that is kept in Rust, on one thread.
 
     Returns:
-        Per operation, in order: name, items, seconds, and ratio: the seconds over those of a plain assign.
+        For each operation, in order: name, items, seconds, and ratio, which is the seconds divided by those of a plain
+            assign.
     """
     ids, keys = names(workers, items)
     hasher, kept_items = RendezvousHasher(ids), ItemSet(keys)
@@ -156,7 +157,7 @@ def kept(workers: int, items: int, repeats: int, progress: Callable[[str], None]
 
 
 def steps(repeats: int, peers: int = 0) -> int:
-    """Return how often ``run`` reports progress, with so many peers."""
+    """Return how often ``run`` reports progress."""
     return repeats * (3 + peers + 8 + 2 * len(_STRATEGIES))
 
 
@@ -170,16 +171,17 @@ def run(
     """Time everything at one size.
 
     Args:
-        workers: number of workers, at least 2.
-        items: number of items, at least 1.
-        repeats: how often each candidate is run, at least 1; the least time counts.
-        peers: more hashers to compare, timed in turn with ours.
-        progress: called with what is timed next.
+        workers: Number of workers, at least 2.
+        items: Number of items, at least 1.
+        repeats: Number of runs of each candidate, at least 1; the fastest counts.
+        peers: More hashers to compare, which take turns with ours.
+        progress: Called with the name of what is timed next.
     Returns:
-        workers, items, repeats, machine; `hashing`: the rows of `measure` for batches of keys; `kept`: those of `kept`;
-        `strategies`: those for all strategies from nothing and after one worker left, each with `moves`.
+        workers, items, repeats, machine; `hashing`: the rows of `measure` for batches of keys; `kept`: the rows of
+            `kept`; `strategies`: the rows for all strategies, without previous owners and after one worker left, each
+            with `moves`.
     Raises:
-        ValueError: a number is too small.
+        ValueError: A number is too small.
     """
     for name, value, least in (("workers", workers, 2), ("items", items, 1), ("repeats", repeats, 1)):
         if value < least:
@@ -196,20 +198,20 @@ def run(
 
 
 def machine() -> dict[str, str]:
-    """Return what the figures depend on: processor architecture, system and Python."""
+    """Return the processor architecture, system and Python, on which the figures depend."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return {"processor": platform.machine(), "system": platform.system(), "python": python}
 
 
 def cold_problem(workers: int, items: int) -> Problem:
-    """Return jobs that share the items, with workers of equal weight and no previous owners."""
+    """Return a problem of several jobs, with workers of equal weight and no previous owners."""
     able = dict.fromkeys(names(workers, 0)[0], 1.0)
     texts = [f"item-{n:08}" for n in range(items)]
     return Problem(tuple(JobProblem(f"job-{n}", tuple(texts[n::_JOBS]), able) for n in range(_JOBS)))
 
 
 def after_leaving(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> Problem:
-    """Return the problem that is left when the middle worker goes."""
+    """Return the problem after the middle worker has left."""
     able = dict(problem.jobs[0].workers)
     del able[sorted(able)[len(able) // 2]]
     return Problem(tuple(JobProblem(job.job, job.items, able, owners[job.job]) for job in problem.jobs))
@@ -226,7 +228,7 @@ def _strategies(workers: int, items: int, repeats: int, progress: Callable[[str]
 
 
 def _moves(name: str, cold: Problem, *, left: bool) -> int:
-    """Count the moves of a strategy that starts from its own placement."""
+    """Return the number of moves of a strategy, starting from its own placement."""
     strategy = strategy_by_name(name)
     plan = strategy.assign(cold)
     return len(strategy.assign(after_leaving(cold, plan.owners)).moves if left else plan.moves)

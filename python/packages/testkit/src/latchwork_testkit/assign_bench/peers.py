@@ -1,6 +1,6 @@
-"""The peers of rendezvous hashing in benchmarks: the same scheme in numpy and Python, and two rings.
+"""The peers of rendezvous hashing in benchmarks: the same scheme in numpy and Python, and two hash rings.
 
-None of these packages is needed; those that are not installed are left out. Nothing here is needed to place items.
+Peers whose packages are not installed are left out.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _RING_ITEMS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One of them.
+    """A peer.
 
     Attributes:
-        name: for the tables.
-        module: the package it needs.
-        make: makes the function that gives each key its owner, for these workers; what that takes is not timed.
-        most_items: the most items it is given, by the number of workers.
-        goals: number of workers to the factor over it that latchwork is to reach.
+        name: Name in tables.
+        module: Module that it needs.
+        make: Returns a function that maps keys to owners, for these workers. Its own time is not counted.
+        most_items: Returns the maximum number of items to give it, for a number of workers.
+        goals: The factor by which latchwork should be faster, by number of workers.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Peer:
 
 
 def installed() -> list[Peer]:
-    """The peers that are installed."""
+    """Return the installed peers."""
     return [peer for peer in PEERS if importlib.util.find_spec(peer.module)]
 
 
 def _numpy(workers: Sequence[str]) -> Assign:
-    """Hash every text once, mix all pairs of a block at a time, take the greatest."""
+    """Hash each text once, mix all pairs of a block at a time, and take the maximum."""
     import mmh3
     import numpy as np
 
@@ -65,7 +65,7 @@ def _numpy(workers: Sequence[str]) -> Assign:
 
 
 def _python(workers: Sequence[str]) -> Assign:
-    """The best in Python: one call of a hash written in C for each pair."""
+    """Call a hash written in C for each pair, which is the fastest way in Python."""
     import xxhash
 
     digest = xxhash.xxh3_64_intdigest
@@ -78,7 +78,7 @@ def _python(workers: Sequence[str]) -> Assign:
 
 
 def _uhashring(workers: Sequence[str]) -> Assign:
-    """A consistent-hashing ring in Python."""
+    """Use a consistent-hashing ring in Python."""
     from uhashring import HashRing
 
     ring: Any = HashRing(nodes=list(workers))
@@ -86,7 +86,7 @@ def _uhashring(workers: Sequence[str]) -> Assign:
 
 
 def _tooz(workers: Sequence[str]) -> Assign:
-    """The ring that OpenStack's services use."""
+    """Use the hash ring of OpenStack's services."""
     from tooz.hashring import HashRing
 
     ring: Any = HashRing(list(workers))

@@ -1,7 +1,7 @@
-"""Measures a cluster of many workers: the real manager and store, and workers that only take note of their shares.
+"""Measures a cluster of many workers: the real job manager and store, and workers that only record their shares.
 
-One process has the manager, as it is; a few have the workers, which register, follow and decode their shares with the
-code of real ones, and run nothing. The workers of a process live by one session, but for those that are to die.
+One process runs the real manager. A few processes run the workers, which register, watch and decode their shares with
+the code of real workers, and run nothing. The workers of one process share a session, except those that will die.
 """
 
 from latchwork_testkit.cluster_bench.measure import measure

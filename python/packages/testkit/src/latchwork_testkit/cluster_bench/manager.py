@@ -1,4 +1,4 @@
-"""The process with the real manager, which reports to the bench what it does."""
+"""The bench process with the real manager, which reports to the bench."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from latchwork_testkit.cluster_bench.workers import SESSION_TTL_S
 
 if TYPE_CHECKING:
     from latchwork.store import Mirror
-    from latchwork_testkit.cluster_bench.line import Line
+    from latchwork_testkit.cluster_bench.processes import BenchConnection
 
 
-class _Told(Observer):
-    def __init__(self, tell: Line) -> None:
-        self._tell = tell
+class _ReportingObserver(Observer):
+    def __init__(self, connection: BenchConnection) -> None:
+        self._connection = connection
 
     def rebalanced(self, info: RebalanceInfo) -> None:
         error = "" if info.error is None else f"{type(info.error).__name__}: {info.error}"
         done = Rebalanced(time.monotonic(), info.seconds, info.shares, info.moves, info.written_bytes, error)
-        self._tell.send(done)
+        self._connection.send(done)
 
 
-def run(tell: Line, options: BenchOptions, namespace: str) -> None:
-    """The process: leads when it is told to, and answers until it is told to end."""
+def run(connection: BenchConnection, options: BenchOptions, namespace: str) -> None:
+    """Run the process: lead when commanded, and answer until the bench ends."""
     manager_options = ManagerOptions(
         strategies=Strategies(options.strategy_by_job()),
         debounce_s=options.debounce_s,
@@ -46,47 +46,47 @@ def run(tell: Line, options: BenchOptions, namespace: str) -> None:
         store = cluster_store(root, namespace)
         session = store.open_session(SESSION_TTL_S)
         me = Member.of_this_process(MemberOptions("manager", session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
-        told = Observers[Observer]([_Told(tell)])
+        observers = Observers[Observer]([_ReportingObserver(connection)])
 
         def new_manager() -> Manager:
-            return Manager(store, session, me, lambda: now[0], ManagerCounters(), observers=told)
+            return Manager(store, session, me, lambda: now[0], ManagerCounters(), observers=observers)
 
         manager = new_manager()
         with store.mirror(keys.ALIVE) as alive:
-            _watch(alive, tell)
+            _watch(alive, connection)
             before = resident_bytes()
-            tell.send(Ready(time.monotonic()))
-            while (order := tell.recv()) is not None:
-                if order == "lead":
+            connection.send(Ready(time.monotonic()))
+            while (command := connection.recv()) is not None:
+                if command == "lead":
                     manager.start()
-                    tell.send(Ready(time.monotonic()))
-                elif order == "resign":
+                    connection.send(Ready(time.monotonic()))
+                elif command == "resign":
                     manager.close()
                     manager = new_manager()
-                    tell.send(Ready(time.monotonic()))
-                elif order == "memory":
-                    tell.send(Memory(before, resident_bytes()))
-                    tell.send(Ready(time.monotonic()))
+                    connection.send(Ready(time.monotonic()))
+                elif command == "memory":
+                    connection.send(Memory(before, resident_bytes()))
+                    connection.send(Ready(time.monotonic()))
                 else:
-                    now[0] = replace(manager_options, debounce_s=order, debounce_max_s=10 * order)
+                    now[0] = replace(manager_options, debounce_s=command, debounce_max_s=10 * command)
                     manager.request_check()
-                    tell.send(Ready(time.monotonic()))
+                    connection.send(Ready(time.monotonic()))
         manager.close()
 
 
-def _watch(alive: Mirror, tell: Line) -> None:
+def _watch(alive: Mirror, connection: BenchConnection) -> None:
     seen = [-1]
 
     def look(_batch: object) -> None:
         living = len(alive)
         if living != seen[0]:
             seen[0] = living
-            tell.send(Detected(time.monotonic(), living))
+            connection.send(Detected(time.monotonic(), living))
 
     alive.on_change(look)
 
 
 def resident_bytes() -> int:
-    """Physical memory of this process; Linux only."""
+    """Return the physical memory of this process. Linux only."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()

@@ -1,4 +1,4 @@
-"""The steps of the bench: pools, workers, a cold start, items that are added, workers that die, and nothing at all."""
+"""The steps of the bench: write pools, register workers, cold start, idle time, deaths, added items, a new manager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from latchwork.jobs.node import Registration, pool_version
 from latchwork.jobs.stored import Member, MemberOptions, cluster_store, keys
 from latchwork.store import connect
 from latchwork_testkit.cluster_bench import manager, workers
-from latchwork_testkit.cluster_bench.line import BenchFailed, BenchRefused, Processes
 from latchwork_testkit.cluster_bench.model import (
     BenchOptions,
     Detected,
@@ -32,6 +31,7 @@ from latchwork_testkit.cluster_bench.model import (
     digest,
     text_bytes,
 )
+from latchwork_testkit.cluster_bench.processes import BenchFailed, BenchRefused, Processes
 
 if TYPE_CHECKING:
     from latchwork.store import Store
@@ -45,15 +45,15 @@ Tell = Callable[[str], None]
 
 
 def measure(options: BenchOptions, tell: Tell = lambda _what: None) -> Figures:
-    """Measure a cluster of this size in a namespace of its own, which is removed at the end.
+    """Measure a cluster of this size in its own namespace, which is removed at the end.
 
     Args:
-        options: how large, and where.
-        tell: called with what is being done, at each step.
+        options: Size of the cluster and URL of the store.
+        tell: Called with a description of each step.
     Raises:
-        BenchRefused: the store lives in one process.
-        BenchFailed: a step was not done in time, or a process failed.
-        LatchworkError: the store could not be used.
+        BenchRefused: The store cannot be used by several processes.
+        BenchFailed: A step was not done in time, or a process failed.
+        LatchworkError: The store could not be used.
     """
     with connect(options.url) as root:
         if not root.capabilities.multi_process:
@@ -68,7 +68,7 @@ def measure(options: BenchOptions, tell: Tell = lambda _what: None) -> Figures:
 
 
 class _Bench:
-    """One measurement. One thread only."""
+    """One measurement. Not thread-safe."""
 
     def __init__(self, store: Store, options: BenchOptions, tell: Tell) -> None:
         self.store = store
@@ -86,29 +86,29 @@ class _Bench:
         self._memory: Memory | None = None
 
     def run(self, namespace: str) -> None:
-        """All steps, one after the other."""
+        """Run all steps in order."""
         options = self._options
         with self._processes:
-            names = [f"workers-{number}" for number in range(len(options.crews()))]
+            names = [f"workers-{number}" for number in range(len(options.workers_by_process()))]
             began = time.monotonic()
-            for name, crew in zip(names, options.crews(), strict=True):
-                self._processes.start(name, workers.run, options, namespace, crew)
-            self._processes.ready(names)
+            for name, ids in zip(names, options.workers_by_process(), strict=True):
+                self._processes.start(name, workers.run, options, namespace, ids)
+            self._processes.wait_ready(names)
             self.figures.registered_s = time.monotonic() - began
             owner = self._write_pools()
             self._processes.start(_MANAGER, manager.run, options, namespace)
-            self._processes.ready([_MANAGER])
+            self._processes.wait_ready([_MANAGER])
             self._cold_start()
             self._measure_memory()
             self._measure_idle(names)
-            for number, worker in enumerate(options.mortal(), 1):
+            for number, worker in enumerate(options.dying_workers(), 1):
                 self._tell(f"worker {number} of {options.deaths} dies")
                 self._death(worker, self._process_of(worker, names))
             self._add_items(owner)
             self._take_over()
 
     def _process_of(self, worker: str, names: list[str]) -> str:
-        return next(name for name, crew in zip(names, self._options.crews(), strict=True) if worker in crew)
+        return next(name for name, ids in zip(names, self._options.workers_by_process(), strict=True) if worker in ids)
 
     def _hear(self, name: str, message: object) -> None:
         if isinstance(message, Holdings):
@@ -128,7 +128,7 @@ class _Bench:
     # Steps.
 
     def _write_pools(self) -> Registration:
-        """Write all work pools, as a node that takes no items itself: it never becomes ready."""
+        """Write all work pools as a node that never becomes ready, so that it gets no items."""
         began = time.monotonic()
         session = self.store.open_session(workers.SESSION_TTL_S)
         member = Member.of_this_process(MemberOptions("bench", session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
@@ -143,7 +143,7 @@ class _Bench:
     def _cold_start(self) -> None:
         self._tell("cold start: all items find a worker")
         began = time.monotonic()
-        self._processes.tell(_MANAGER, "lead")
+        self._processes.command(_MANAGER, "lead")
         self._until_spread(self._options.items)
         moved = sum(len(item.encode()) for items in self._pools.values() for item in items)
         self.figures.cold_start = self._spread(began, moved, self._options.debounce_s)
@@ -151,8 +151,10 @@ class _Bench:
     def _death(self, worker: str, process: str) -> None:
         self._rebalanced.clear()
         living = self._detected[-1].living - 1
-        self._processes.tell(process, Die(worker))
-        self._processes.until(lambda: self._detected[-1].living == living, "the manager to see that a worker is gone")
+        self._processes.command(process, Die(worker))
+        self._processes.wait_until(
+            lambda: self._detected[-1].living == living, "the manager to see that a worker is gone"
+        )
         seen_at = self._detected[-1].at
         self._until_spread(1)
         item_bytes = len(next(iter(self._pools.values()))[0])  # all are of one length
@@ -160,8 +162,8 @@ class _Bench:
         self.figures.deaths.append(self._spread(seen_at, moved, self._options.debounce_s))
 
     def _add_items(self, owner: Registration) -> None:
-        """Add some items, one at a time, to some jobs; the manager waits for no more of them."""
-        self._processes.tell(_MANAGER, 0.0)
+        """Add some items, one at a time, to several jobs. The manager debounces nothing."""
+        self._processes.command(_MANAGER, 0.0)
         for number in range(_ADDED):
             self._tell(f"item {number + 1} of {_ADDED} is added")
             job = list(self._pools)[number % len(self._pools)]
@@ -179,27 +181,27 @@ class _Bench:
             self.figures.added.append(self._spread(began, len(item), 0.0, more_bytes=written))
 
     def _take_over(self) -> None:
-        """Let another manager of the same process take over; it finds everything as it should be, and says so."""
+        """Let another manager in the same process take over, and check that it moves nothing."""
         self._tell("a new manager reads everything")
-        self._processes.tell(_MANAGER, "resign")
+        self._processes.command(_MANAGER, "resign")
         self._rebalanced.clear()
         began = time.monotonic()
-        self._processes.tell(_MANAGER, "lead")
-        self._processes.until(lambda: bool(self._rebalanced), "a new manager to take over")
+        self._processes.command(_MANAGER, "lead")
+        self._processes.wait_until(lambda: bool(self._rebalanced), "a new manager to take over")
         if self._moves() or self._rebalanced[0].error:
             raise BenchFailed(f"a new manager moved items for no reason, or failed: {self._rebalanced[0]}")
         self.figures.takeover_s = self._rebalanced[0].at - began
 
     def _measure_memory(self) -> None:
-        self._processes.tell(_MANAGER, "memory")
+        self._processes.command(_MANAGER, "memory")
         assert self._memory is not None
         grown = self._memory.now_bytes - self._memory.before_bytes
         self.figures.item_bytes_in_manager = (grown - text_bytes(self._pools.values())) / self._options.items
 
     def _measure_idle(self, processes: list[str]) -> None:
-        self._tell(f"{len(self._options.lockers())} workers lock their items")
+        self._tell(f"{len(self._options.locking_workers())} workers lock their items")
         for name in processes:
-            self._processes.tell(name, Lock())
+            self._processes.command(name, Lock())
         locks = sum(self._locked.values())
         self._tell(f"nothing happens for {self._options.idle_s:g} s")
         changed: Counter[str] = Counter()
@@ -215,10 +217,10 @@ class _Bench:
         del changed[_PROBE]
         owners = [key for key in changed if key.startswith(f"{keys.OWNERS}/")]
         renewals = sum(changed.pop(key) for key in owners)
-        lockers = len(self._options.lockers())
+        lockers = len(self._options.locking_workers())
         self.figures.idle = Idle(self._options.idle_s, len(changed), lockers, locks, renewals, commits)
         for name in processes:
-            self._processes.tell(name, Unlock())
+            self._processes.command(name, Unlock())
 
     # What they come to.
 
@@ -229,8 +231,8 @@ class _Bench:
             all_of_them = self._holdings.values()
             return (sum(h.items for h in all_of_them), sum(h.digest for h in all_of_them)) == self._wanted
 
-        self._processes.until(is_spread, "every item to be with exactly one worker")
-        self._processes.until(lambda: self._moves() >= moves, "the manager to tell what it did")
+        self._processes.wait_until(is_spread, "every item to be with exactly one worker")
+        self._processes.wait_until(lambda: self._moves() >= moves, "the manager to tell what it did")
         failed = next((each.error for each in self._rebalanced if each.error), "")
         if failed:
             raise BenchFailed(f"the manager failed to rebalance: {failed}")

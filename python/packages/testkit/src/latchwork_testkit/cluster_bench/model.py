@@ -1,4 +1,4 @@
-"""The options of the bench, its messages between processes, its figures and their goals. Pure."""
+"""The options of the bench, the messages between its processes, its figures and their goals. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ _DEATH_RATIO, _ADDED_BYTES, _BYTES_PER_ITEM = 20.0, 100_000, 150.0
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The size of the cluster, and how it is measured.
+    """The size of the cluster, and how to measure it.
 
     Attributes:
-        url: of the store; several processes must be able to use it.
-        workers: how many.
-        items: how many work items there are, over all jobs.
-        jobs: how many.
-        deaths: how many workers die, one after the other; fewer than there are.
-        processes: how many processes the workers are spread over.
-        strategies: who decides, by name; with several, jobs get them in turn.
-        lock_owners: how many workers hold the locks of all their items while nothing happens; those that die do not.
-        debounce_s: quiet time of the manager, in seconds.
-        idle_s: seconds for which writes are counted while nothing happens.
-        timeout_s: seconds for any one step.
+        url: URL of the store, which must support several processes.
+        workers: Number of workers.
+        items: Number of work items over all jobs.
+        jobs: Number of jobs.
+        deaths: Number of workers that die, one after the other; less than `workers`.
+        processes: Number of processes for the workers.
+        strategies: Names of the assignment strategies; with several, jobs use them in turn.
+        lock_owners: Number of workers that hold the locks of all their items during the idle time. Workers that will
+            die are not among them.
+        debounce_s: Debounce time of the manager, in seconds.
+        idle_s: Length of the idle time, in which writes are counted, in seconds.
+        timeout_s: Maximum seconds for each step.
     """
 
     url: str
@@ -45,33 +46,33 @@ class BenchOptions:
     timeout_s: float = 300.0
 
     def worker_ids(self) -> list[str]:
-        """The ids of all workers."""
+        """Return the IDs of all workers."""
         return [f"w{number:05d}" for number in range(self.workers)]
 
-    def crews(self) -> list[list[str]]:
-        """The workers of each process: dealt out round robin, so that those that die are spread."""
+    def workers_by_process(self) -> list[list[str]]:
+        """Return the workers of each process, assigned round robin so that dying workers are spread."""
         ids = self.worker_ids()
         return [ids[first :: self.processes] for first in range(min(self.processes, self.workers))]
 
-    def mortal(self) -> list[str]:
-        """Those who will die, in that order."""
+    def dying_workers(self) -> list[str]:
+        """Return the workers that will die, in that order."""
         return self.worker_ids()[: self.deaths]
 
-    def lockers(self) -> list[str]:
-        """Those who hold locks while nothing happens."""
+    def locking_workers(self) -> list[str]:
+        """Return the workers that hold locks during the idle time."""
         return self.worker_ids()[self.deaths :][: self.lock_owners]
 
     def strategy_by_job(self) -> dict[str, str]:
-        """The strategy of each job; ``*`` is for all jobs that are not named."""
+        """Return the strategy of each job; ``*`` stands for all jobs without an entry."""
         named = [(job, self.strategies[n % len(self.strategies)]) for n, job in enumerate(self.job_ids())]
         return {"*": self.strategies[0], **{job: name for job, name in named if name != self.strategies[0]}}
 
     def job_ids(self) -> list[str]:
-        """The ids of all jobs; without making a million items, which would leave memory behind."""
+        """Return the IDs of all jobs, without creating the items, which would leave memory behind."""
         return [f"job-{number:04d}" for number in range(self.jobs)]
 
     def pools(self) -> dict[str, tuple[str, ...]]:
-        """The work items of each job: sorted; no two items are the same."""
+        """Return the work items of each job, sorted. All items are distinct."""
         found = {}
         for number, job in enumerate(self.job_ids()):
             first, last = number * self.items // self.jobs, (number + 1) * self.items // self.jobs
@@ -80,7 +81,9 @@ class BenchOptions:
 
 
 def digest(items: Iterable[str]) -> int:
-    """A number that items of shares add up to, whichever share has which; one lost or doubled item changes it."""
+    """Return a checksum of items that does not depend on which share has which. A lost or doubled item changes the
+    sum.
+    """
     return sum(crc32(item.encode()) for item in items)
 
 
@@ -89,51 +92,55 @@ def digest(items: Iterable[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Die:
-    """Order: end this worker."""
+    """Command: end this worker."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Order: those who are to hold locks take those of all their items."""
+    """Command: acquire the locks of all items of the workers that hold locks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unlock:
-    """Order: give them back."""
+    """Command: release these locks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """So many item locks are held by the workers of one process."""
+    """The number of item locks that the workers of one process hold."""
 
     locks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A process has done what it was told, at this time; so do all the others, of a clock that all of them share."""
+    """A process has done its last command.
+
+    Attributes:
+        at: Time of the monotonic clock that all processes share.
+    """
 
     at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """So many workers are registered."""
+    """The number of registered workers of a process."""
 
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The items that the workers of one process have together.
+    """The items of all workers of one process.
 
     Attributes:
-        at: when the last share was decoded.
-        items: how many items they have.
-        digest: what those add up to.
-        decoded: shares decoded since the start.
+        at: Time at which the last share was decoded.
+        items: Number of items.
+        digest: Their checksum; see `digest`.
+        decoded: Number of shares decoded since the start.
     """
 
     at: float
@@ -144,7 +151,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """The manager's process sees so many living workers, from this time on."""
+    """The number of live workers that the manager's process sees from this time on."""
 
     at: float
     living: int
@@ -152,7 +159,7 @@ class Detected:
 
 @dataclass(frozen=True, slots=True)
 class Rebalanced:
-    """The manager has done a rebalance."""
+    """The manager has completed a rebalance."""
 
     at: float
     seconds: float
@@ -164,7 +171,7 @@ class Rebalanced:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of the manager's process, now and before it led."""
+    """The memory of the manager's process, before it led and now."""
 
     before_bytes: int
     now_bytes: int
@@ -172,7 +179,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A process cannot go on."""
+    """A process failed for this reason."""
 
     reason: str
 
@@ -182,16 +189,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Some work items found their workers.
+    """Figures of one step in which work items got a worker.
 
     Attributes:
-        seconds: from the cause until the last worker concerned had decoded its share.
-        quiet_s: how much of it the manager waited for more to come.
-        rebalance_s: how much of it the manager decided and wrote.
-        shares: shares written.
-        moves: items that changed their worker, or got one.
-        moved_bytes: the items themselves.
-        written_bytes: keys and values written for it.
+        seconds: Seconds from the cause until the last affected worker had decoded its share.
+        quiet_s: Part of it in which the manager debounced.
+        rebalance_s: Part of it in which the manager decided and wrote.
+        shares: Number of shares written.
+        moves: Number of items that got a worker or changed it.
+        moved_bytes: Size of these items.
+        written_bytes: Size of the keys and values written.
     """
 
     seconds: float
@@ -204,21 +211,21 @@ class Spread:
 
     @property
     def ratio(self) -> float:
-        """Bytes written for each byte of the items that moved."""
+        """Bytes written for each byte of the moved items."""
         return self.written_bytes / self.moved_bytes if self.moved_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The writes while nothing happened.
+    """The writes during the idle time.
 
     Attributes:
-        seconds: for so long.
-        changes: keys that changed, but for owners of locks.
-        lock_owners: workers that held the locks of all their items, each under one owner.
-        locks: how many locks those were.
-        renewals: renewals of lock owners that were seen: at least so many were written.
-        commits: transactions that the server counted; on ZooKeeper the renewals of sessions are among them.
+        seconds: Length of the idle time.
+        changes: Number of changed keys, except those of lock owners.
+        lock_owners: Number of workers that held the locks of all their items, each with one owner.
+        locks: Number of these locks.
+        renewals: Number of observed renewals of lock owners; more may have been written.
+        commits: Number of transactions that the server counted. On ZooKeeper, this includes the renewals of sessions.
     """
 
     seconds: float
@@ -231,7 +238,7 @@ class Idle:
 
 @dataclass(slots=True)
 class Figures:
-    """All that was measured; None is a step that did not happen."""
+    """All figures of a measurement; None for a step that was not done."""
 
     options: BenchOptions
     backend: str
@@ -245,7 +252,7 @@ class Figures:
     item_bytes_in_manager: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A document of it, without the URL."""
+        """Return the figures as a document, without the URL."""
         options = self.options
         return {
             "backend": self.backend,
@@ -270,7 +277,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One figure and its goal, at full size; smaller clusters should do better."""
+    """A figure and its goal for the full size. Smaller clusters should do better."""
 
     what: str
     found: float
@@ -279,12 +286,12 @@ class Goal:
 
     @property
     def met(self) -> bool:
-        """Whether it is no more than it should be."""
+        """Whether the figure is at most the goal."""
         return self.found <= self.goal
 
 
 def goals(figures: Figures) -> list[Goal]:
-    """Every goal that there is a figure for. Of deaths the slowest counts, of added items the median."""
+    """Return every goal for which there is a figure: the slowest death, and the median of the added items."""
     found = []
     if figures.cold_start is not None:
         found.append(Goal("cold start", figures.cold_start.seconds, _COLD_S, "s"))
@@ -306,7 +313,7 @@ def goals(figures: Figures) -> list[Goal]:
 
 
 def text_bytes(pools: Iterable[Iterable[str]]) -> int:
-    """Memory that the texts of all items take, once each."""
+    """Return the memory that the texts of all items take."""
     return sum(sys.getsizeof(item) for items in pools for item in items)
 
 

@@ -1,10 +1,8 @@
-"""What the recorder writes down: one record per call on a store, with its answer, in a form that fits into JSON.
+"""The records of a history: one per call on a store, with its answer. They can be written as JSON. No I/O.
 
-Every write is put down as a commit, ``put``, ``create`` and ``delete`` too: they are commits of one operation. Entries
-are named by their token, which one write has and no other; ``At`` checks likewise. Each value is written once in a
-history, so a value that is read names the call that wrote it.
-
-Nothing here touches the network.
+Each write is recorded as a commit. ``put``, ``create`` and ``delete`` are commits of one operation. Entries and ``At``
+checks are identified by their token, which belongs to one write only. Each value is written once in a history, so a
+value that is read identifies the call that wrote it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class Seen(NamedTuple):
 
 
 class Check(NamedTuple):
-    """``at`` with the token of the entry, ``absent`` or ``exists``."""
+    """A check: ``at`` with the token of the entry, ``absent`` or ``exists``."""
 
     kind: str
     key: str
@@ -36,7 +34,7 @@ class Check(NamedTuple):
 
 
 class Op(NamedTuple):
-    """``put``, ``create`` or ``delete``."""
+    """An operation: ``put``, ``create`` or ``delete``."""
 
     kind: str
     key: str
@@ -48,18 +46,20 @@ class Call:
     """One call.
 
     Attributes:
-        number: unique in its history.
-        client: who called; one call at a time, a client is one store.
-        kind: the method.
-        key: of a get.
-        invoked, returned: nanoseconds on the machine's monotonic clock; the latter of an unknown outcome: when it can
-            take effect no more, None for never.
-        outcome: see above; UNKNOWN until there is an answer.
-        error: the answer's error, for people.
-        token: of the commit; None when the answer does not tell (``delete``), 0 when nothing was written.
-        found: answer of a get.
-        written, deleted: answer of a commit.
-        failed: what a conflict names, checks and creations.
+        number: Number that is unique in its history.
+        client: Name of the caller. A client is one store, and makes one call at a time.
+        kind: Name of the method.
+        key: Key of a get.
+        checks, ops: Checks and operations of a write.
+        invoked: Start time in nanoseconds of the machine's monotonic clock.
+        returned: End time. For an unknown outcome, the time from which the call can no longer take effect; None for
+            never.
+        outcome: ``ok``, ``conflict``, ``refused`` or ``unknown``. ``unknown`` until there is an answer.
+        error: Error of the answer, for messages.
+        token: Token of the commit; None if the answer does not contain it (``delete``), 0 if nothing was written.
+        found: Answer of a get.
+        written, deleted: Answer of a commit.
+        failed: The checks and creations that a conflict names.
     """
 
     number: int
@@ -85,13 +85,13 @@ class Call:
 
     @property
     def changes_nothing(self) -> bool:
-        """It is known to have left everything as it was."""
+        """Whether the call is known to have changed nothing."""
         if self.is_read or self.outcome in {CONFLICT, REFUSED}:
             return True
         return not self.ops or (self.outcome == OK and not self.written and not self.deleted)
 
-    def told(self) -> str:
-        """One line for people."""
+    def describe(self) -> str:
+        """Describe the call and its answer in one line."""
         if self.is_read:
             asked = f"get {self.key}"
         else:
@@ -104,23 +104,25 @@ class Call:
             named = "; ".join(" ".join(str(part) for part in each if part) for each in self.failed)
             return " ".join(part for part in (self.outcome, named, self.error) if part)
         if self.is_read:
-            return "nothing" if self.found is None else _told(self.found)
-        written = [_told(each) for each in self.written] + [f"{key} deleted" for key in self.deleted]
+            return "nothing" if self.found is None else _describe(self.found)
+        written = [_describe(each) for each in self.written] + [f"{key} deleted" for key in self.deleted]
         token = "" if self.token is None else f"token {self.token}: "
         return f"ok, {token}{', '.join(written) or 'nothing written'}"
 
 
-def _told(seen: Seen) -> str:
+def _describe(seen: Seen) -> str:
     return f"{seen.key}={seen.value} (token {seen.token}, created {seen.created})"
 
 
 @dataclass
 class History:
-    """Calls between two moments at which nothing was under way.
+    """Calls between two points in time at which no call was in flight.
 
     Attributes:
-        start: every key's entry at the beginning.
-        after: every token of the history is greater than this.
+        keys: The keys.
+        start: Entry of each key at the beginning.
+        after: Every token of the history is greater than this.
+        calls: The calls.
     """
 
     keys: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Judging a history: tokens first, then the search; and making a bad one small enough to read. Pure."""
+"""Judges a history by its tokens and by search, and shortens a bad one so that it can be read. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Judgement:
     """Whether a history is linearizable.
 
     Attributes:
-        problems: sentences; empty when it is.
-        verdict: of the search.
+        problems: Sentences; empty if it is linearizable.
+        verdict: Verdict of the search.
     """
 
     problems: list[str]
@@ -29,20 +29,23 @@ class Judgement:
 
 
 def judge(history: History) -> Judgement:
-    """Both checks; each by itself is enough to condemn."""
+    """Check a history in both ways. A problem found in either way makes it bad."""
     problems = check_tokens(history)
     verdict = search(history)
     if verdict.culprit is not None:
-        states = " or ".join(_told(history, state) for state in verdict.before[:3])
-        problems.append(f"no order of the calls explains {verdict.culprit.told()}; the store held {states}")
+        states = " or ".join(_describe(history, state) for state in verdict.before[:3])
+        problems.append(f"no order of the calls explains {verdict.culprit.describe()}; the store held {states}")
     return Judgement(problems, verdict)
 
 
-def minimise(history: History) -> History:
-    """A shorter history that is bad as well: without its end, its beginning and the calls that changed nothing.
+def minimize(history: History) -> History:
+    """Return a shorter history that is bad as well, without its end, its beginning and calls that changed nothing.
 
-    Writes stay: without them the rest would be bad for another reason. Only those before the last moment at which it
-    was certain what the store held are left out.
+    Writes stay, because without them the rest would be bad for another reason. Writes are left out only before the last
+    point in time at which the state of the store was certain.
+
+    Raises:
+        ValueError: The history is good.
     """
     if judge(history).is_good:
         raise ValueError("the history is good: there is nothing to make smaller")
@@ -78,7 +81,7 @@ def _without_beginning(history: History) -> History:
 
 
 def _drop_idle(history: History, step: int) -> History:
-    """Leave out runs of calls that changed nothing, as long as it stays bad."""
+    """Leave out calls that changed nothing, in runs of this length, as long as the history stays bad."""
     at = 0
     while at < len(history.calls):
         chosen = history.calls[at : at + step]
@@ -93,15 +96,15 @@ def _drop_idle(history: History, step: int) -> History:
 
 
 def timeline(history: History) -> str:
-    """The history for people: who did what when, in milliseconds from its beginning."""
+    """Format a history: each call with its times in milliseconds from the beginning."""
     first = min((call.invoked for call in history.calls), default=0)
 
     def ms(moment: int | None) -> str:
         return f"{(moment - first) / 1e6:10.3f}" if moment is not None else "      open"
 
-    lines = [f"keys at first: {_told(history, _start_state(history))}"]
+    lines = [f"keys at first: {_describe(history, _start_state(history))}"]
     calls = sorted(history.calls, key=lambda each: each.invoked)
-    lines += [f"{ms(call.invoked)} - {ms(call.returned)}  {call.told()}" for call in calls]
+    lines += [f"{ms(call.invoked)} - {ms(call.returned)}  {call.describe()}" for call in calls]
     return "\n".join(lines) + "\n"
 
 
@@ -110,7 +113,7 @@ def _start_state(history: History) -> State:
     return tuple(None if each is None else (each.value, each.token, each.created) for each in found), history.after
 
 
-def _told(history: History, state: State) -> str:
+def _describe(history: History, state: State) -> str:
     pairs: list[tuple[str, Item | None]] = list(zip(history.keys, state[0], strict=True))
     return ", ".join(f"{key}={item[0]} (token {item[1]})" if item else f"no {key}" for key, item in pairs)
 

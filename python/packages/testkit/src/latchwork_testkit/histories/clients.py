@@ -1,7 +1,4 @@
-"""Clients of a history: each has a store of its own, and makes random calls that are written down.
-
-Each has a thread of its own.
-"""
+"""Clients of a history. Each has its own store and thread, and makes random calls that are recorded."""
 
 from __future__ import annotations
 
@@ -23,13 +20,14 @@ _IDLE_S = 60.0
 
 
 class Workload:
-    """Random calls on few keys, most of them on what was just read or written. One thread only.
+    """Random calls on few keys, most of them on keys that were just read or written. Not thread-safe.
 
     Args:
-        recorder: makes the calls.
-        rng: decides.
-        seen: entries that clients of this process saw, by key: the last few, for checks; others add to it, too.
-        think_s: pause between two calls, on average.
+        recorder: Makes the calls.
+        rng: Source of randomness.
+        seen: The last entries of each key that clients of this process have seen, for checks. Shared with other
+            workloads.
+        think_s: Average pause between two calls, in seconds.
     """
 
     def __init__(
@@ -39,10 +37,10 @@ class Workload:
         self._rng = rng
         self._seen = seen
         self._think_s = think_s
-        self._there: dict[str, bool] = dict.fromkeys(KEYS, False)
+        self._exists: dict[str, bool] = dict.fromkeys(KEYS, False)
 
     def step(self) -> None:
-        """One call; its errors are part of the history."""
+        """Make one call. Its errors are part of the history."""
         if self._think_s:
             time.sleep(self._think_s * 2 * self._rng.random())
         choice = self._rng.choices(_STEPS, _WEIGHTS)[0]
@@ -55,39 +53,39 @@ class Workload:
 
     def _get(self, key: str) -> None:
         entry = self._recorder.get(key)
-        self._there[key] = entry is not None
+        self._exists[key] = entry is not None
         if entry is not None:
             self._seen[key].append(entry)
 
     def _put(self, key: str) -> None:
-        self._learn([self._recorder.put(key, self._value())])
+        self._remember([self._recorder.put(key, self._value())])
 
     def _create(self, key: str) -> None:
-        self._learn([self._recorder.create(key, self._value())])
+        self._remember([self._recorder.create(key, self._value())])
 
     def _delete(self, key: str) -> None:
         self._recorder.delete(key)
-        self._there[key] = False
+        self._exists[key] = False
 
     def _delete_at(self, key: str) -> None:
         entry = self._remembered(key)
         if entry is not None:
             self._recorder.delete(key, at=entry)
-            self._there[key] = False
+            self._exists[key] = False
 
     def _commit(self, _: str) -> None:
         tokens: Tokens = {}
         checks = [self._random_check(key, tokens) for key in self._some_keys(3)]
         ops = [self._random_op(key) for key in self._some_keys(3)] if self._rng.random() < 0.9 else []
         done = self._recorder.commit(checks, ops, tokens)
-        self._learn(done.entries)
-        self._there.update(dict.fromkeys(done.deleted, False))
+        self._remember(done.entries)
+        self._exists.update(dict.fromkeys(done.deleted, False))
 
     def _some_keys(self, most: int) -> list[str]:
         return self._rng.sample(KEYS, self._rng.randint(1, most))
 
     def _random_check(self, key: str, tokens: Tokens) -> At | Absent | Exists:
-        likely = self._there[key] == (self._rng.random() < 0.85)
+        likely = self._exists[key] == (self._rng.random() < 0.85)
         entry = self._remembered(key)
         if likely and entry is not None and self._rng.random() < 0.6:
             check = At(entry)
@@ -99,20 +97,22 @@ class Workload:
         dice = self._rng.random()
         if dice < 0.3:
             return Delete(key)
-        if dice < 0.55 and not self._there[key]:
+        if dice < 0.55 and not self._exists[key]:
             return Create(key, self._value())
         return Put(key, self._value())
 
     def _remembered(self, key: str) -> Entry | None:
-        """The newest entry seen, now and then an old one: that of a key that was written or created again since."""
+        """Return the newest known entry of a key, or sometimes an older one, which was overwritten or created again
+        since.
+        """
         entries = list(self._seen[key])
         if not entries:
             return None
         return self._rng.choice(entries) if self._rng.random() < 0.25 else max(entries, key=lambda each: each.token)
 
-    def _learn(self, entries: Iterable[Entry]) -> None:
+    def _remember(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            self._there[entry.key] = True
+            self._exists[entry.key] = True
             self._seen[entry.key].append(entry)
 
     def _value(self) -> bytes:
@@ -124,13 +124,14 @@ _WEIGHTS = (30, 14, 14, 5, 5, 32)
 
 
 class Clients:
-    """Some clients of one process, each with a thread of its own from ``go`` to ``finish``. One thread at a time.
+    """Several clients of one process, each with its own thread from ``start`` to ``finish``. Not thread-safe.
 
     Args:
-        specs: of each its name, the number of its first call, and the URL of its store.
-        sink: told of every call, twice; see ``Recorder``.
-        patience_s, think_s: see ``Recorder`` and ``Workload``.
-        wrap: what calls go through, instead of the store itself.
+        specs: Name, number of the first call, and store URL of each client.
+        sink: Called twice for each call; see ``Recorder``.
+        give_up_after_s: See ``Recorder``.
+        think_s: See ``Workload``.
+        wrap: Wraps the store that the calls are made on.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Clients:
         specs: list[tuple[str, int, str]],
         sink: Callable[[Call], None],
         *,
-        patience_s: float | None,
+        give_up_after_s: float | None,
         think_s: float,
         wrap: Callable[[latchwork.Store], Any] = lambda store: store,
     ) -> None:
@@ -149,10 +150,10 @@ class Clients:
         self.stores, self._recorders = [], []
         for name, number, url in specs:
             self.stores.append(latchwork.connect(url))
-            self._recorders.append(Recorder(wrap(self.stores[-1]), name, number, sink, patience_s=patience_s))
+            self._recorders.append(Recorder(wrap(self.stores[-1]), name, number, sink, give_up_after_s=give_up_after_s))
 
-    def go(self, seed: int) -> None:
-        """Make calls until ``stop``."""
+    def start(self, seed: int) -> None:
+        """Let every client make random calls until ``stop``."""
         self._stop.clear()
         rng = random.Random(seed)
         for recorder in self._recorders:
@@ -161,11 +162,13 @@ class Clients:
             self._threads[-1].start()
 
     def stop(self) -> None:
-        """Let each client end its current call and stop."""
+        """Let each client stop after its current call."""
         self._stop.set()
 
     def finish(self) -> list[str]:
-        """Wait until all are idle, and nothing of theirs can land any more; what went wrong since the last time."""
+        """Wait until all clients are idle and none of their calls can take effect any more. Return the problems since
+        the last call.
+        """
         until = time.monotonic() + _IDLE_S
         problems = []
         for thread, recorder in zip(self._threads, self._recorders, strict=True):
@@ -173,7 +176,7 @@ class Clients:
             problems += recorder.unexpected
             recorder.unexpected = []
             if thread.is_alive():
-                problems.append(f"{recorder.client} hangs in {recorder.last.told()}")
+                problems.append(f"{recorder.client} hangs in {recorder.last.describe()}")
         self._threads = []
         return problems
 

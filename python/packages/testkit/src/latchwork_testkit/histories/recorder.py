@@ -1,4 +1,4 @@
-"""The part of a store's interface that is judged, every call written down with its answer."""
+"""Records the calls on a store with their answers, for the part of the interface that is judged."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ NOTHING: dict[Any, int] = {}
 
 
 class Recorder:
-    """A store whose calls are written down. One thread only.
+    """A store that records its calls. Not thread-safe.
 
     Args:
-        store: the store.
-        client: its name in the history.
-        number: of its first call; numbers are unique in a run.
-        sink: told of every call when it begins, and when its answer is in; of one that was given up, when it is over.
-        patience_s: give up calls that take longer, as a caller with a deadline of its own does. The outcome is unknown
-            to it then; nothing settles such a call, but when it has returned it can land no more.
+        store: The store.
+        client: Name of the client in the history.
+        number: Number of the first call. Numbers are unique in a run.
+        sink: Called with each call when it begins and when it has ended.
+        give_up_after_s: Seconds after which to give up a call, like a caller with its own deadline. The outcome is then
+            unknown to the caller. Such a call is not settled, but it cannot take effect after it has returned. None
+            never gives up.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Recorder:
         number: int,
         sink: Callable[[Call], None],
         *,
-        patience_s: float | None = None,
+        give_up_after_s: float | None = None,
     ) -> None:
         self.store = store
         self.client = client
@@ -50,9 +51,9 @@ class Recorder:
         self._number = number
         self._values = 0
         self._sink = sink
-        self._patience_s = patience_s
+        self._give_up_after_s = give_up_after_s
         self._given_up: list[Future[Any]] = []
-        self._threads = ThreadPoolExecutor(4, f"given-up-{client}") if patience_s is not None else None
+        self._threads = ThreadPoolExecutor(4, f"given-up-{client}") if give_up_after_s is not None else None
 
     def get(self, key: str) -> Entry | None:
         """Record a get."""
@@ -60,17 +61,17 @@ class Recorder:
         def answer(call: Call, entry: Entry | None) -> None:
             call.found = _seen(entry) if entry is not None else None
 
-        return self._made(self._call("get", key=key), lambda: self.store.get(key), answer)
+        return self._record(self._call("get", key=key), lambda: self.store.get(key), answer)
 
     def put(self, key: str, value: bytes) -> Entry:
         """Record a put."""
         call = self._call("put", ops=(Op("put", key, value.decode()),))
-        return self._made(call, lambda: self.store.put(key, value), _wrote)
+        return self._record(call, lambda: self.store.put(key, value), _set_written)
 
     def create(self, key: str, value: bytes) -> Entry:
         """Record a creation."""
         call = self._call("create", ops=(Op("create", key, value.decode()),))
-        return self._made(call, lambda: self.store.create(key, value), _wrote)
+        return self._record(call, lambda: self.store.create(key, value), _set_written)
 
     def delete(self, key: str, *, at: Entry | None = None) -> bool:
         """Record a deletion, of any version or of an entry that was read."""
@@ -82,27 +83,31 @@ class Recorder:
         tokens = {} if at is None else {At(at): at.token}
         version = None if at is None else at.version
         call = self._call("delete", checks=checks, ops=(Op("delete", key),))
-        return self._made(call, lambda: self.store.delete(key, version=version), answer, tokens)
+        return self._record(call, lambda: self.store.delete(key, version=version), answer, tokens)
 
     def commit(self, checks: list[At | Absent | Exists], ops: list[Put | Create | Delete], tokens: Tokens) -> Committed:
-        """As ``Store.commit``; an At does not tell its token, so it is given beside."""
+        """Record a commit. The tokens of ``At`` checks are passed separately, because a check does not contain its
+        token.
+        """
 
         def answer(call: Call, done: Committed) -> None:
             call.token = done.token
             call.written = tuple(_seen(each) for each in done.entries)
             call.deleted = done.deleted
 
-        told = tuple(_check(each, tokens) for each in checks)
-        call = self._call("commit", checks=told, ops=tuple(_op(each) for each in ops))
-        return self._made(call, lambda: self.store.commit(checks, ops), answer, tokens)
+        stored_checks = tuple(_check(each, tokens) for each in checks)
+        call = self._call("commit", checks=stored_checks, ops=tuple(_op(each) for each in ops))
+        return self._record(call, lambda: self.store.commit(checks, ops), answer, tokens)
 
     def new_value(self) -> bytes:
-        """One that nobody has written, nor ever will again."""
+        """Return a value that is never written twice."""
         self._values += 1
         return f"{self.client}.{self._values}".encode()
 
     def settle(self) -> None:
-        """Read until there is an answer, and wait for what was given up: nothing of this client can land after that."""
+        """Read until there is an answer, and wait for abandoned calls. Afterwards, no call of this client can take
+        effect.
+        """
         deadline = time.monotonic() + _SETTLE_S
         wait(self._given_up, _SETTLE_S)
         self._given_up.clear()
@@ -114,7 +119,7 @@ class Recorder:
         self.unexpected.append(f"{self.client} got no answer for {_SETTLE_S:.0f} s after the last fault was over")
 
     def close(self) -> None:
-        """Close the store, after what was given up has returned."""
+        """Close the store after all abandoned calls have returned."""
         if self._threads is not None:
             self._threads.shutdown(wait=True)
         self.store.close()
@@ -123,16 +128,16 @@ class Recorder:
         self._number += 1
         return Call(self._number, self.client, kind, 0, **fields)
 
-    def _made(
+    def _record(
         self, call: Call, make: Callable[[], T], answer: Callable[[Call, T], None], tokens: Tokens = NOTHING
     ) -> T:
         self.last = call
         call.invoked = time.monotonic_ns()
         self._sink(call)
         try:
-            result = make() if self._threads is None else self._patiently(call, make)
+            result = make() if self._threads is None else self._call_with_deadline(call, make)
         except _GivenUp:
-            raise OutcomeUnknown(call.told()) from None
+            raise OutcomeUnknown(call.describe()) from None
         except Exception as error:
             self._failed(call, error, tokens)
             self._ended(call)
@@ -142,11 +147,11 @@ class Recorder:
         self._ended(call)
         return result
 
-    def _patiently(self, call: Call, make: Callable[[], T]) -> T:
+    def _call_with_deadline(self, call: Call, make: Callable[[], T]) -> T:
         assert self._threads is not None
         future = self._threads.submit(make)
         try:
-            return future.result(self._patience_s)
+            return future.result(self._give_up_after_s)
         except TimeoutError:
             call.client += "/given-up"  # no later answer says anything about it
             wait(self._given_up, _SETTLE_S)  # one at a time: with dozens under way no search ends
@@ -164,9 +169,9 @@ class Recorder:
         elif isinstance(error, Unavailable):
             call.outcome = REFUSED
         if (call.is_read and call.outcome == UNKNOWN) or not isinstance(error, (*_USUAL, OutcomeUnknown)):
-            self.unexpected.append(f"{call.told()}: {type(error).__name__}: {error}")
+            self.unexpected.append(f"{call.describe()}: {type(error).__name__}: {error}")
         if call.outcome == CONFLICT and not call.failed:
-            self.unexpected.append(f"a conflict that names nothing: {call.told()}: {error}")
+            self.unexpected.append(f"a conflict that names nothing: {call.describe()}: {error}")
 
     def _ended(self, call: Call, *, over: bool = False) -> None:
         if over or call.outcome != UNKNOWN:
@@ -175,10 +180,10 @@ class Recorder:
 
 
 class _GivenUp(Exception):
-    """The caller's patience is over."""
+    """The call took longer than ``give_up_after_s``."""
 
 
-def _wrote(call: Call, entry: Entry) -> None:
+def _set_written(call: Call, entry: Entry) -> None:
     call.token = entry.token
     call.written = (_seen(entry),)
 

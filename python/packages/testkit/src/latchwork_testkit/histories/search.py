@@ -1,17 +1,18 @@
-"""Linearizability by search: is there an order of the calls that explains every answer? Pure.
+"""Checks linearizability by search: is there an order of the calls that explains every answer? Pure.
 
-An order is good if each call takes effect at one moment between its invocation and its return, and the answers are
-those of ``spec`` in that order. The search goes through the history in time and keeps every configuration that explains
-it so far: a state, and which of the calls under way have taken effect. When a call returns it must have taken effect;
-other calls under way are then tried before it, in every order (just-in-time linearization: Lowe, "Testing for
-linearizability", 2017; after Wing and Gong, 1993). Configurations reached twice are kept once.
+An order is good if each call takes effect at one point in time between its invocation and its return, and the answers
+are those of ``spec`` in that order. The search goes through the history in time and keeps every configuration that
+explains it so far. A configuration is a state, and the set of calls in flight that have taken effect. When a call
+returns, it must have taken effect. Other calls in flight are then tried before it, in every order (just-in-time
+linearization: Lowe, "Testing for linearizability", 2017; after Wing and Gong, 1993). Equal configurations are kept
+once.
 
-What keeps them few:
+Their number stays small for these reasons:
 
 - Tokens are a total order of writes, so of the writes with a known token only the next one can take effect.
-- A call that changes nothing takes effect as soon as its answer fits: that never spoils another order.
-- A write whose outcome is unknown and that nobody saw may take effect until its client's next answer, which the store
-  gives only after settling it. Having it still in reserve is never worse than having used it for the same state.
+- A call that changes nothing takes effect as soon as its answer fits, which never spoils another order.
+- A write of unknown outcome without a trace may take effect until its client's next answer, which the store gives only
+after settling it. Keeping it in reserve is never worse than having used it for the same state.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NEVER = 1 << 62
 
 
 class Config(NamedTuple):
-    """One explanation of the history so far: the state, and the bits of those under way that are done with."""
+    """One explanation of the history so far: the state, and the bits of the calls in flight that have taken effect."""
 
     state: State
     done: int
@@ -36,15 +37,15 @@ class Config(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A call of the history as the search sees it.
+    """A call of the history in the search.
 
     Attributes:
-        call: the call.
-        token: of its commit, where known from its own answer or from what others read.
-        optional: it may have been applied or not.
-        until: when it must have taken effect, or can no more.
-        bit: its own while it is under way.
-        closes: unknown calls of the same client that this one's answer rules out from then on.
+        call: The call.
+        token: Token of its commit, if known from its answer or from reads of others.
+        optional: Whether it may have been applied or not.
+        until: Time at which it must have taken effect, or from which it no longer can.
+        bit: Its bit while it is in flight.
+        closes: Calls of unknown outcome of the same client that can no longer take effect after this one's answer.
     """
 
     call: Call
@@ -62,7 +63,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time, the state then, and which of the calls under way had taken effect by then."""
+    """A point in time, the state then, and the calls in flight that had taken effect by then."""
 
     at: int
     state: State
@@ -71,13 +72,13 @@ class Moment:
 
 @dataclass
 class Verdict:
-    """What the search found.
+    """The result of the search.
 
     Attributes:
-        culprit: the call whose answer nothing explains; None when all is well.
-        before: the states possible just before.
-        certain: the last moment before that at which there was one explanation only.
-        most: configurations kept at once, at most.
+        culprit: The call whose answer no order explains; None if the history is good.
+        before: The possible states just before that call.
+        certain: The last point in time before it with only one explanation.
+        most: Maximum number of configurations that were kept.
     """
 
     culprit: Call | None = None
@@ -92,7 +93,7 @@ class Verdict:
 
 
 def search(history: History) -> Verdict:
-    """Judge a history; the states of the verdict list the keys in the history's order."""
+    """Judge a history. The states of the verdict list the keys in the history's order."""
     return _Search(history).run()
 
 
@@ -100,7 +101,7 @@ class _Search:
     def __init__(self, history: History) -> None:
         seen = _all_seen(history.calls)
         self.spec = Spec(history.keys, seen)
-        self.pending = _prepare(history.calls, seen)
+        self.pending = _pending_calls(history.calls, seen)
         self.before = _predecessors(self.pending, history.after)
         self.active: dict[int, Pending] = {}
         self.configs = {Config(self.spec.start(history), 0)}
@@ -140,7 +141,7 @@ class _Search:
             self.configs = {found for config in self.configs for found in self._settle(config, [each])}
 
     def _return(self, each: Pending) -> None:
-        found = self._reach(each)
+        found = self._configs_after(each)
         if each.optional:
             found |= self.configs
         del self.active[each.bit]
@@ -149,8 +150,8 @@ class _Search:
             front.add(Config(config.state, config.done & ~each.bit))
         self.configs = front.all()
 
-    def _reach(self, target: Pending) -> set[Config]:
-        """Every configuration in which the target has just taken effect, from all of ours."""
+    def _configs_after(self, target: Pending) -> set[Config]:
+        """Return every configuration in which the target has just taken effect, starting from all current ones."""
         front = self._front()
         todo = deque(config for config in self.configs if front.add(config))
         reached = set()
@@ -159,11 +160,11 @@ class _Search:
             if config.done & target.bit:
                 reached.add(config)
                 continue
-            todo.extend(following for following in self._following(config) if front.add(following))
+            todo.extend(each for each in self._next_configs(config) if front.add(each))
         return reached
 
-    def _following(self, config: Config) -> Iterable[Config]:
-        """The configurations one effect further; calls that change nothing follow by themselves."""
+    def _next_configs(self, config: Config) -> Iterable[Config]:
+        """Return the configurations after one more effect. Calls that change nothing take effect by themselves."""
         for each in self.active.values():
             if config.done & each.bit or each.changes_nothing:
                 continue
@@ -174,7 +175,7 @@ class _Search:
                 yield from self._settle(Config(state, self._with(config.done, each)), self.active.values())
 
     def _settle(self, config: Config, candidates: Iterable[Pending]) -> list[Config]:
-        """Let those that change nothing take effect where their answers fit."""
+        """Let calls that change nothing take effect where their answers fit."""
         choices = []
         for each in candidates:
             if config.done & each.bit or not each.changes_nothing:
@@ -203,7 +204,7 @@ class _Search:
 
 
 class _Front:
-    """Configurations without those that have an equal with as much or more in reserve."""
+    """Configurations without those that are equal to another one that has as much or more in reserve."""
 
     def __init__(self, optional: int, reads: int) -> None:
         self._optional = optional
@@ -211,7 +212,7 @@ class _Front:
         self._costs: dict[tuple[State, int], dict[int, Config]] = {}
 
     def add(self, config: Config) -> bool:
-        """Take it in, unless one that is as good is there."""
+        """Add a configuration unless one that is as good exists. Return whether it was added."""
         state, done = config
         cost = (done & self._optional) | (~done & self._reads)
         costs = self._costs.setdefault((state, done & ~self._optional & ~self._reads), {})
@@ -234,8 +235,11 @@ def _all_seen(calls: Iterable[Call]) -> dict[tuple[int, str], Seen]:
     return seen
 
 
-def _prepare(calls: list[Call], seen: dict[tuple[int, str], Seen]) -> list[Pending]:
-    """The calls that matter, with what is known of each."""
+def _pending_calls(calls: list[Call], seen: dict[tuple[int, str], Seen]) -> list[Pending]:
+    """Return the calls that the search must order, with their tokens and the times by which they must take effect.
+
+    Left out are refused calls, and reads without an answer.
+    """
     token_of = {(each.key, each.value): each.token for each in seen.values()}
     found, open_calls = [], {}
     for call in sorted(calls, key=lambda each: each.invoked):
@@ -260,13 +264,13 @@ def _prepare(calls: list[Call], seen: dict[tuple[int, str], Seen]) -> list[Pendi
 
 
 def _predecessors(pending: list[Pending], after: int) -> dict[int, int]:
-    """For each token of a write the one just before it."""
+    """Return the token just before each token of a write."""
     tokens = sorted({each.token for each in pending if each.token and not each.changes_nothing})
     return dict(zip(tokens, [after, *tokens], strict=False))
 
 
 def _events(pending: list[Pending]) -> list[tuple[int, bool, Pending]]:
-    """Invocations and returns in time; at the same time invocations come first. What never ends comes last."""
+    """Return invocations and returns, sorted by time. At the same time, invocations come first."""
     events = []
     for index, each in enumerate(pending):
         events.append((each.call.invoked, False, index, each))

@@ -1,7 +1,7 @@
-"""What a store is: the effect and the answer of each call, one after the other. Pure.
+"""The sequential specification of a store: the effect and the answer of each call, one after the other. Pure.
 
-A state is a tuple with one item per key, and the greatest token so far. An item is (value, token, created), 0 where
-nobody was told: the token of a write whose outcome is unknown and whose value nobody read.
+A state is a tuple with one item per key, and the greatest token so far. An item is (value, token, created). A token of
+0 is unknown: it belongs to a write of unknown outcome whose value no one has read.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ State = tuple[tuple["Item | None", ...], int]
 
 
 class Spec:
-    """The rules for one set of keys.
+    """The rules for a set of keys.
 
     Args:
-        keys: all that the history uses.
-        seen: every entry that anybody was shown, by token and key: tells what unknown writes became.
+        keys: All keys of the history.
+        seen: Every entry that any answer contained, by token and key. It shows the tokens of writes of unknown outcome.
     """
 
     def __init__(self, keys: tuple[str, ...], seen: Mapping[tuple[int, str], Seen]) -> None:
@@ -32,12 +32,12 @@ class Spec:
         return tuple(None if each is None else (each.value, each.token, each.created) for each in items), history.after
 
     def next(self, state: State, call: Call, token: int | None) -> State | None:
-        """The state after the call, or None if it cannot have given its answer in this state.
+        """Return the state after a call; None if the call cannot have given its answer in this state.
 
         Args:
-            state: before the call.
-            call: the call; an unknown outcome is taken as applied.
-            token: of the commit, where it is known.
+            state: State before the call.
+            call: The call. An unknown outcome counts as applied.
+            token: Token of the commit, if known.
         """
         if call.is_read:
             return state if self._matches(state[0][self._index[call.key]], call.found) else None
@@ -83,7 +83,7 @@ class Spec:
         return tuple(items), max(state[1], token)
 
     def _written(self, before: Item | None, op: Op, token: int, answer: Seen | None) -> Item | None:
-        """What a key holds after a put; None if the answer, or what others read, says otherwise."""
+        """Return the item of a key after a put; None if the answer or what others read contradicts it."""
         created = token if before is None else before[2]
         told = answer or self._seen.get((token, op.key))
         if told is not None:
@@ -94,5 +94,5 @@ class Spec:
 
 
 def is_optional(call: Call, token: int | None) -> bool:
-    """It may have been applied or not, and nobody saw a trace of it."""
+    """Return whether a call may have been applied or not, and left no trace in any answer."""
     return call.outcome == UNKNOWN and not call.is_read and token is None

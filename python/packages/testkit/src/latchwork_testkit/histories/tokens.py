@@ -1,14 +1,14 @@
-"""What tokens alone tell of a history, at little cost and in plain words. Pure.
+"""Checks a history by its tokens alone, which is cheap and gives plain messages. Pure.
 
 The store promises that tokens are a total order of its writes. So before any search:
 
-- a token belongs to one commit, and what it wrote is the same to everyone;
-- a write that began after another had been answered has the greater token;
-- a read shows what some write wrote, none that was refused, and one that had begun before the read ended;
-- no read shows a write that had been overwritten before the read began, or is older than what an earlier read showed.
+- A token belongs to one commit, and every answer shows the same write for it.
+- A write that began after another had been answered has the greater token.
+- A read shows the value of some write that was not refused and had begun before the read ended.
+- No read shows a write that was overwritten before the read began, or that is older than an earlier read showed.
 
-This finds most violations and names both parties; what it cannot decide (deletions, whose token nobody is told, and
-checks) is left to ``search``.
+This finds most violations and names both calls. Deletions, whose token no answer contains, and checks are left to
+``search``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from latchwork_testkit.histories.calls import OK, REFUSED, UNKNOWN, Call, Histor
 
 
 def check_tokens(history: History) -> list[str]:
-    """What is wrong, one sentence each; empty when tokens show nothing wrong."""
+    """Return the problems, one sentence each; empty if the tokens show none."""
     return [
         *_check_uniqueness(history),
         *_check_real_time(history),
@@ -36,12 +36,16 @@ def _check_uniqueness(history: History) -> list[str]:
     problems, writer, shown = [], {}, {}
     for call in _writes(history):
         if writer.setdefault(call.token, call) is not call:
-            problems.append(f"token {call.token} was given to two commits: {writer[call.token].told()} | {call.told()}")
+            problems.append(
+                f"token {call.token} was given to two commits: {writer[call.token].describe()} | {call.describe()}"
+            )
         if call.token <= history.after:
-            problems.append(f"token {call.token} is not greater than {history.after}, given earlier: {call.told()}")
+            problems.append(f"token {call.token} is not greater than {history.after}, given earlier: {call.describe()}")
     for call, seen in _shown(history):
         if shown.setdefault((seen.token, seen.key), seen) != seen:
-            problems.append(f"one write was shown in two ways, first as {shown[seen.token, seen.key]}: {call.told()}")
+            problems.append(
+                f"one write was shown in two ways, first as {shown[seen.token, seen.key]}: {call.describe()}"
+            )
     return problems
 
 
@@ -51,7 +55,7 @@ def _shown(history: History) -> list[tuple[Call, Seen]]:
 
 
 def _check_real_time(history: History) -> list[str]:
-    """Sweep by invocation; the greatest token among those answered before must be smaller."""
+    """Check writes in the order of their invocations: each has a greater token than all writes answered before."""
     problems = []
     writes = _writes(history)
     answered = sorted(writes, key=lambda call: call.returned)
@@ -62,12 +66,12 @@ def _check_real_time(history: History) -> list[str]:
                 greatest = answered[at]
             at += 1
         if greatest is not None and greatest.token >= call.token:
-            problems.append(f"a later write has a smaller token: first {greatest.told()} | then {call.told()}")
+            problems.append(f"a later write has a smaller token: first {greatest.describe()} | then {call.describe()}")
     return problems
 
 
 def _check_origins(history: History) -> list[str]:
-    """Every value read was written by a call that may have been applied, and that had begun."""
+    """Check that every value read was written by a call that had begun and may have been applied."""
     origin = {(op.key, op.value): call for call in history.calls for op in call.ops if op.kind != "delete"}
     problems = []
     for call, seen in _shown(history):
@@ -75,12 +79,12 @@ def _check_origins(history: History) -> list[str]:
             continue
         source = origin.get((seen.key, seen.value))
         if source is None:
-            problems.append(f"nobody wrote what was shown: {call.told()}")
+            problems.append(f"nobody wrote what was shown: {call.describe()}")
         elif source.outcome not in {OK, UNKNOWN}:
             what = "refused" if source.outcome == REFUSED else "in conflict"
-            problems.append(f"a write that was {what} took effect: {source.told()} | {call.told()}")
+            problems.append(f"a write that was {what} took effect: {source.describe()} | {call.describe()}")
         elif source.invoked > (call.returned or source.invoked):
-            problems.append(f"shown before it was written: {source.told()} | {call.told()}")
+            problems.append(f"shown before it was written: {source.describe()} | {call.describe()}")
     return problems
 
 
@@ -97,15 +101,15 @@ def _check_reads(history: History) -> list[str]:
                 continue
             before = bisect_left(ends, call.invoked)
             if before and newest[before - 1][0] > call.found.token:
-                problems.append(f"stale read: {newest[before - 1][1]} | then {call.told()}")
+                problems.append(f"stale read: {newest[before - 1][1]} | then {call.describe()}")
     return problems
 
 
 def _known_at(history: History, key: str) -> list[tuple[int, int, str]]:
-    """When which token of a key was known to somebody: (moment, token, by which call)."""
+    """Return when an answer showed which token of a key: (time, token, description of the call)."""
     known = []
     for call in history.calls:
         seen = [call.found] if call.found is not None and call.key == key else []
         seen += [each for each in call.written if each.key == key]
-        known += [(call.returned, each.token, call.told()) for each in seen]
+        known += [(call.returned, each.token, call.describe()) for each in seen]
     return known

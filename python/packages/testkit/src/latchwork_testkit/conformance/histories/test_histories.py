@@ -11,7 +11,7 @@ import time
 import pytest
 
 from latchwork_testkit.histories.calls import Call, History
-from latchwork_testkit.histories.checker import judge, minimise, timeline
+from latchwork_testkit.histories.checker import judge, minimize, timeline
 from latchwork_testkit.histories.clients import Clients
 from latchwork_testkit.histories.recorder import KEYS
 from latchwork_testkit.proxy import Proxy
@@ -29,9 +29,9 @@ def recorded(urls, hurt=lambda until: None):
             calls[call.number] = call
 
     specs = [(f"c{number}", number * 1_000_000, url) for number, url in enumerate(urls)]
-    clients = Clients(specs, sink, patience_s=None, think_s=0.002)
+    clients = Clients(specs, sink, give_up_after_s=None, think_s=0.002)
     try:
-        clients.go(seed=random.randrange(1 << 30))
+        clients.start(seed=random.randrange(1 << 30))
         hurt(time.monotonic() + ROUND_S)
         time.sleep(0.5)
         clients.stop()
@@ -45,7 +45,7 @@ def check(history, problems):
     assert problems == []
     assert len(history.calls) > 20
     judgement = judge(history)
-    assert judgement.is_good, "\n".join([*judgement.problems, timeline(minimise(history))])
+    assert judgement.is_good, "\n".join([*judgement.problems, timeline(minimize(history))])
 
 
 def test_a_history_without_faults_is_linearizable(backend_url):

@@ -1,4 +1,4 @@
-"""The line between the bench and its processes: starting them, telling them, hearing from them, ending them."""
+"""The processes of the bench: starts and ends them, sends commands, and receives their messages."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _END_S = 10.0
 
 
 class BenchFailed(LatchworkError):
-    """A cluster could not be measured; the message says why."""
+    """A cluster could not be measured. The message says why."""
 
 
 class BenchRefused(BenchFailed, ValueError):
     """This store cannot be measured."""
 
 
-class Line:
-    """A process's end of the line. Safe to share between threads, but for ``recv`` and ``poll``: one thread only."""
+class BenchConnection:
+    """A process's connection to the bench. Thread-safe, except `recv` and `poll`, which one thread may use."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._mutex = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Tell the bench, unless it is gone."""
+        """Send a message to the bench, unless the bench has ended."""
         with self._mutex:
             try:
                 self._connection.send(message)
@@ -43,19 +43,24 @@ class Line:
                 logging.getLogger(__name__).debug("the bench is gone, it is not told %r", message)
 
     def recv(self) -> Any:
-        """The next order; None when it is to end."""
+        """Return the next command; None when the process must end."""
         try:
             return self._connection.recv()
         except (EOFError, OSError):
             return None
 
     def poll(self, timeout_s: float) -> bool:
-        """Whether an order came, or the bench has gone."""
+        """Return whether a command arrived or the bench has ended."""
         return self._connection.poll(timeout_s)
 
 
 class Processes:
-    """The processes of one bench. One thread only; leaving the context ends all of them."""
+    """The processes of one bench. Not thread-safe. Leaving the context ends all of them.
+
+    Args:
+        hear: Called with the name of a process and each message from it.
+        timeout_s: Maximum seconds for each wait.
+    """
 
     def __init__(self, hear: Callable[[str, object], None], timeout_s: float) -> None:
         self._hear = hear
@@ -80,7 +85,7 @@ class Processes:
             line.close()
 
     def start(self, name: str, work: Callable[..., None], *args: object) -> None:
-        """Start a process that does ``work(line, *args)``."""
+        """Start a process that runs ``work(connection, *args)``."""
         ours, theirs = self._spawn.Pipe()
         process = self._spawn.Process(
             target=_child, args=(work, theirs, *args), name=f"latchwork-bench-{name}", daemon=True
@@ -89,26 +94,26 @@ class Processes:
         theirs.close()
         self._processes[name], self._lines[name] = process, ours
 
-    def tell(self, name: str, order: object) -> float:
-        """Give an order, and wait until it is done; when that was.
+    def command(self, name: str, command: object) -> float:
+        """Send a command, wait until it is done, and return the time at which it was.
 
         Raises:
-            BenchFailed: it was not done in time, or the process failed.
+            BenchFailed: It was not done in time, or the process failed.
         """
         self._ready.pop(name, None)
-        self._send(name, order)
-        self.until(lambda: name in self._ready, f"process {name} to do {order!r}")
+        self._send(name, command)
+        self.wait_until(lambda: name in self._ready, f"process {name} to do {command!r}")
         return self._ready[name]
 
-    def ready(self, names: list[str]) -> None:
-        """Wait until all of these have told that they are ready."""
-        self.until(lambda: all(name in self._ready for name in names), f"{', '.join(names)} to be ready")
+    def wait_ready(self, names: list[str]) -> None:
+        """Wait until all of these processes are ready."""
+        self.wait_until(lambda: all(name in self._ready for name in names), f"{', '.join(names)} to be ready")
 
-    def until(self, done: Callable[[], bool], what: str) -> None:
-        """Hear what the processes say until that is true.
+    def wait_until(self, done: Callable[[], bool], what: str) -> None:
+        """Receive messages until a condition is true.
 
         Raises:
-            BenchFailed: it did not become true in time, or a process failed.
+            BenchFailed: It did not become true in time, or a process failed.
         """
         deadline = time.monotonic() + self._timeout_s
         while not done():
@@ -131,17 +136,17 @@ class Processes:
             self._ready[name] = message.at
         self._hear(name, message)
 
-    def _send(self, name: str, order: object) -> None:
+    def _send(self, name: str, command: object) -> None:
         try:
-            self._lines[name].send(order)
+            self._lines[name].send(command)
         except OSError as error:
-            if order is not None:
+            if command is not None:
                 raise BenchFailed(f"process {name} of the bench has died; LATCHWORK_DEBUG=1 shows its log") from error
 
 
 def _child(work: Callable[..., None], connection: Connection, *args: object) -> None:
     logging.getLogger().addHandler(logging.NullHandler())
-    line = Line(connection)
+    line = BenchConnection(connection)
     try:
         work(line, *args)
     except KeyboardInterrupt:
