@@ -43,6 +43,7 @@ help:
 	@echo '                 WHAT=faults            every fault on every backend, idle and busy, judged (an hour)'
 	@echo '                 WHAT=primitive-faults  every primitive through every fault on every server (30 minutes)'
 	@echo '                 WHAT=history           100,000 calls under faults on every backend, judged (40 minutes)'
+	@echo '                 WHAT=soak              names, nodes and stores come and go on every backend; growth fails (2 hours)'
 	@echo '                 WHAT=schedules         every primitive under 2,000 random schedules, in virtual time'
 	@echo '                 WHAT=interrupts        500 signals at random times on every backend, and a cancellation at every await'
 	@echo '                 WHAT=loop              the contract and the primitives driven by an event loop, on every server'

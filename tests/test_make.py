@@ -32,6 +32,7 @@ CHECKS = [
     "faults",
     "primitive-faults",
     "history",
+    "soak",
     "schedules",
     "interrupts",
     "loop",

@@ -189,8 +189,8 @@ def _stored(key: str, data: bytes, stat: Any) -> Stored:
     if data[:1] == b"@":
         owner = data[1 : 1 + _OWNER_CHARS].decode()
         value = data[1 + _OWNER_CHARS :].partition(b"=")[2]  # before it may be when the key was made
-        return Stored(key, value.decode(), stat.mzxid, owner)
-    return Stored(key, data[1:].decode(), stat.mzxid, None)
+        return Stored(key, value.decode(errors="replace"), stat.mzxid, owner)
+    return Stored(key, data[1:].decode(errors="replace"), stat.mzxid, None)
 
 
 class RawSqlite:
@@ -204,7 +204,9 @@ class RawSqlite:
             rows = connection.execute(
                 "SELECT key, value, token, owner FROM entries WHERE root = ? ORDER BY key", (self._root,)
             )
-            return [Stored(key, bytes(value).decode(), token, owner) for key, value, token, owner in rows]
+            return [
+                Stored(key, bytes(value).decode(errors="replace"), token, owner) for key, value, token, owner in rows
+            ]
 
     def hidden(self) -> list[str]:
         """The same, and the sessions, which have a table of their own."""
