@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -100,6 +101,27 @@ def test_a_wall_clock_that_jumps_for_seconds_changes_no_fire_time(store, cluster
     assert node.health().degraded == ()
     assert len(set(starts.times)) == len(starts.times)
     assert max(starts.times) - min(starts.times) < 60.0, "no fire time that only the jump has brought"
+
+
+BEFORE_AUTUMN, AFTER_AUTUMN = datetime(2026, 10, 25, 0, 30, tzinfo=UTC), datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
+NEXT_DAY = datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
+DAILY = Cron("30 2 * * *", tz="Europe/Berlin")
+
+
+def test_a_daily_job_starts_once_though_the_cluster_restarts_between_the_two_passes_of_an_hour(store, cluster):
+    """At 2:30 in summer time the first node runs it; at 2:30 in winter time, an hour later, another one is there."""
+    starts = Starts()
+    for moment, count in ((BEFORE_AUTUMN, 1), (AFTER_AUTUMN, 1), (NEXT_DAY, 2)):
+        wall = Wall()
+        wall.ahead_s = moment.timestamp() - 4.0 - time.time()
+        node = a_node(
+            cluster, store, f"n{moment.timestamp():.0f}", wall, Cron("30 2 * * *", tz="Europe/Berlin"), starts
+        )
+        eventually(lambda wall=wall, moment=moment: wall() > moment.timestamp() + 3.0)
+        eventually(lambda count=count: len(starts.times) >= count)
+        assert len(starts.times) == count
+        node.close()
+    assert starts.times == [BEFORE_AUTUMN.timestamp(), NEXT_DAY.timestamp()]
 
 
 def test_progress_in_the_future_is_named_and_set_back(store, cluster, caplog):
