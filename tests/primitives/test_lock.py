@@ -292,7 +292,7 @@ def test_a_waiter_whose_ticket_is_deleted_by_hand_does_not_take_its_turn(lock, s
         store.delete(ticket.key)
     first.release()
     for each in waiting:  # one ticket was ahead of the first, two of the other
-        with pytest.raises(LockLost, match="somebody deleted it; queue again"):
+        with pytest.raises(LockLost, match="another client deleted it; queue again"):
             each.outcome()
     assert not second.is_held
 

@@ -66,7 +66,7 @@ def test_a_waiter_whose_ticket_is_deleted_by_hand_does_not_take_its_turn(mode, r
     eventually(first.waiters)
     store.delete(first.waiters()[0].key)
     first.write.release()
-    with pytest.raises(LockLost, match="somebody deleted it; queue again"):
+    with pytest.raises(LockLost, match="another client deleted it; queue again"):
         waiting.outcome()
     assert not getattr(second, mode).is_held
 

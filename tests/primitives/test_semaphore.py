@@ -201,7 +201,7 @@ def test_who_slept_until_its_ticket_was_gone_gets_no_lease(semaphore, connect, s
         return commit(checks, ops)
 
     monkeypatch.setattr(slow, "commit", sleeping)
-    with pytest.raises(LockLost, match="somebody deleted it"):
+    with pytest.raises(LockLost, match="another client deleted it"):
         mine.acquire(5.0)
     assert len(other.holders()) == 1
 

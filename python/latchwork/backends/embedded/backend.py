@@ -336,7 +336,7 @@ class EmbeddedBackend(Backend):
         return _or_raise(self._write(work) if ops else self._db.read(only_checks, self._call_timeout_s))
 
     def _read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
-        """Return a function that tells which sessions are alive now. The transaction must have begun."""
+        """Return a function that returns which sessions are active now. The transaction must have begun."""
         now = self._shared_now()
         return lambda session_id: (
             session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)

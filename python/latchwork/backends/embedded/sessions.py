@@ -112,7 +112,7 @@ def ahead_s(proc: Path = Path("/proc/self")) -> float:
             if not is_known:  # the offsets are those of its children
                 raise ConnectFailed(
                     "this process has unshared its time namespace, so how its clock stands to that of other processes "
-                    "cannot be told; open the store in a child of it"
+                    "cannot be compared; open the store in a child of it"
                 )
             return int(seconds) + int(nanoseconds) / 1e9
     return 0.0

@@ -84,7 +84,7 @@ class Poller:
         self._clock = clock
         self._lock = mutex()
         self._watches: list[EmbeddedWatch] = []
-        self._beating: list[EmbeddedWatch] = []  # those of them that want to be told that nothing changed
+        self._beating: list[EmbeddedWatch] = []  # those that are notified when nothing has changed
         self._wake = Signal()
         self._closing = False
         self._since = 0

@@ -76,7 +76,7 @@ def create_sequential(
     if session is not None:
         require_alive(session.id, alive)
     full = numbered(key, _take_number(conn, root, key.rpartition("/")[0]))
-    while reads.get(conn, root, full):  # someone created that very key by hand
+    while reads.get(conn, root, full):  # another program created this key
         full = numbered(key, _take_number(conn, root, key.rpartition("/")[0]))
     written = _Writer(conn, root)
     written.apply(Create(full, value, session))

@@ -103,7 +103,7 @@ class _Read(Outcome[T]):
             reject(self, error)
         except ValueError as error:
             reject(self, unreadable(self._what, error))
-        except Exception as error:  # whoever waits on the outcome must hear of it
+        except Exception as error:  # callers that wait for the outcome must be notified
             reject(self, error)
 
 
@@ -239,7 +239,7 @@ class Link:
         return outcome
 
     def call(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
-        """Steps of a call that may be repeated, until it is answered or the deadline is over; its answer as a message.
+        """Make a call that may be repeated until it is answered, and return its answer as a message.
 
         Raises:
             LatchworkError: what the server said, or ``Unavailable``.
@@ -266,7 +266,7 @@ class Link:
                 return answer
 
     def pause(self, error: grpc.RpcError, what: str, deadline: float) -> Steps[None]:
-        """Wait a moment before the next try.
+        """Pause before the next attempt.
 
         Raises:
             Unavailable: there is no time for a next try.

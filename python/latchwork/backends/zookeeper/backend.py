@@ -215,7 +215,7 @@ class ZooKeeperBackend(Backend):
             with contextlib.suppress(TimeoutError):
                 self._sweep_now(keys).exception(_LAST_SWEEP_S)
 
-    # Told by the main connection.
+    # Called by the main connection.
 
     def on_up(self) -> None:
         """Handle a new connection."""

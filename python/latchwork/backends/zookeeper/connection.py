@@ -240,7 +240,7 @@ class Connection:
         """Wait until the thread has ended, and return whether it has."""
         return self._link.join(timeout_s)
 
-    # Told by the link, on its thread.
+    # Called by the link, on its thread.
 
     def take(self, most_bytes: int) -> Sequence[Request]:
         """Return the next requests to send, marked as sent. While writes are unsettled, only requests that settle them.
@@ -387,7 +387,7 @@ class Connection:
         """
         oldest = self._link.oldest_sent_at()
         if self.up and oldest is not None and now - oldest > self._settings.timing.silence_s(self.ttl_s):
-            _log.info("a ZooKeeper server has not answered for %.1f s; connecting anew", now - oldest)
+            _log.info("a ZooKeeper server has not answered for %.1f s; reconnecting", now - oldest)
             self._link.cut()
 
     def _sweep(self) -> None:

@@ -82,7 +82,7 @@ class Link:
 
     def wake(self) -> None:
         """Make the loop check the outbox."""
-        with contextlib.suppress(OSError, AttributeError):  # closed: nobody is left to wake; or full: it is awake
+        with contextlib.suppress(OSError, AttributeError):  # closed: no thread is left to wake; or full: it is awake
             self.loop._write_sock.send(b"\0", _NOW)  # noqa: SLF001
 
     def stop(self) -> None:
@@ -205,5 +205,5 @@ class _Client(KazooClient):  # type: ignore[misc]
 
     def _session_callback(self, state: KeeperState) -> None:
         if state not in {KeeperState.CONNECTED, KeeperState.CONNECTED_RO}:
-            self.on_trouble()  # before what is in flight is told
+            self.on_trouble()  # before the calls in flight are notified
         super()._session_callback(state)

@@ -6,7 +6,7 @@ thread.
 
 While nothing is in flight, the calling thread sends, because waking the connection's thread is a large part of the cost
 of a small request. One lock covers sending, and the step from sending to the end of a connection. A calling thread only
-tries to take it and never waits. An interrupt in the middle tears the connection, because nobody knows how much was
+tries to take it and never waits. An interrupt in the middle tears the connection, because it is unknown how much was
 sent. With TLS only the connection's thread sends, because two threads must not use such a socket.
 """
 
@@ -251,7 +251,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
 
     def _send_rest(self, connect_timeout: float) -> None:
         if self._is_torn:
-            raise ConnectionDropped("a thread was interrupted while it sent; connecting anew")
+            raise ConnectionDropped("a thread was interrupted while it sent; reconnecting")
         rest, self._unsent = self._unsent, bytearray()
         if rest:
             self._write(rest, connect_timeout)

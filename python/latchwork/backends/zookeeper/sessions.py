@@ -159,7 +159,7 @@ class ZooKeeperSession:
     def _late(self, closing: Future[None]) -> None:
         reject(closing, Unavailable(f"session {self.id}: no server was reached to end it; it ends there by its TTL"))
 
-    # Told by the connection.
+    # Called by the connection.
 
     def on_up(self) -> None:
         """Do nothing: waiting requests are sent."""

@@ -162,7 +162,7 @@ class DoubleBarrier(BarrierMember):
         try:
             await steps_of(self.abort)(f"the work of {self.member_id!r} failed: {exc!r}")
         except LatchworkError as error:  # the failure of the work is what the caller has to see
-            _log.warning("%s could not be aborted, others wait until their time is over: %s", self, error)
+            _log.warning("%s could not be aborted, others wait until their timeout: %s", self, error)
 
     @driven
     async def enter(self, timeout_s: float | None = None) -> int:

@@ -176,7 +176,8 @@ class Semaphore(SessionLock):
             lease = await ask(self._store.get, self._lease_key(position))
         if ticket is None and lease is None:
             self._queue.raise_if_session_ended(position)
-            raise LockLost(f"ticket {position.ticket.key!r} in {self.what} is gone, somebody deleted it") from error
+            what = f"ticket {position.ticket.key!r} in {self.what}"
+            raise LockLost(f"{what} is gone because another client deleted it; queue again") from error
 
     def _lease(self, entry: Entry, session: Session) -> QueuePosition:
         return QueuePosition(entry, session, self._store.fence(entry.created, Exists(entry.key), session.fence))
@@ -190,7 +191,7 @@ class Semaphore(SessionLock):
         except LatchworkError:
             return "others"
         more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""
-        return (", ".join(map(str, holders[:3])) or "nobody now, though it was") + more
+        return (", ".join(map(str, holders[:3])) or "no one any more") + more
 
 
 class _FreeLease:

@@ -198,7 +198,7 @@ class TicketQueue:
     async def describe_first(self) -> str:
         """Return the first ticket in words, for messages."""
         try:
-            return str(next(iter(await self.tickets()), "nobody now, though it was"))
+            return str(next(iter(await self.tickets()), "no one any more"))
         except LatchworkError:
             return "others"
 
@@ -330,7 +330,8 @@ class TicketQueue:
     def lost_error(self, position: QueuePosition) -> LockLost:
         """Return the error for a lost ticket; raises ``SessionLost`` if our session has ended."""
         self.raise_if_session_ended(position)
-        return LockLost(f"ticket {position.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
+        what = f"ticket {position.ticket.key!r} in {self.what}"
+        return LockLost(f"{what} is gone because another client deleted it; queue again")
 
     def raise_if_session_ended(self, position: QueuePosition) -> None:
         """Raise ``SessionLost`` if our session has ended."""

@@ -64,7 +64,7 @@ class EtcdWatch:
         self.lock = threading.RLock()
         self.sink = sink
         self.leaf = leaf
-        #: Whether it wants to be told that its state is the newest.
+        #: Whether it is notified when its state is known to be current.
         self.beats = beats
         #: Of a leaf: the answers with events that came before its snapshot; None once that was told.
         self.held: list[Any] | None = [] if leaf else None

@@ -238,7 +238,7 @@ class WatchHub:
             except ValueError as error:
                 _log.debug("the watch stream could not be opened: %s", error)
             except Exception:
-                _log.exception("the watch stream ended by a defect; it goes on with a new one")
+                _log.exception("the watch stream ended by a defect; a new one is opened")
             finally:
                 self._leave(stream)
             self._link.clock.wait(self._closing, _RETRY_S / 4)
@@ -403,7 +403,7 @@ class WatchHub:
         try:
             watch.sink(event)
         except Exception:
-            _log.exception("the receiver of a watch raised; it goes on with the next event")
+            _log.exception("the receiver of a watch raised; the watch continues with the next event")
 
 
 class Rights:

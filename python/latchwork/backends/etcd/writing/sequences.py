@@ -107,7 +107,7 @@ class Sequences:
             except _StartOver:
                 continue
             except Conflict:
-                line.counter = (revision, last + 1)  # somebody made such a key by hand: pass over its number
+                line.counter = (revision, last + 1)  # another program created such a key: skip its number
             else:
                 line.counter = (committed.token, last + 1)
                 entry: Entry = committed.entries[0]

@@ -189,7 +189,7 @@ class Writer:
         if (kvs[0].mod_revision if kvs else 0) == slot.revision:
             self.slots.give_back(slot)
         else:
-            _log.warning("guard %s was changed by somebody else; using another one", slot.key.decode())
+            _log.warning("guard %s was changed by another client; using another one", slot.key.decode())
             self.slots.forget(slot.lease)
         if txn.is_flat:
             error = txn.failure(answers[1:])

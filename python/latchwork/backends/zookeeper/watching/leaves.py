@@ -52,7 +52,7 @@ class LeafWatch(DeliveringWatch):
         self.siblings = siblings
         self.asks = 0  # an answer to an ask that is not the newest is of no use
         self.waits = False  # for an answer
-        self.told: int | None = None  # token of the state told last; None before the first
+        self.told: int | None = None  # token of the last reported state; None before the first
         self.over = False
 
 
@@ -107,7 +107,7 @@ class LeafHub:
         for watch in self._at(self._layout.path(prefix)):
             self._ask(watch)
 
-    # Told by the connection.
+    # Called by the connection.
 
     def on_up(self) -> None:
         """Set all watches again, because the server's are gone with the old connection."""

@@ -36,7 +36,7 @@ from latchwork.types import Change, Entry
 _log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
-#: For so long after somebody asked how old a state may be, it is proven to be current with each heartbeat; seconds.
+#: For this long after a caller asked how old a state may be, it is proven to be current with each heartbeat; seconds.
 _ASKED_S = 30.0
 _RETRY_S = 0.2
 #: Beats of the heart between two looks at whether the prefixes may still be read, and prefixes that one request is for.
@@ -59,7 +59,7 @@ class ZooKeeperWatch(DeliveringWatch):
         prove: Callable[[], None],
     ) -> None:
         super().__init__(prefix, sink, drop)
-        self.beats = beats  # whether it wants to be told that its state is the newest
+        self.beats = beats  # whether it is notified when its state is known to be current
         self.prove_current = prove
         self.loads = 0  # how often it began to load; a load that is not the newest reports nothing
         self.live = False
@@ -142,7 +142,7 @@ class WatchHub:
         with self._lock:
             return [watch for same in self._watches.values() for watch in same]
 
-    # Told by the connection.
+    # Called by the connection.
 
     def on_up(self) -> None:
         """Start all watches again, because the server's are gone with the old connection."""

@@ -63,7 +63,7 @@ def clear_below(lister: Lister, task: WriteTask, found: HasDescendants, *, clear
     if not childless and cleared:
         raise InvalidKey(
             f"{found.key!r} cannot be bound to a session: sequential keys were created below it, and on ZooKeeper "
-            "their numbering stays there for ever; bind another key"
+            "their numbering stays there forever; bind another key"
         )
     yield from sweep(lister.reader, task.connection, childless, task.deadline)
     return not childless
