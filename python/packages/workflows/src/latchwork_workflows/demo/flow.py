@@ -10,7 +10,7 @@ from pathlib import Path
 from latchwork_workflows import task, workflow
 
 FILES = 36
-PARTS = 12
+PARTS = 8
 
 
 @task
