@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from weakref import WeakSet
 
 from latchwork._base.event import Signal
@@ -233,6 +235,7 @@ class CompletionBatcher:
         complete_one: Completes a single task in whatever state it is.
         stop: Set when the worker closes.
         claimer: Claims tasks that become ready; None claims none.
+        keep_result: Called with a committed completion whose result this worker needs next. Must be quick.
         expects_more: Returns whether another call is likely to return very soon.
     """
 
@@ -244,6 +247,7 @@ class CompletionBatcher:
         stop: Signal,
         claimer: EagerClaimer | None = None,
         *,
+        keep_result: Callable[[Completion], object] = bool,
         expects_more: Callable[[], bool] = bool,
     ) -> None:
         self._plan_store = plan_store
@@ -259,6 +263,7 @@ class CompletionBatcher:
         self._plans: OrderedDict[tuple[str, int, int], PlanCache] = OrderedDict()
         self._ended: list[str] = []
         self._claimer = claimer
+        self._keep_result = keep_result
         self._committed: list[tuple[EagerClaims, Committed | None]] = []
 
     def add(self, end: Completion) -> Future[Ending]:
@@ -304,7 +309,8 @@ class CompletionBatcher:
             for key in [key for key in self._plans if key[0] in ended]:
                 del self._plans[key]
             for eager_claims, done in committed:
-                self._begin(eager_claims.taken(done))
+                if self._claimer is not None:
+                    self._claimer.run(eager_claims, done)
             if not ends:
                 if committed:
                     continue
@@ -346,14 +352,14 @@ class CompletionBatcher:
         if first and (left := await self._complete_delegating(plan_id, first)):
             await self._complete_and_check(plan_id, left)
 
-    def _begin(self, claims: Sequence[QueueClaim]) -> None:
-        if self._claimer is not None and claims:
-            self._claimer.begin(claims)
-
-    def _on_committed(self, known: PlanCache, name: str, eager_claims: EagerClaims, done: Committed | None) -> None:
+    def _on_committed(
+        self, known: PlanCache, end: Completion, eager_claims: EagerClaims, done: Committed | None
+    ) -> None:
         """Record a committed completion. Called in the thread of the group commit, so it must be fast."""
-        known.ended.add(name)
+        known.ended.add(end.name)
         if eager_claims.puts:
+            if done is not None:
+                self._keep_result(end)
             with self._notifier.mutex:
                 self._committed.append((eager_claims, done))
                 self._notifier.notify_all()
@@ -378,7 +384,8 @@ class CompletionBatcher:
         others = await self._find_pending_deps(plan_id, known, tasks, lambda name: name in own or name in before)
         left: list[Completion] = []
         came: dict[str, list[str]] = {}
-        behind, had = last_predecessor(ends), 0
+        behind = last_predecessor(ends)
+        claimed: list[str] = []
         for at, end in enumerate(ends):
             assert end.task is not None
             witnesses: dict[str, None] = {}
@@ -402,7 +409,7 @@ class CompletionBatcher:
                 and (another := await self._find_witness(plan_id, known, own, before)) is not None
             ):
                 witnesses[another] = None
-            eager_claims = self._choose_claims(end, ready, had)
+            eager_claims = self._choose_claims(end, ready, len(claimed))
             edit = None
             if not ready or has_no_failures(end):
                 edit = self._plan_store.transitions.complete_delegating(
@@ -418,14 +425,31 @@ class CompletionBatcher:
             if edit is None:
                 left.append(end)
             else:
-                had += len(eager_claims.puts)
-                end.end(
-                    Done(
-                        tuple(edit.checks), tuple(edit.ops), partial(self._on_committed, known, end.name, eager_claims)
-                    )
-                )
+                claimed += eager_claims.puts
+                landed = partial(self._on_committed, known, end, eager_claims)
+                end.end(Done(tuple(edit.checks), tuple(edit.ops), landed))
         known.in_flight.append(frozenset(own))
+        await self._read_ahead(plan_id, known, claimed)
         return left
+
+    async def _read_ahead(self, plan_id: str, known: PlanCache, claimed: Iterable[str]) -> None:
+        """Read what the completions of these tasks will need, while the tasks are claimed and run.
+
+        Only while no completion waits, and only successors that probably wait for nothing else.
+        """
+        with self._notifier.mutex:
+            if self._waiting:
+                return
+        tasks = [known.tasks[name].record for name in claimed]
+        names = [
+            each
+            for task in tasks
+            for each, late in zip_longest(task.successors, task.late, fillvalue="")
+            if not late and each not in known.tasks
+        ]
+        if 0 < len(names) <= MAX_LINKED:
+            with suppress(LatchworkError):  # then they are read when they are needed
+                known.add(await self._plan_store.read_tasks(plan_id, names))
 
     def _choose_claims(self, end: Completion, tasks: Sequence[Task], had: int) -> EagerClaims:
         if self._claimer is None or end.entry is None or end.plan is None:

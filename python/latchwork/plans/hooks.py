@@ -202,6 +202,7 @@ class PlanHooks(WorkerHooks):
         self._children = children
         self._limits = limits
         self._peers = peers
+        self._claimer = claimer
         self._runs = runs
         self._stop = stop
         self._backoffs: dict[str, Backoff] = {}
@@ -212,7 +213,13 @@ class PlanHooks(WorkerHooks):
         #: Creation token of the plan, by the path of a running item.
         self._plan_created: dict[str, int] = {}
         self._batcher = CompletionBatcher(
-            plan_store, propagation, self._finish_task, stop, claimer, expects_more=runs.expects_return
+            plan_store,
+            propagation,
+            self._finish_task,
+            stop,
+            claimer,
+            keep_result=self._keep_result,
+            expects_more=runs.expects_return,
         )
 
     def close(self) -> None:
@@ -291,11 +298,23 @@ class PlanHooks(WorkerHooks):
     @driven
     async def taken(self, claims: Sequence[QueueClaim]) -> None:
         """Read the tasks of new claims and the results that they need, in few requests."""
-        tasks = [each for each in claims if not split_id(each.item.id)[1].startswith(_CONTROL)]
-        if tasks:
-            wanted = [self._wanted(each) for each in tasks]
-            for claim, want, read in zip(tasks, wanted, await self._plan_store.read_entries(wanted), strict=True):
+        wanted: dict[QueueClaim, tuple[str, str, list[str]]] = {}
+        for claim in claims:
+            if split_id(claim.item.id)[1].startswith(_CONTROL):
+                continue
+            want, entry = self._wanted(claim), self._claimer.written(claim)
+            if entry is not None and not want[2]:
+                self._reads[claim] = ([], entry, [])
+            else:
+                wanted[claim] = want
+        if wanted:
+            found = await self._plan_store.read_entries(list(wanted.values()))
+            for (claim, want), read in zip(wanted.items(), found, strict=True):
                 self._reads[claim] = (want[2], *read)
+
+    def _keep_result(self, end: Completion) -> None:
+        if end.plan is not None:
+            self._results.add(end.plan_id, end.plan, {end.name: end.outcome.payload})
 
     def _wanted(self, claim: QueueClaim) -> tuple[str, str, list[str]]:
         """Return the plan and the task of a claim, and the tasks whose results must be read for it."""

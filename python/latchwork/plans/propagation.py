@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from latchwork.errors import Conflict, OutcomeUnknown, OwnershipLost
 from latchwork.plans.errors import NoSuchPlan
-from latchwork.plans.keys import PARTITION, item_id
+from latchwork.plans.keys import PARTITION, item_id, split_id
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.transitions import StoredPlan, batch_tasks, item_value
@@ -74,6 +75,7 @@ class EagerClaimer:
         self._backlog = backlog
         self._session = session
         self._unknown: dict[str, list[EagerClaims]] = {}
+        self._written: WeakKeyDictionary[QueueClaim, Entry] = WeakKeyDictionary()
         #: Number of free slots, and the function that runs claims; set by the worker.
         self.spare: Callable[[], int] = int
         self.begin: Callable[[Sequence[QueueClaim]], object] = bool
@@ -81,6 +83,20 @@ class EagerClaimer:
     def for_plan(self, plan_id: str, entry: Entry, plan: PlanRecord) -> PlanClaimer:
         """Return a claimer for the tasks of one plan."""
         return PlanClaimer(self, plan_id, entry, plan)
+
+    def run(self, eager_claims: EagerClaims, done: Committed | None) -> None:
+        """Run the claims of a transaction that was committed. Their tasks are as it wrote them."""
+        claims = eager_claims.taken(done)
+        if done is None or not claims:
+            return
+        written = {entry.key: entry for entry in done.entries}
+        for claim in claims:
+            self._written[claim] = written[self._plan_store.keys.task(*split_id(claim.item.id))]
+        self.begin(claims)
+
+    def written(self, claim: QueueClaim) -> Entry | None:
+        """Return the entry of a claim's task if the transaction of the claim wrote it."""
+        return self._written.pop(claim, None)
 
     def on_unknown(self, plan_id: str, eager_claims: EagerClaims) -> None:
         """Remember claims whose transaction has an unknown outcome."""
@@ -134,7 +150,7 @@ class PlanClaimer:
     def on_committed(self, eager_claims: EagerClaims, done: Committed) -> None:
         """Run the claims of a committed transaction."""
         if eager_claims.puts:
-            self.claimer.begin(eager_claims.taken(done))
+            self.claimer.run(eager_claims, done)
 
     def on_unknown(self, eager_claims: EagerClaims) -> None:
         """Remember claims with an unknown outcome; see `EagerClaimer.settle`."""
