@@ -57,6 +57,7 @@ LIBRARIES = {
     "sqlite3": ("backends.embedded",),
     "cronsim": ("schedules",),
     "msgspec": (
+        "types",
         "_base",
         "primitives",
         "tasks",

@@ -7,8 +7,10 @@ root of the URL, so a fence is valid in every namespace.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 
 class HasId(Protocol):
@@ -74,22 +76,19 @@ class At:
         return check
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(Struct, frozen=True):
     """Check: the key does not exist."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exists:
+class Exists(Struct, frozen=True):
     """Check: the key exists, with any value."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class SessionAlive:
+class SessionAlive(Struct, frozen=True):
     """Check: the session has not ended on the server. ``session.fence`` contains it."""
 
     session_id: str
@@ -98,8 +97,7 @@ class SessionAlive:
 SimpleCheck = At | Absent | Exists | SessionAlive
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """The proof of an ownership. Add it to the checks of every write that depends on the ownership.
 
     Attributes:
@@ -114,8 +112,7 @@ class Fence:
 Check = SimpleCheck | Fence
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct, frozen=True):
     """Operation: create or overwrite a key. With a session, the key is bound to it; without one, it keeps its owner."""
 
     key: str
@@ -123,8 +120,7 @@ class Put:
     session: HasId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
+class Create(Struct, frozen=True):
     """Operation: create a key. The transaction is a ``Conflict`` if it exists."""
 
     key: str
@@ -132,8 +128,7 @@ class Create:
     session: HasId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """Operation: delete a key. An absent key is ignored."""
 
     key: str
@@ -157,9 +152,8 @@ class Committed:
     deleted: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """The latest state of a key: its entry, or None if it was deleted."""
 
     key: str
-    entry: Entry | None = field(default=None)
+    entry: Entry | None = None

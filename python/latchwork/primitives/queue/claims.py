@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from latchwork._base.event import Signal
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, OwnershipLost

@@ -10,8 +10,9 @@ Both kinds are thin wrappers of ``WorkQueue``. docs/design/groups-and-queues.md 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from latchwork.errors import LatchworkError
 from latchwork.primitives.fair.tickets import Ticket

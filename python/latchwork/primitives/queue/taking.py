@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
+
+from msgspec import Struct
 
 from latchwork._base.decoding import encode
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
@@ -57,8 +58,7 @@ def no_share(_partition: str) -> Share:
     return NO_SHARE
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(Struct, frozen=True):
     """The arguments of a take.
 
     Attributes:
@@ -80,8 +80,7 @@ class Wish:
     share: Callable[[str], Share] = no_share
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TakeTry:
+class TakeTry(Struct, frozen=True, eq=False):
     """One item that is to be taken: where it was read, as it was read, that it is free, and what the caller adds."""
 
     source: Any

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from latchwork._base.text import message, printable, reason, short
 from latchwork.tasks.errors import BadPayload, RemoteError, RemoteTraceback
 from latchwork.tasks.payloads.codec import Payloads
@@ -110,8 +112,7 @@ class Instead(ABC):
         """Encode it for its system."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The outcome of a run.
 
     Attributes:

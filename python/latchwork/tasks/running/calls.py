@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from latchwork._base.user_code import cancellations
 from latchwork._base.validation import late_result
@@ -60,8 +61,7 @@ def cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any] | Non
         loop.call_soon_threadsafe(task.cancel)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCall:
+class StoredCall(Struct, frozen=True):
     """A stored call.
 
     Attributes:

@@ -9,8 +9,9 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec import Struct
 
 from latchwork._base.user_code import call_user
 from latchwork.clock import Clock
@@ -34,8 +35,7 @@ SUSPECT = 2
 _MOST_REFUSED = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """The call to run for a claim.
 
     Attributes:
@@ -51,8 +51,7 @@ class Run:
     attempt: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """End the claim and delete its item, in one transaction with these checks and writes.
 
     Attributes:
@@ -66,8 +65,7 @@ class Done:
     landed: Callable[[Committed | None], object] = bool
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """Release the item, after a pause in which the claim is held, but no slot.
 
     Attributes:
@@ -83,8 +81,7 @@ class Release:
     lane: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Bury:
+class Bury(Struct, frozen=True):
     """Dead-letter the item, in one transaction with these writes."""
 
     why: str = ""
