@@ -128,3 +128,26 @@ def test_a_chain_does_not_keep_what_comes_first_waiting(store):
         assert urgent.handle.result(answer, WAIT_S) == 1
         assert not long.handle.is_completed()
         long.handle.cancel()
+
+
+def test_a_successor_that_changed_after_it_was_read_ahead_is_read_again(store):
+    """The end of the first task reads the third one ahead, and another client rewrites that before the second ends."""
+
+    def chain(plan):
+        refs.append(plan.add(echo, plan.add(echo, plan.add(echo, 1, name="one"), name="two"), name="three"))
+
+    refs = []
+    bench = Taking(store, chain)
+    (one,) = bench.decide("one")
+    assert bench.commit("one", one)
+    bench.tell(one, bench.landed)
+    (bench.claims["two"],) = bench.begun
+    (known,) = bench.ends._plans.values()
+    assert known.is_waiting("three")
+    Plans(store, functions=ECHO).get("p").add(echo, refs[0], name="late")
+    (two,) = bench.decide("two")
+    assert not bench.commit("two", two)
+    assert bench.state("three") is TaskState.WAITING
+    (two,) = bench.decide("two", again=True)
+    assert bench.commit("two", two)
+    assert bench.state("three") is TaskState.READY
