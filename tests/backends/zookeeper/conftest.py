@@ -148,3 +148,9 @@ def between(zookeeper: ZooKeeperServer) -> Iterator[list[Proxy]]:
     yield ways
     for way in ways:
         way.close()
+
+
+@pytest.fixture
+def sweeps_soon(monkeypatch):
+    """Stores remove the parents that they have emptied at once, not after a minute."""
+    monkeypatch.setattr("latchwork.backends.zookeeper.backend._SWEEP_S", 0.2)

@@ -57,14 +57,14 @@ def test_created_is_new_when_a_key_comes_to_life_above_others(backend, other):
     assert result(backend.children("a")) == ["b"]
 
 
-def test_marks_are_swept_with_the_last_descendant(backend, raw, root, wait_until):
+def test_marks_are_swept_with_the_last_descendant(backend, raw, root, wait_until, sweeps_soon):
     put(backend, "a/b/c")
     put(backend, "a/b")
     result(backend.commit([], [Delete("a/b/c"), Delete("a/b")]))
     wait_until(lambda: not raw.exists(f"/{root}/a"), 60.0)
 
 
-def test_parents_emptied_by_an_ended_session_are_hidden_and_swept(backend, raw, root, wait_until):
+def test_parents_emptied_by_an_ended_session_are_hidden_and_swept(backend, raw, root, wait_until, sweeps_soon):
     session = result(backend.open_session(5.0, lambda: None))
     put(backend, "p/q/mine", session=session)
     assert result(backend.children("")) == ["p"]

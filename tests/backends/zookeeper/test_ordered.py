@@ -45,7 +45,7 @@ def test_names_of_another_kind_or_without_a_number_are_not_older():
     assert older(name(2), "t-", names) == (name(1),)
 
 
-def test_the_parent_goes_when_it_is_empty_and_comes_back(backend, other, raw, root, wait_until):
+def test_the_parent_goes_when_it_is_empty_and_comes_back(backend, other, raw, root, wait_until, sweeps_soon):
     session = result(backend.open_session(20.0, lambda: None))
     for round_number in range(2):
         first = make(backend, f"{round_number}a", session)

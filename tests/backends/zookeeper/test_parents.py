@@ -249,3 +249,40 @@ def test_a_key_remembered_for_a_check_may_be_gone_and_written_again(backend, oth
     other.commit([], [Put("draft", b"")]).result(WAIT_S)
     create(backend, "b", checks=[Exists("draft")])
     assert there(other, "b")
+
+
+def test_an_unseen_key_that_was_written_once_is_deleted_without_reading(backend, other, readings):
+    create(other, "p/a")
+    before = len(readings)
+    done = backend.commit([], [Delete("p/a")]).result(WAIT_S)
+    assert (done.deleted, len(readings) - before) == (("p/a",), 0)
+    assert not there(other, "p/a")
+
+
+def overwrite(backend):
+    for value in (b"1", b"2"):
+        backend.commit([], [Put("p/a", value)]).result(WAIT_S)
+
+
+UNSEEN = {
+    "overwritten": (overwrite, ("p/a",), []),
+    "with children": (lambda store: create(store, "p/a", "p/a/b"), ("p/a",), ["p/a/b"]),
+    "a parent": (lambda store: create(store, "p/a/b"), (), ["p/a/b"]),
+    "absent": (lambda _store: None, (), []),
+}
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_an_unseen_key_that_is_not_as_guessed_is_read_before_its_deletion(backend, other, kind):
+    make, deleted, left = UNSEEN[kind]
+    make(other)
+    assert backend.commit([], [Delete("p/a")]).result(WAIT_S).deleted == deleted
+    assert not there(other, "p/a")
+    assert [each for each in ("p/a/b",) if there(other, each)] == left
+
+
+def test_an_unseen_key_that_must_be_absent_is_not_deleted(backend, other):
+    create(other, "p/a")
+    with pytest.raises(Conflict):
+        backend.commit([Absent("p/a")], [Delete("p/a")]).result(WAIT_S)
+    assert there(other, "p/a")

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _OPEN_ACL = ((31, "world", "anyone"),)
 _CREATOR_ACL = ((31, "auth", ""),)
 #: A parent that has been empty for so many seconds is removed; when the store is closed, at once, for so long at most.
-_SWEEP_S, _LAST_SWEEP_S = 2.0, 0.25
+_SWEEP_S, _LAST_SWEEP_S = 60.0, 0.25
 _SERVER_WORD_S = 1.0
 _MAY_LOSE_DATA = (
     "ZooKeeper %s at %s may lose confirmed writes when its leader changes; upgrade to 3.8.4, 3.9.4 or newer"

@@ -79,6 +79,7 @@ class _Compiler:
         self.markers: dict[str, None] = {}
         self.checks: list[MultiPart] = []
         self.probes: dict[str, None] = {}
+        self.absent: set[str] = set()  # keys with an Absent check
         self.body: list[MultiPart] = []
         self.plan = MultiPlan()
 
@@ -123,6 +124,7 @@ class _Compiler:
         seen = self.known.nodes.get(check.key)
         if seen is not None and seen.version is not None:
             self._refuse(f"{check.key!r} exists", check)
+        self.absent.add(check.key)
         if check.key not in self.touched:
             self._require_absent(check.key, seen)
 
@@ -331,6 +333,9 @@ class _Compiler:
             self._count(above, +1)
 
     def _delete(self, op: Delete) -> None:
+        if op.key not in self.known.nodes and not self.known.fresh and op.key not in self.absent:
+            self._delete_unseen(op.key)
+            return
         seen = self._seen(op.key)
         node = self._node(op.key)
         if node.is_key and seen.version is not None:
@@ -338,6 +343,13 @@ class _Compiler:
             self.plan.deleted.append(op.key)
         else:
             self._require_absent(op.key, seen)
+
+    def _delete_unseen(self, key: str) -> None:
+        """Delete a key that was written once, as most are. Otherwise the multi fails, and the state is read."""
+        self._bump(key)
+        self._emit("op", key, wire.delete(self.layout.path(key), 0))
+        self.plan.deleted.append(key)
+        self.plan.emptied.update(ancestors(key)[:1])
 
     def _remove(self, key: str, node: _Node, seen: Znode, version: Version) -> None:
         """Delete the key. Its znode stays as an implied parent if others are below."""
