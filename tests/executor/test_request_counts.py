@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from executor.conftest import PATIENCE_S
 from executor.work import WORK, square
 from latchwork.executor import ExecutorWorker
+from latchwork.tasks.running.worker_loop import TIDY_S
 from latchwork.testing.faults import Fault, FaultyStore
 
 TASKS = 20
@@ -60,3 +63,21 @@ def test_tasks_that_follow_each_other_are_three_transactions_each(pools, connect
         assert len(commits) <= 3 * TASKS + 1, "one may end after its result was read"
         others = [call for call in ours if call.op not in ("commit", "event")]
         assert len(others) <= TASKS / 2, f"looks of a worker that has found nothing: {others}"
+
+
+def test_an_idle_worker_keeps_its_place_in_line_after_a_look_that_found_nothing(pools, connect, never_idle):
+    with (
+        FaultyStore(connect()) as runs,
+        ExecutorWorker(runs, node_id="n1", slots=4, functions=WORK) as worker,
+    ):
+        worker.wait_ready(PATIENCE_S)
+        pool = pools()
+        assert pool.submit(square, 1).result(PATIENCE_S) == 1
+        time.sleep(TIDY_S + 0.5)
+        before = len(runs.calls)
+        assert pool.submit(square, 2).result(PATIENCE_S) == 4
+        time.sleep(0.3)  # the ticket would be deleted in the background
+        left = [
+            call for call in runs.calls[before:] if call.op != "event" and any("/takers/" in key for key in call.keys)
+        ]
+        assert left == []

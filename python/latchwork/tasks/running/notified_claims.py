@@ -152,7 +152,7 @@ class NotifiedClaims:
         backoff = Backoff()
         while True:
             with self._bell.mutex:
-                version, is_hungry, looks = self.news.version, self.is_hungry, self._looks
+                version, is_hungry = self.news.version, self.is_hungry
                 if self._stop.is_set():  # checked with the version: a close after this version again
                     return
             if not is_hungry:
@@ -169,7 +169,7 @@ class NotifiedClaims:
                 continue
             if told is None:
                 continue
-            self._note(lane, told)
+            looks = self._note(lane, told)
             if self._is_running():
                 self._leave(lane)
             if await self._has_looked(looks):
@@ -212,13 +212,15 @@ class NotifiedClaims:
         with self._bell.mutex:
             return self._runs()
 
-    def _note(self, lane: str, told: list[QueueItem]) -> None:
+    def _note(self, lane: str, told: list[QueueItem]) -> int:
+        """Note a notification, and return how many looks there were before it."""
         with self._bell.mutex:
             if told:
                 self._told.setdefault(lane, []).extend(told)
                 self._bell.notify_all()
             else:
                 self.poke()
+            return self._looks
 
     async def _has_looked(self, looks: int) -> bool:
         """Wait for the next look after look number ``looks``. Return whether it found something."""
