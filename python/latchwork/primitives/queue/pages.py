@@ -52,8 +52,9 @@ MOST_SHARES = 8
 LEFT_S, LEFT_LOOKS = 0.05, 3
 #: Maximum number of items of other shares taken per read, if there is none of ours.
 FEW = 2
-#: Seconds for which items that were read are taken without reading them again. New items before them wait that long.
-KEPT_S = 0.25
+#: Seconds, or times the time of the read if that is longer, for which items that were read are taken without reading
+#: them again. New items before them wait that long.
+KEPT_S, KEPT_READS = 0.25, 3.0
 #: Seconds for which an empty partition is not read again while items of other partitions are known.
 EMPTY_S = 0.02
 #: Maximum number of sort keys that a glance reads.
@@ -329,10 +330,6 @@ class Kept:
             (mine if number == own or is_left else others).append(entry)
         self.heads = heads
         return mine, others
-
-    def keep(self, entries: list[Entry], now: float) -> None:
-        """Take these next."""
-        self.entries, self.until = entries, now + KEPT_S
 
     def fresh(self, now: float) -> list[Entry]:
         """Return the items that may be taken without reading them again."""

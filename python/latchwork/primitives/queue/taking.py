@@ -19,7 +19,18 @@ from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
 from latchwork.primitives.queue.items import Holder, QueueItem, letter_op, other_letter, shown
-from latchwork.primitives.queue.pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share, glance
+from latchwork.primitives.queue.pages import (
+    EMPTY_S,
+    FEW,
+    KEPT_READS,
+    KEPT_S,
+    NO_SHARE,
+    Hint,
+    Kept,
+    Pages,
+    Share,
+    glance,
+)
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, call_user_function, steps_of
 from latchwork.types import Check, Delete, Entry, Exists, Op, Put
@@ -263,13 +274,18 @@ class Taking:
         self, pages: Pages, wish: Wish, session: Session, claims: list[QueueClaim], share: Share
     ) -> None:
         had = len(claims)
-        while len(claims) < wish.limit and (free := await pages.next()) is not None:
+        while len(claims) < wish.limit:
+            begun = self._store.clock.now()
+            free = await pages.next()
+            if free is None:
+                return
             if not share.is_known:
                 await self._take_of(free, wish, session, claims)
                 continue
             kept, now = self._kept[pages.partition], self._store.clock.now()
             mine, others = kept.split(free, share, now)
-            kept.keep(await self._take_of(mine, wish, session, claims), now)
+            kept.until = now + max(KEPT_S, KEPT_READS * (now - begun))
+            kept.entries = await self._take_of(mine, wish, session, claims)
             if len(claims) == had and not share.is_patient:
                 await self._take_of(_from_anywhere(others)[:FEW], wish, session, claims)
             if len(claims) > had:

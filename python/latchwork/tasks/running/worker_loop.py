@@ -54,8 +54,9 @@ _log = logging.getLogger(__name__)
 BATCH = 20
 #: Seconds between looks of a node that finds nothing; reads only.
 LOOK_S = 10.0
-#: A node whose last look is older than this, in seconds, claims nothing without a look.
-UNSEEN_S = 0.25
+#: A node whose last look is older than this many seconds, and than so many times the time that a look takes, claims
+#: nothing without a look.
+UNSEEN_S, UNSEEN_LOOKS = 0.25, 3.0
 #: Seconds until the next look after a refused item, if the system cannot learn when that item is free.
 REFUSED_S = 0.1
 #: Seconds between the end of its last item and one more look of an idle node, which removes empty entries of the index.
@@ -110,7 +111,7 @@ class WorkerLoop(Startable):
         self._stop = Signal()
         self._takes, self._is_started, self._is_over = True, False, False
         self._wants_room = self._leaves_traces = False
-        self._looked_at, self._counts = -math.inf, Counter[str]()
+        self._looked_at, self._look_took_s, self._counts = -math.inf, 0.0, Counter[str]()
         self._endings = Completion(self._clock, commits, hooks, self._forget, label=node_id)
         self._choosing = ClaimFilter(hooks, self._clock, node_id)
         accept = self._choosing.accept
@@ -164,7 +165,8 @@ class WorkerLoop(Startable):
     def spare(self) -> int:
         """Return how many items may be claimed without a look; 0 if the last look is too old: older items are first."""
         with self._bell.mutex:
-            return self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0
+            unseen_s = max(UNSEEN_S, UNSEEN_LOOKS * self._look_took_s)
+            return self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + unseen_s else 0
 
     def begin_taken(self, claims: Sequence[QueueClaim]) -> None:
         """Run items that were claimed elsewhere with the session of this loop's queue."""
@@ -288,7 +290,7 @@ class WorkerLoop(Startable):
 
     async def _take(self, lanes: Sequence[str], room: int) -> list[QueueClaim]:
         self._looked_at = self._clock.now()
-        return await steps_of(self._backlog.try_take)(
+        claims = await steps_of(self._backlog.try_take)(
             lanes,
             limit=room,
             accept=self._choosing.accept,
@@ -297,6 +299,8 @@ class WorkerLoop(Startable):
             on_refused=self._choosing.told_refused,
             share=partial(share_of, self._hooks, self._arrivals),
         )
+        self._look_took_s = self._clock.now() - self._looked_at
+        return claims
 
     def _runs(self) -> bool:
         return bool(self._tasks) and any(task.outcome is None for task in self._tasks.values())

@@ -1,0 +1,50 @@
+"""How many answers a task waits for one after the other, measured through a proxy that delays each: they stay few."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import latchwork
+from backends_table import SERVERS
+from executor.conftest import PATIENCE_S
+from executor.work import WORK, square
+from latchwork.executor import Executor, ExecutorWorker
+from latchwork_testkit.proxy import Proxy
+
+DELAY_S = 0.25
+#: Three commits; on ZooKeeper an event has no value, so the item and the result are read.
+MOST = {"etcd35": 3, "zookeeper": 5}
+pytestmark = [pytest.mark.serial, pytest.mark.threads]
+
+
+@pytest.fixture(params=[name for name in SERVERS if name in MOST])
+def far(request):
+    """A proxy, and a function that opens a store behind it."""
+    server = request.getfixturevalue(request.param)
+    with Proxy(server.endpoint) as proxy:
+        url = server.url(f"trips-{time.time_ns()}").replace(server.endpoint, proxy.endpoint)
+        yield proxy, lambda: latchwork.connect(url), request.param
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 3.0], ids=["at once", "idle"])
+def test_a_task_waits_for_its_three_commits_and_the_reads_of_its_events(far, idle_s):
+    proxy, connect, name = far
+    with (
+        connect() as theirs,
+        connect() as ours,
+        ExecutorWorker(theirs, node_id="n1", slots=4, functions=WORK) as worker,
+        Executor(ours, functions=WORK) as pool,
+    ):
+        worker.wait_ready(PATIENCE_S)
+        assert pool.submit(square, 2).result(PATIENCE_S) == 4
+        proxy.delay(DELAY_S, "answers")
+        trips = []
+        for number in range(4):
+            time.sleep(idle_s)
+            begun = time.monotonic()
+            assert pool.submit(square, number).result(PATIENCE_S) == number**2
+            trips.append((time.monotonic() - begun) / DELAY_S)
+        proxy.delay(0.0, "answers")
+    assert min(trips) < MOST[name] + 1, trips
