@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import latchwork
-from latchwork.plans import Plans, PlanState
+from latchwork.plans import NoSuchPlan, Plans, PlanState
 from latchwork.store import system_namespace
 from latchwork.tasks import Functions
 
@@ -98,12 +98,13 @@ def test_the_graph_of_a_plan_is_written(command, made, form, begins):
     assert "second" in told.out
 
 
-def test_a_plan_is_cancelled_and_removed_by_whoever_works(command, made):
+def test_a_plan_is_cancelled_by_whoever_works_and_removed_without_a_worker(command, made):
     assert command("cancel", "w47").out == "w47: cancelling\n"
     assert made.state() is PlanState.CANCELLING
     command("recover", "w47").refused(1, "w47", "cancelling")
     assert command("rm", "w47").out == "w47: removed\n"
-    assert made.state() is PlanState.REMOVING
+    with pytest.raises(NoSuchPlan):
+        made.state()
 
 
 def test_a_sweep_says_how_many_plans_it_concerned(command, store):
