@@ -13,9 +13,7 @@ from latchwork.clock import Clock
 
 SPEC = SchemeSpec(
     schemes=("sqlite",),
-    capabilities=Capabilities(
-        "sqlite", multi_host=False, survives="crash", verifies_password=False, min_ttl_s=0.25, poll_interval_s=0.035
-    ),
+    capabilities=Capabilities("sqlite", multi_host=False, survives="crash", verifies_password=False, min_ttl_s=0.25),
     options={"sync": one_of("normal", "full"), "file_mode": file_mode},
     location="file",
 )

@@ -18,13 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import CALLS, Backend, BackendSession, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.capabilities import Capabilities
 from latchwork.backends.embedded import reads, sessions, writes
 from latchwork.backends.embedded.connection import Database, FileDatabase, Work, memory_database
+from latchwork.backends.embedded.file_signal import FileSignal, touch
 from latchwork.backends.embedded.sessions import EmbeddedSession
-from latchwork.backends.embedded.watches import DatabaseView, EmbeddedWatch, Poller
+from latchwork.backends.embedded.watches import POLL_S, DatabaseView, EmbeddedWatch, Poller
 from latchwork.backends.futures import attempt, completed, failed
 from latchwork.backends.grammar import Strangers
 from latchwork.backends.schemes import find_spec
@@ -64,13 +66,19 @@ class EmbeddedBackend(Backend):
         self._db = self._memory.database if self._memory else FileDatabase(url)
         self._file = self._db if isinstance(self._db, FileDatabase) else None
         self.polled = self._file is not None
+        wake = Signal() if self._file is None else _file_signal(self._file.path)
         declared = find_spec(url.scheme).capabilities
-        self._capabilities = replace(declared, survives="power loss") if url.options.get("sync") == "full" else declared
+        if url.options.get("sync") == "full":
+            declared = replace(declared, survives="power loss")
+        if self.polled and not isinstance(wake, FileSignal):
+            declared = replace(declared, poll_interval_s=POLL_S)
+        self._capabilities = declared
         self._threaded = ThreadedBackend(self, declared.name)
-        self._poller = Poller(self, clock, Path(url.path or "").name)
+        self._poller = Poller(self, clock, Path(url.path or "").name, wake)
         try:
             self._remove_dead(url.connect_timeout_s)
         except BaseException:
+            self._poller.close()
             self._release()
             raise
         if self._memory is not None:
@@ -79,7 +87,10 @@ class EmbeddedBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of a file or of memory. With ``sync=full`` a file survives a power loss, too."""
+        """Those of a file or of memory. With ``sync=full`` a file survives a power loss, too.
+
+        Changes of other processes are polled for only where the system has no signal for them.
+        """
         return self._capabilities
 
     @property
@@ -319,10 +330,9 @@ class EmbeddedBackend(Backend):
         return result
 
     def _notify(self) -> None:
-        if self._memory is not None:
-            self._memory.notice_commit()
-        else:
-            self._poller.notice_commit()
+        if self._file is not None:
+            touch(self._file.path)
+        (self._memory or self._poller).notice_commit()
 
     def _commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Committed:
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
@@ -380,16 +390,18 @@ class EmbeddedBackend(Backend):
         with self._lock:
             ended = set(self._ended)
 
-        def work(conn: sqlite3.Connection) -> None:
+        def work(conn: sqlite3.Connection) -> bool:
             now = self._shared_now()
             dead = {*ended, *sessions.expired(conn, now), *sessions.of_other_boots(conn, self._boot, now)}
             for session_id in sorted(dead):
                 sessions.end(conn, session_id)
+            return bool(dead)
 
-        self._db.write(work, limit_s)
+        is_changed = self._db.write(work, limit_s)
         with self._lock:
             self._ended -= ended
-        self._notify()
+        if is_changed:
+            self._notify()
 
     def _events(
         self, conn: sqlite3.Connection, watches: Sequence[EmbeddedWatch], since: int, as_of: float
@@ -405,6 +417,14 @@ class EmbeddedBackend(Backend):
             own = tuple(change for change in changes if reads.is_under(change.key, watch.prefix))
             events.append(Delta(own, as_of) if own else None)
         return events
+
+
+def _file_signal(path: Path) -> Signal | FileSignal:
+    try:
+        return FileSignal(path)
+    except OSError as error:
+        _log.info("changes of other processes in %s are found every %g ms: %s", path, POLL_S * 1000, error)
+        return Signal()
 
 
 def _or_raise(outcome: T | Conflict) -> T:

@@ -33,7 +33,6 @@ _MAX_READERS = 8
 _REMEDY = ", or give file_mode= if that is meant"
 _FIRST_PAUSE_S = 0.0003
 _LONGEST_PAUSE_S = 0.004
-_POLLS_PER_CHECK = 32
 #: Seconds that a look for changes waits while this process forks.
 _PROBE_S = 5.0
 _never = Signal()
@@ -149,7 +148,6 @@ class FileDatabase(Database):
         super().__init__(where, Pool(opener, _MAX_READERS, where), Pool(opener, 1, where))
         self._probes = Pool(opener, 1, where)  # the version that its connection tells is compared with its own
         self._version = -1
-        self._polls = 0
         self._commits = 0
         self._identity = (0, 0)
         try:
@@ -160,9 +158,7 @@ class FileDatabase(Database):
 
     def changed(self) -> bool:
         """Return whether any process has committed since the last call. For one thread."""
-        self._polls += 1
-        if self._polls % _POLLS_PER_CHECK == 0:
-            self.check()
+        self.check()
         try:
             (version,) = self._probes.use(
                 lambda conn: conn.execute("PRAGMA data_version").fetchone(), SYSTEM_CLOCK.now() + _PROBE_S

@@ -1,9 +1,9 @@
 """The thread of an open store that finds changes, feeds watches and removes expired sessions.
 
-Own commits wake it at once. Commits of other processes change the file's data version, which the thread reads about
-every 35 ms, and more often after a change, because handovers between processes come in bursts. It is most frequent
-after own commits and delivered events, so that unrelated processes are not slowed down. A poll without changes reads a
-number from shared memory and no disk.
+Commits wake it at once, those of other processes through ``FileSignal``. The commits of others are looked at with gaps
+while they do not concern this process, which must not be slowed down by them. Slow polls find what was not signaled,
+because a writer was killed right after its commit. Where the system has no such signal, polls are frequent. A poll
+without changes reads a number from shared memory and no disk.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Current, Sink, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
-from latchwork.backends.embedded import SPEC
+from latchwork.backends.embedded.file_signal import FileSignal
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = SPEC.capabilities.poll_interval_s
-_POLL_UNWATCHED_S = 0.1
-_POLL_OTHERS_S = 0.012
+#: Between two polls without a signal: usually, and after own commits and delivered events, as handovers come in bursts.
+POLL_S = 0.035
 _POLL_BUSY_S = 0.003
 _BUSY_FOR_S = 0.2
+#: Between two polls with a signal, and between two looks for commits of others while they do not concern this process.
+_SIGNALED_POLL_S = 0.25
+_GAP_S = 0.012
 _CURRENT_EVERY_S = 1.0
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -51,7 +53,7 @@ class DatabaseView:
 class Source(Protocol):
     """The database of the poller; the backend implements it."""
 
-    #: Whether commits of others must be found by polling; if not, they wake the poller.
+    #: Whether other processes commit, so that polls are needed.
     polled: bool
 
     def changed(self) -> bool:
@@ -79,13 +81,13 @@ class EmbeddedWatch(DeliveringWatch):
 class Poller:
     """The thread. Thread-safe; ``close`` joins it."""
 
-    def __init__(self, source: Source, clock: Clock, name: str) -> None:
+    def __init__(self, source: Source, clock: Clock, name: str, wake: Signal | FileSignal) -> None:
         self._source = source
         self._clock = clock
+        self._wake = wake
         self._lock = mutex()
         self._watches: list[EmbeddedWatch] = []
         self._beating: list[EmbeddedWatch] = []  # those that are notified when nothing has changed
-        self._wake = Signal()
         self._closing = False
         self._since = 0
         self._deadline: float | None = None
@@ -93,8 +95,8 @@ class Poller:
         self._answered = 0
         self._look_again = False
         self._sweep_again = False
+        self._looked_at = 0.0
         self._busy_until = 0.0
-        self._ours_until = 0.0
         self._failing = False
         self._thread = threading.Thread(target=self._run, name=f"latchwork-poll-{name}", daemon=True)
 
@@ -136,6 +138,12 @@ class Poller:
             watch.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._close_signal()
+
+    def _close_signal(self) -> None:
+        if isinstance(self._wake, FileSignal):
+            self._wake.close()
 
     def _forget(self, watch: EmbeddedWatch) -> None:
         with self._lock:
@@ -147,6 +155,7 @@ class Poller:
         while True:
             self._wake.clear()  # before looking: what wakes the thread from here on is looked at next time
             if self._closing:  # asked after clearing, or the wake of close() could be the one that is cleared
+                self._close_signal()
                 return
             try:
                 self._poll()
@@ -164,7 +173,7 @@ class Poller:
         if changed or asked != self._answered or self._look_again or self._is_due():
             self._look_again = True  # until it worked
             if asked != self._answered:
-                self._ours_until = as_of + _BUSY_FOR_S
+                self._busy_until = as_of + _BUSY_FOR_S
             self._look(as_of)
             self._look_again = False
             self._answered = asked
@@ -184,13 +193,12 @@ class Poller:
         with self._lock:
             watches = list(self._watches)
         view = self._source.look(watches, self._since, as_of)
-        if view.token != self._since:
-            self._busy_until = as_of + _BUSY_FOR_S
+        self._looked_at = as_of
         self._since, self._deadline = view.token, view.next_deadline
         for watch, event in zip(watches, view.events, strict=True):
             watch.is_new = False
             if event is not None:
-                self._ours_until = as_of + _BUSY_FOR_S
+                self._busy_until = as_of + _BUSY_FOR_S
                 watch.told_at = as_of
                 watch.deliver(event)
         self._confirm(as_of)
@@ -213,17 +221,29 @@ class Poller:
         if self._deadline is not None and not self._sweep_again and not self._failing:
             left_s = max(0.0, self._deadline - now)
             pause_s = left_s if pause_s is None else min(pause_s, left_s)
+        if isinstance(self._wake, FileSignal):
+            self._wait_for_file(self._wake, now, pause_s or 0.0)
+            return
         # Real time even under a virtual clock while polling: other processes do not wait for that clock.
         clock = SYSTEM_CLOCK if self._source.polled or self._failing else self._clock
         clock.wait(self._wake, pause_s)
 
+    def _wait_for_file(self, wake: FileSignal, now: float, pause_s: float) -> None:
+        """Wait for this process, and for commits of others once the gap since the last look has passed."""
+        if not self._watches or self._failing:
+            wake.wait(pause_s, for_commits=False)
+            return
+        gap_s = 0.0 if now < self._busy_until else max(0.0, min(self._looked_at + _GAP_S - now, pause_s))
+        if gap_s == 0.0 or not wake.wait(gap_s, for_commits=False):
+            wake.wait(pause_s - gap_s, for_commits=True)
+
     def _pause_s(self, now: float) -> float | None:
         if self._sweep_again or self._failing:
-            return _POLL_S
+            return POLL_S
         if self._look_again:
             return 0.0
         if not self._source.polled:
             return _CURRENT_EVERY_S if self._beating else None
-        if now < self._busy_until:
-            return _POLL_BUSY_S if now < self._ours_until else _POLL_OTHERS_S
-        return _POLL_S if self._watches else _POLL_UNWATCHED_S
+        if isinstance(self._wake, FileSignal):
+            return _SIGNALED_POLL_S
+        return _POLL_BUSY_S if now < self._busy_until else POLL_S

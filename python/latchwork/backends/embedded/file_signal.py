@@ -1,0 +1,78 @@
+"""A signal that a commit of any process sets, through the database file and the kernel.
+
+After a commit the writer sets the times of the file (``touch``). The kernel reports that to every inotify instance that
+watches the file, so there is nothing to register, to create or to clean up: an instance ends with its process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import suppress
+from pathlib import Path
+
+from latchwork._base.interrupts import mutex
+
+_IN_ATTRIB = 0x4  # the times of the file were set, or it was deleted
+_EVENTS_BYTES = 4096
+
+
+def touch(path: Path) -> None:
+    """Set the signals of all processes. It needs write permission, as the commit before it did."""
+    with suppress(OSError):  # moved away or read-only by now: others find the commit with their next poll
+        os.utime(path)
+
+
+class FileSignal:
+    """A signal for one waiting thread, set by ``set`` and by commits of any process. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Watch the file.
+
+        Raises:
+            OSError: The system has no inotify, or the account has used up its instances.
+        """
+        import ctypes  # slow to import
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "inotify_init1"):
+            raise OSError("this system has no inotify")
+        self._lock = mutex()
+        self._closed = False
+        self._own = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._commits = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._commits < 0 or libc.inotify_add_watch(self._commits, os.fsencode(path), _IN_ATTRIB) < 0:
+            error = ctypes.get_errno()
+            self.close()
+            raise OSError(error, os.strerror(error), str(path))
+        self._polls = {False: select.poll(), True: select.poll()}
+        for poll in self._polls.values():
+            poll.register(self._own, select.POLLIN)
+        self._polls[True].register(self._commits, select.POLLIN)
+
+    def set(self) -> None:
+        """Set it in this process. Idempotent."""
+        with self._lock:  # a closed descriptor may belong to another file by now
+            if not self._closed:
+                os.eventfd_write(self._own, 1)
+
+    def clear(self) -> None:
+        """Reset it, so that later waits block."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._own)
+        with suppress(BlockingIOError):
+            os.read(self._commits, _EVENTS_BYTES)
+
+    def wait(self, timeout_s: float, *, for_commits: bool) -> bool:
+        """Wait until it is set; without ``for_commits``, until ``set`` was called. Return False after the timeout."""
+        return bool(self._polls[for_commits].poll(timeout_s * 1000))
+
+    def close(self) -> None:
+        """Close the descriptors. No thread may be waiting. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._own)
+            if self._commits >= 0:
+                os.close(self._commits)
