@@ -1,13 +1,17 @@
 """What an executor costs beside Celery, RQ, Dask and a process pool: tasks a second, round trips, backlogs, deaths.
 
-    python benches/bench_executor.py [--what throughput,latency,backlog,detached,kills,idle] [--tasks 6000] [--rounds 3]
-                                     [--backends etcd35,zookeeper,sqlite] [--peers PYTHON] [--queued 100000]
-                                     [--json FILE]
+    python benches/bench_executor.py [--what throughput,latency,floor,backlog,detached,kills,idle] [--tasks 6000]
+                                     [--backends etcd35,zookeeper,sqlite] [--rounds 3] [--runners 1,4]
+                                     [--peers PYTHON] [--queued 100000] [--json FILE]
 
-Four workers of eight slots, each a process; tasks that do nothing, submitted one by one by one process. Every side
-is started, measured and ended before the next one is, in each round; the processor time of a task is that of all
-processes of a side, its server included. Peers are run by another interpreter, ``.venv/peers/bin/python`` by default;
-without it they are left out. Prints figures, and judges that nothing is lost or ends twice.
+``floor`` compares the executor with the smallest honest one (``floor_executor.py``), over the raw client of each
+backend and over the store, with so many runners. ``sqlite?sync=normal`` is a backend with an option of its URL.
+Elsewhere: four workers of eight slots, each a process.
+
+Tasks do nothing, and one process submits them one by one. Every side is started, measured and ended before the next one
+is, in each round. The processor time of a task is that of all processes of a side, its server included. Peers are run
+by another interpreter, ``.venv/peers/bin/python`` by default, and are left out without it. Prints figures, and judges
+only that nothing is lost or ends twice.
 """
 
 from __future__ import annotations
@@ -24,13 +28,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from executor_ours import TENTHS
-from executor_sides import CelerySide, DaskSide, Ours, PoolSide, RqSide, ours, processor_s
+from executor_sides import CelerySide, DaskSide, Floor, Ours, PoolSide, RqSide, ours, processor_s
 
 import latchwork
 from latchwork.executor import inspect
 
 PEERS = Path(__file__).parent.parent / ".venv" / "peers" / "bin" / "python"
-WHAT = ("throughput", "latency", "backlog", "detached", "kills", "idle")
+WHAT = ("throughput", "latency", "floor", "backlog", "detached", "kills", "idle")
+KINDS = ("raw", "store", "ours")
+#: Of isolated tasks: how many, and seconds before each.
+ISOLATED, APART_S = 30, 0.4
 #: Of slow sides fewer tasks are measured.
 SHARE = {"RQ, 4 workers": 0.1}
 
@@ -100,6 +107,74 @@ def latency(arguments):
         times = f"p50 {one['p50_s'] * 1000:7.2f} ms, p99 {one['p99_s'] * 1000:7.2f} ms"
         print(f"{side.name:34} {times}, load {load:.1f}", flush=True)
     return found
+
+
+def floor(arguments):
+    """The executor beside the smallest ones, in turns: rates, processor time, round trips, requests, shares."""
+    found = {}
+    for number in range(arguments.rounds):
+        for backend in arguments.backends:
+            for runners in arguments.runners:
+                for kind in KINDS if number % 2 == 0 else KINDS[::-1]:
+                    one = floor_of(arguments, kind, backend, runners)
+                    found.setdefault(f"{backend}, {runners}", {}).setdefault(kind, []).append(one)
+                    print(f"{kind}, {backend}, {runners}: {one['per_s']:,.0f} a second", file=sys.stderr)
+    for name, kinds in found.items():
+        print_floor(name, kinds)
+    return found
+
+
+def floor_of(arguments, kind, backend, runners):
+    """Measure one side. Ours is counted in another run, for counting takes time."""
+    with side_of(kind, backend, runners) as side:
+        one = side.measure("throughput", arguments.tasks)
+        one["per_s"] = arguments.tasks / one["seconds"]
+        one |= side.measure("latency", arguments.calls)
+        if runners == 1:
+            apart = side.measure("latency", ISOLATED, pause_s=APART_S)
+            one |= {f"isolated_{name}": seconds for name, seconds in apart.items()}
+    if kind == "ours":
+        with side_of(kind, backend, 0) as side:
+            side.add(runners, counts=True)
+            counted = side.measure("throughput", arguments.tasks, counts=True)
+            one |= {name: counted[name] for name in ("requests", "keys")}
+    one["load"] = os.getloadavg()[0]
+    return one
+
+
+def side_of(kind, backend, runners):
+    return Ours(backend, nodes=runners) if kind == "ours" else Floor(kind, backend, runners)
+
+
+#: Column, its width and decimals, its factor, and what it is a median of.
+FLOOR_TABLE = (
+    ("tasks/s", 9, 0, 1, "per_s"),
+    ("submit us", 11, 0, 1, "submitter_us"),
+    ("run us", 8, 0, 1, "runner_us"),
+    ("server us", 11, 0, 1, "server_us"),
+    ("p50 ms", 8, 2, 1000, "p50_s"),
+    ("p99 ms", 8, 2, 1000, "p99_s"),
+    ("alone", 7, 2, 1000, "isolated_p50_s"),
+    ("worst", 7, 2, 1000, "isolated_worst_s"),
+    ("requests", 10, 3, 1, "requests"),
+    ("keys", 6, 2, 1, "keys"),
+)
+
+
+def print_floor(name, kinds):
+    """Medians of one backend and number of runners, and the share of the store prototype in the same round."""
+    load = max(each["load"] for each in kinds["ours"])
+    print(f"\n{name} runner(s); medians of {len(kinds['ours'])} rounds, load up to {load:.1f}")
+    print(
+        f"{'':8}{'of store':>9}{'lowest':>8}{'highest':>8}" + "".join(f"{each[0]:>{each[1]}}" for each in FLOOR_TABLE)
+    )
+    for kind, rounds in kinds.items():
+        share = statistics.median(a["per_s"] / b["per_s"] for a, b in zip(rounds, kinds["store"], strict=True))
+        rates = sorted(each["per_s"] for each in rounds)
+        line = f"{kind:8}{share:9.2f}{rates[0]:8,.0f}{rates[-1]:8,.0f}"
+        for _, width, decimals, factor, column in FLOOR_TABLE:
+            line += f"{factor * statistics.median(each.get(column, 0) for each in rounds):{width},.{decimals}f}"
+        print(line, flush=True)
 
 
 def backlog(arguments):
@@ -275,6 +350,7 @@ def main():
     parser.add_argument("--peers", type=Path, default=PEERS)
     parser.add_argument("--tasks", type=int, default=6000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--runners", default="1,4", help="of the floor")
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--queued", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=30)
@@ -284,7 +360,8 @@ def main():
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     arguments.backends = [each for each in arguments.backends.split(",") if each]
-    measures = {each.__name__: each for each in (throughput, latency, backlog, detached, kills, idle)}
+    arguments.runners = [int(each) for each in arguments.runners.split(",")]
+    measures = {each.__name__: each for each in (throughput, latency, floor, backlog, detached, kills, idle)}
     found = {name: measures[name](arguments) for name in arguments.what.split(",")}
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))

@@ -1,18 +1,23 @@
 """What it costs to join a group, and to be told of it.
 
     python benches/bench_group.py [--backends etcd35,zookeeper] [--members 1000] [--processes 4] [--watchers 10]
-                                  [--listen] [--one-by-one 100] [--no-peer] [--json FILE]
+                                  [--listen] [--one-by-one 100] [--no-peer] [--floor 200,1000] [--json FILE]
 
 At once: so many members join in a few processes, which have one session each, while watchers in processes of their own
 are told. Each watcher has to be told of every member once, with view numbers without a gap. ``--listen``: every member
 listens too. One by one: members of one process join, each when the one before it is in; tooz's ZooKeeper driver does
-the same beside it, on the same server. Prints figures and judges none of them but the views.
+the same beside it, on the same server.
+
+``--floor``: so many members of one process, each with a store of its own, until each has seen all, beside the smallest
+honest group (``floor_group.py``), over the raw client of etcd and over the store. Nothing else is measured then.
+Prints figures and judges none of them but the views.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -156,6 +161,20 @@ def tooz_one_by_one(endpoint, count):
     return result
 
 
+def floor(options):
+    """Of each side, in turns: the seconds until all members have seen all."""
+    for backend in options.backends.split(","):
+        for count in map(int, options.floor.split(",")):
+            for _ in range(options.rounds):
+                for kind in ("raw", "store", "ours") if backend.startswith("etcd") else ("store", "ours"):
+                    with SERVERS[backend]() as server:
+                        told = json.dumps({"kind": kind, "url": server.url("bench"), "count": count})
+                        command = [sys.executable, str(Path(__file__).parent / "floor_group.py")]
+                        done = subprocess.run(command, input=told, stdout=subprocess.PIPE, text=True, check=False)
+                    found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"seconds": None}
+                    yield {"backend": backend, "what": f"{count} stores", "side": kind, **found}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", default="etcd35,zookeeper", help="names, joined by commas")
@@ -166,6 +185,7 @@ def main():
     parser.add_argument("--one-by-one", type=int, default=100, help="members that join one after another; 0 for none")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true", help="without tooz")
+    parser.add_argument("--floor", help="members of one process, joined by commas")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, help=argparse.SUPPRESS)
@@ -174,7 +194,10 @@ def main():
         {"joiner": joiner, "watcher": watcher}[options.role](**options.options)
         return
     figures = []
-    for backend in options.backends.split(","):
+    for figure in floor(options) if options.floor else ():
+        figures.append(figure)
+        show(figure)
+    for backend in options.backends.split(",") if not options.floor else ():
         with SERVERS[backend]() as server:
             for number in range(options.rounds):
                 figures.append({"backend": backend, "what": "at once", **at_once(server.url("bench"), options)})

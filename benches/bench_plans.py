@@ -1,13 +1,17 @@
 """What a plan costs: tasks a second, a step of a chain, the time to build one; and the same of what others use.
 
     python benches/bench_plans.py [--backends sqlite,etcd35,zookeeper] [--workers 4] [--slots 4] [--tasks 2000]
-                                  [--what fan,deps,chain,build,chord,killed] [--peers PYTHON] [--prefect] [--json FILE]
+                                  [--what floor,fan,deps,chain,build,chord,killed] [--rounds 5] [--peers PYTHON]
+                                  [--prefect] [--json FILE]
 
 Workers are processes, and they, the builder and the server share the machine. Tasks do nothing: they return a number.
 ``fan`` has no dependencies, ``deps`` has layers of 100 of which each task depends on 10 of the layer before, a chain
 has 50 steps, a chord one task behind all others. A rate is of the time from the start of a plan, which is stored by
 then, to its end; ``with build`` counts from the first ``add``. ``killed`` loses a worker of ours, and the scheduler of
 those who have one, in the midst of a plan, and says what came of it.
+
+``floor`` compares a chain and ``deps`` with the smallest honest worker (``floor_plans.py``), over the raw client of
+each backend and over the store, in turns with one worker of ours.
 
 Peers run in an environment of their own, ``.venv/peers/bin/python`` by default; without it they are left out. Celery
 has no graphs but groups, chords and chains. A rate of a peer counts from the first call, as ``with build`` does.
@@ -30,7 +34,7 @@ import uuid
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from executor_sides import CelerySide, DaskSide, Peer
+from executor_sides import CelerySide, DaskSide, Peer, processor_s
 
 import latchwork
 from latchwork.plans import Plans, PlanState, PlanWorker
@@ -224,6 +228,64 @@ def measured(backend, chosen):
             yield from killed(url, chosen)
 
 
+class Ref(int):
+    """The number of a task of a recorded plan."""
+
+
+class Recorder(list):
+    """A plan of which only the dependencies are kept: for each task the numbers of others."""
+
+    def add(self, _function, given=(), after=()):
+        refs = given if isinstance(given, list) else [given]
+        self.append([*after, *(each for each in refs if isinstance(each, Ref))])
+        return Ref(len(self) - 1)
+
+
+def floor_of(kind, backend, make, count):
+    """Seconds of one side for a plan that is stored before, and microseconds of its worker for a task."""
+    with server_of(backend) as base:
+        url = base if base.startswith("sqlite") else f"{base}/{uuid.uuid4().hex[:8]}"
+        if kind != "ours":
+            make(needs := Recorder(), count)
+            options = json.dumps({"kind": kind, "url": url, "needs": needs})
+            command = [sys.executable, str(HERE / "floor_plans.py")]
+            done = subprocess.run(command, input=options, capture_output=True, text=True, timeout=WAIT_S, check=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            return {
+                "seconds": found["seconds"],
+                "worker_us": found["worker_s"] / count * 1e6,
+                "keys": found["keys"] / count,
+            }
+        with latchwork.connect(url) as store:
+            crew = Crew(store.url, 1, 4)
+            run(store, make, count)  # warm
+            begun = processor_s(crew.processes[0].pid)
+            _, took, _ = run(store, make, count)
+            used = processor_s(crew.processes[0].pid) - begun
+            crew.close()
+            return {"seconds": took, "worker_us": used / count * 1e6}
+
+
+def floors(chosen):
+    """A chain and layers with dependencies: one worker of ours beside the smallest ones, in turns."""
+    for backend in filter(None, chosen.backends.split(",")):
+        for what, make, count in (("chain", chain, CHAIN), ("deps", deps, chosen.tasks)):
+            rounds = {kind: [] for kind in ("raw", "store", "ours")}
+            for number in range(chosen.rounds):
+                for kind in list(rounds) if number % 2 == 0 else list(rounds)[::-1]:
+                    rounds[kind].append(floor_of(kind, backend, make, count))
+            for kind, each in rounds.items():
+                shares = [b["seconds"] / a["seconds"] for a, b in zip(each, rounds["store"], strict=True)]
+                seconds = statistics.median(one["seconds"] for one in each)
+                figure = {
+                    "step_ms": seconds / count * 1000,
+                    "tasks_s": count / seconds,
+                    "of_store": statistics.median(shares),
+                }
+                figure["worker_us"] = statistics.median(one["worker_us"] for one in each)
+                yield f"{kind}, {backend}", {"what": f"floor {what}", **figure, "rounds": each}
+
+
 class Canvas(CelerySide):
     """Celery with four processes, whose tasks are those of ``plans_peers.py``."""
 
@@ -302,7 +364,7 @@ def scheduler_killed(python, count=400):
 def shown(side, figure):
     """A line for a figure."""
     parts = [f"{name} {value:,.2f}" for name, value in figure.items() if isinstance(value, (int, float))]
-    print(f"{side:32}{figure['what']:10}" + "   ".join(parts), flush=True)
+    print(f"{side:32}{figure['what']:12}" + "   ".join(parts), flush=True)
 
 
 def main():
@@ -322,6 +384,9 @@ def main():
         work(chosen.role, chosen.slots)
         return
     figures = []
+    for side, figure in floors(chosen) if "floor" in chosen.what else ():
+        shown(side, figure)
+        figures.append({"side": side, **figure})
     for backend in filter(None, chosen.backends.split(",")):
         for figure in measured(backend, chosen):
             shown(backend, figure)

@@ -15,17 +15,21 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import latchwork
 from latchwork.errors import Conflict
 from latchwork.executor import Executor, ExecutorWorker, Member
 from latchwork.store import StoreObserver
+from latchwork.store.observe.calls import ObservedBackend
 from latchwork.tasks import TaskContext, current_task, task
 
 NAME = "bench"
 #: Of a drain so many parts are told one by one; it has a multiple of so many tasks.
 TENTHS = 10
+#: Tasks before the clock of a throughput starts.
+WARM = 200
 
 
 @task(name="noop")
@@ -66,12 +70,25 @@ def resident():
 
 
 class Calls(StoreObserver):
-    """How many calls a process has made of its store, by their kinds; of commits also those that were refused."""
+    """How many calls a process has made of its store, by kind; of commits also those refused, and the keys written."""
 
     def __init__(self):
         self.counts = Counter()
+        told = ObservedBackend._told  # noqa: SLF001 - observers do not learn what is written
+
+        def observed(backend, name, call, *args, **options):
+            future = told(backend, name, call, *args, **options)
+            if name == "commit":
+                future.add_done_callback(partial(self._written, len(args[1])))
+            return future
+
+        ObservedBackend._told = observed  # noqa: SLF001
+
+    def _written(self, keys, done):
+        self.counts["keys"] += 0 if done.exception() else keys
 
     def called(self, info):
+        self.counts["requests"] += 1
         self.counts[info.call] += 1
         self.counts["refused"] += isinstance(info.error, Conflict)
 
@@ -102,10 +119,15 @@ def idle(url):
         sys.stdin.read()
 
 
-def throughput(url, count):
-    """Seconds from the first call to the last result."""
-    with latchwork.connect(url) as store, Executor(store, NAME) as pool:
-        pool.submit(noop, 0).result(60)
+def throughput(url, count, counts=False):
+    """Seconds from the first call to the last result, once told to begin; warm by then."""
+    calls = Calls() if counts else None
+    with latchwork.connect(url, observers=[calls] if calls else []) as store, Executor(store, NAME) as pool:
+        for future in [pool.submit(noop, number) for number in range(WARM)]:
+            future.result(60)
+        answer(ready=True)
+        sys.stdin.readline()
+        before = Counter(calls.counts) if calls else Counter()
         used, begun = used_s(), time.perf_counter()
         futures = [pool.submit(noop, number) for number in range(count)]
         submitted = time.perf_counter() - begun
@@ -113,20 +135,26 @@ def throughput(url, count):
         took = time.perf_counter() - begun
         if found != list(range(count)):
             raise SystemExit("results are missing, or in another order")
-        answer(seconds=took, submitted_s=submitted, used_s=used_s() - used)
+        made = calls.counts - before if calls else {}
+        answer(seconds=took, submitted_s=submitted, used_s=used_s() - used, **made)
 
 
-def latency(url, count):
-    """Seconds from a call to its result, one after the other, while nothing else happens."""
-    took = []
+def latency(url, count, pause_s=0.02):
+    """Seconds from a call to its result, one after the other, with a pause before each."""
     with latchwork.connect(url) as store, Executor(store, NAME) as pool:
-        for number in range(count):
-            time.sleep(0.02)
-            begun = time.perf_counter()
-            pool.submit(noop, number).result(60)
-            took.append(time.perf_counter() - begun)
+        answer(**round_trips(lambda number: pool.submit(noop, number), count, pause_s))
+
+
+def round_trips(submit, count, pause_s):
+    submit(0).result(60)
+    took = []
+    for number in range(count):
+        time.sleep(pause_s)
+        begun = time.perf_counter()
+        submit(number).result(60)
+        took.append(time.perf_counter() - begun)
     took.sort()
-    answer(p50_s=statistics.median(took), p99_s=took[int(len(took) * 0.99)])
+    return {"p50_s": statistics.median(took), "p99_s": took[int(len(took) * 0.99)], "worst_s": took[-1]}
 
 
 def backlog(url, count):

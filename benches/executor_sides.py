@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -135,17 +136,21 @@ def ours(role, **options):
 
 
 class Ours(Side):
-    """Latchwork over one backend."""
+    """Latchwork over one backend. ``sqlite`` may have options of its URL, as in ``sqlite?sync=normal``."""
+
+    kind = "ours"
 
     def __init__(self, backend, nodes=NODES, slots=SLOTS, ttl_s=10.0):
         super().__init__()
-        self.name, self.backend, self.nodes, self.slots, self.ttl_s = f"ours, {backend}", backend, nodes, slots, ttl_s
+        self.name, self.backend, self.nodes = f"{self.kind}, {backend}", backend, nodes
+        self.slots, self.ttl_s = slots, ttl_s
         self.children = []
         self.server = None
 
     def start(self):
-        if self.backend == "sqlite":
-            self.url = f"sqlite:///{self.folder()}/bench.db"
+        scheme, _, options = self.backend.partition("?")
+        if scheme == "sqlite":
+            self.url = f"sqlite:///{self.folder()}/bench.db" + (f"?{options}" if options else "")
         else:
             self.server = self.stack.enter_context(SERVERS[self.backend]())
             self.pids.append(self.server.pid)
@@ -156,9 +161,15 @@ class Ours(Side):
         """Seconds of a processor that the server has used; 0 without one."""
         return 0.0 if self.server is None else sum(processor_s(each) for each in below(self.server.pid))
 
+    def child(self, role, **options):
+        return ours(role, url=self.url, **options)
+
+    def node_options(self, number):  # noqa: ARG002 - all are alike
+        return {"slots": self.slots, "ttl_s": self.ttl_s}
+
     def add(self, count, **options):
         """Start so many more workers, and wait until they take tasks."""
-        added = [ours("node", url=self.url, slots=self.slots, ttl_s=self.ttl_s, **options) for _ in range(count)]
+        added = [self.child("node", **self.node_options(number), **options) for number in range(count)]
         for child in added:
             self.stack.callback(child.kill)
             child.ttl_s = child.hear()["ttl_s"]
@@ -166,11 +177,51 @@ class Ours(Side):
         self.children += added
         return added
 
-    def submitter(self, what, count):
-        child = ours(what, url=self.url, count=count)
+    def spent_s(self):
+        """Seconds of a processor that the workers and the server have used."""
+        return sum(processor_s(each.pid) for each in self.children), self.server_s()
+
+    def calls(self):
+        """The calls of all workers so far, if they are counted."""
+        made = Counter()
+        for each in self.children:
+            each.say()
+            made.update(each.hear())
+        return made
+
+    def measure(self, what, count, **options):
+        """What a submitter finds; of a throughput also the processor time and the calls of a task."""
+        child = self.child(what, count=count, **options)
+        self.stack.callback(child.kill)
+        if what == "throughput":
+            child.hear()  # it is warm
+            made, before = self.calls(), self.spent_s()
+            child.say()
         found = child.hear()
+        if what == "throughput":
+            runner, server = (now - then for now, then in zip(self.spent_s(), before, strict=True))
+            parts = {"submitter_us": found["used_s"], "runner_us": runner, "server_us": server}
+            found |= {name: used / count * 1e6 for name, used in parts.items()}
+            found["cpu_ms"] = sum(parts.values()) / count * 1000
+            made = self.calls() - made
+            found |= {name: (made[name] + found.get(name, 0)) / count for name in ("requests", "keys")}
         child.end()
         return found
+
+
+class Floor(Ours):
+    """The smallest honest executor: over the raw client, or over latchwork's store."""
+
+    def __init__(self, kind, backend, nodes):
+        self.kind = kind
+        super().__init__(backend, nodes=nodes)
+
+    def child(self, role, **options):
+        options = {"kind": self.kind, "url": self.url, **options}
+        return Child([sys.executable, str(HERE / "floor_executor.py"), role, json.dumps(options)])
+
+    def node_options(self, number):
+        return {"rank": number, "of": self.nodes}
 
 
 class Peer(Side):
