@@ -1,4 +1,4 @@
-"""What a task asks of the server: three transactions while tasks follow each other, its result's deletion included."""
+"""What a task asks of the server: three transactions one after the other, five keys, and few requests in a flood."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from executor.conftest import PATIENCE_S
 from executor.work import WORK, square
 from latchwork.executor import ExecutorWorker
 from latchwork.tasks.running.worker_loop import TIDY_S
+from latchwork.testing._faulty.backend import FaultyBackend
 from latchwork.testing.faults import Fault, FaultyStore
 
 TASKS = 20
+#: Of a flood, and what each of its tasks costs: submit 1 key, claim 1, end 2, collect 1.
+FLOOD, KEYS, REQUESTS = 600, 5, 0.25
 RESULTS = "@executor/default/results"
 
 
@@ -20,6 +23,20 @@ RESULTS = "@executor/default/results"
 def never_idle(monkeypatch):
     """No result is deleted because none has come for a while."""
     monkeypatch.setattr("latchwork.executor.submitter_session._IDLE_S", 600.0)
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The keys that transactions have written, in order."""
+    keys, commit = [], FaultyBackend.commit
+
+    def counted(backend, checks, ops):
+        future = commit(backend, checks, ops)
+        future.add_done_callback(lambda done: done.exception() or keys.extend(op.key for op in ops))
+        return future
+
+    monkeypatch.setattr(FaultyBackend, "commit", counted)
+    return keys
 
 
 def results(store):
@@ -81,3 +98,22 @@ def test_an_idle_worker_keeps_its_place_in_line_after_a_look_that_found_nothing(
             call for call in runs.calls[before:] if call.op != "event" and any("/takers/" in key for key in call.keys)
         ]
         assert left == []
+
+
+def test_a_task_of_a_flood_writes_five_keys_and_shares_its_requests(pools, connect, written):
+    with (
+        FaultyStore(connect()) as submits,
+        FaultyStore(connect()) as runs,
+        ExecutorWorker(runs, node_id="n1", functions=WORK, slots=8) as worker,
+    ):
+        worker.wait_ready(PATIENCE_S)
+        pool = pools(store=submits)
+        assert pool.submit(square, 0).result(PATIENCE_S) == 0
+        written.clear()
+        before = {each: len(each.calls) for each in (submits, runs)}
+        futures = [pool.submit(square, n) for n in range(FLOOD)]
+        assert [future.result(PATIENCE_S) for future in futures] == [n * n for n in range(FLOOD)]
+        made = [call for each, start in before.items() for call in each.calls[start:]]
+        requests = [call for call in made if call.op not in ("event", "renew")]
+    assert len(written) <= KEYS * FLOOD * 1.02, "a few belong to the flood as a whole"
+    assert len(requests) <= REQUESTS * FLOOD
