@@ -27,7 +27,7 @@ class Row:
     hidden: tuple[str, ...] = ()
 
 
-_HOLDS = ("abandon", "end", "error", "lose")
+_HOLDS = ("abandon", "error", "on_hold_lost", "release_acquisition")
 
 ROWS = (
     Row(
@@ -52,7 +52,18 @@ ROWS = (
     Row(Signal, SignalTwin, ("set", "clear", "call_when_set", "isSet")),
     Row(primitives.Work, hidden=("begin", "finish", "stop")),
     Row(primitives.Lock, hidden=_HOLDS),
-    Row(ModeLock, hidden=("adopt", "downgrade", "forget", "move_to_other_side", "note", "of_this_thread", *_HOLDS)),
+    Row(
+        ModeLock,
+        hidden=(
+            "add_hold",
+            "downgrade",
+            "held_by_this_thread",
+            "receive_hold",
+            "remove_hold",
+            "transfer_hold",
+            *_HOLDS,
+        ),
+    ),
     Row(primitives.ReadWriteLock),
     Row(primitives.Semaphore, hidden=_HOLDS),
     Row(primitives.LeaderLatch, hidden=("end_soon",)),
