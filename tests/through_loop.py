@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import dataclasses
 import functools
 import inspect
 import os
@@ -17,6 +16,8 @@ import threading
 import types
 import weakref
 from concurrent.futures import Future
+
+from msgspec import structs
 
 import latchwork
 from latchwork import aio
@@ -109,7 +110,7 @@ class Loop:
         if isinstance(value, (list, tuple)):
             return [self.inside(each) for each in value]
         if isinstance(value, (latchwork.Put, latchwork.Create)) and isinstance(value.session, Face):
-            return dataclasses.replace(value, session=value.session.__dict__["twin"])
+            return structs.replace(value, session=value.session.__dict__["twin"])
         return value.__dict__["twin"] if isinstance(value, Face) else value
 
     def given(self, name, value):

@@ -16,8 +16,8 @@ def in_loop(play):
 
 
 async def enter(room, had, name):
-    if not room.take():
-        await room.turn()
+    if not room.try_acquire():
+        await room.acquire()
     had.append(name)
 
 
@@ -33,7 +33,7 @@ def test_who_finds_a_place_has_it_without_a_switch_of_tasks():
         await enter(room, [], "a")
         await enter(room, [], "b")
         assert not switched
-        assert not room.take()
+        assert not room.try_acquire()
 
     in_loop(play)
 
@@ -41,20 +41,20 @@ def test_who_finds_a_place_has_it_without_a_switch_of_tasks():
 def test_places_go_to_those_who_wait_in_their_order_and_nobody_overtakes():
     async def play(loop):
         room, had = InFlightLimit(loop, 1), []
-        assert room.take()
+        assert room.try_acquire()
         tasks = [asyncio.create_task(enter(room, had, name)) for name in "abc"]
         await turns()
-        room.leave()
-        assert not room.take(), "the place is a's, which has not gone on yet"
+        room.release()
+        assert not room.try_acquire(), "the place is a's, which has not gone on yet"
         await turns()
         assert had == ["a"]
-        room.leave()
-        room.leave()
+        room.release()
+        room.release()
         await asyncio.gather(*tasks)
         assert had == ["a", "b", "c"]
-        room.leave()
-        assert room.take()
-        assert not room.take()
+        room.release()
+        assert room.try_acquire()
+        assert not room.try_acquire()
 
     in_loop(play)
 
@@ -62,18 +62,18 @@ def test_places_go_to_those_who_wait_in_their_order_and_nobody_overtakes():
 def test_who_is_cancelled_while_waiting_leaves_nothing_behind():
     async def play(loop):
         room, had = InFlightLimit(loop, 1), []
-        assert room.take()
+        assert room.try_acquire()
         first, second = (asyncio.create_task(enter(room, had, name)) for name in "ab")
         await turns()
         first.cancel()
         await turns()
-        room.leave()
+        room.release()
         await second
         assert had == ["b"]
-        room.leave()
+        room.release()
         assert not room._waiting
-        assert room.take()
-        assert not room.take()
+        assert room.try_acquire()
+        assert not room.try_acquire()
 
     in_loop(play)
 
@@ -81,10 +81,10 @@ def test_who_is_cancelled_while_waiting_leaves_nothing_behind():
 def test_a_place_that_came_just_before_a_cancellation_goes_to_the_next():
     async def play(loop):
         room, had = InFlightLimit(loop, 1), []
-        assert room.take()
+        assert room.try_acquire()
         first, second = (asyncio.create_task(enter(room, had, name)) for name in "ab")
         await turns()
-        room.leave()  # the place is the first one's
+        room.release()  # the place is the first one's
         first.cancel()
         await second
         assert first.cancelled()
@@ -96,12 +96,12 @@ def test_a_place_that_came_just_before_a_cancellation_goes_to_the_next():
 def test_a_wait_that_is_thrown_away_gets_no_place():
     async def play(loop):
         room = InFlightLimit(loop, 1)
-        assert room.take()
-        wait = room.turn()
+        assert room.try_acquire()
+        wait = room.acquire()
         wait.send(None)
         wait.close()
-        room.leave()
-        assert room.take()
+        room.release()
+        assert room.try_acquire()
 
     in_loop(play)
 
@@ -112,8 +112,8 @@ def test_a_loop_that_was_closed_with_calls_that_wait_ends_in_silence(recwarn, ca
     tasks = [loop.create_task(enter(room, [], name)) for name in "abc"]
     loop.run_until_complete(turns())
     loop.close()
-    room.leave()
-    assert room.take()
+    room.release()
+    assert room.try_acquire()
     for task in tasks:
         task._log_destroy_pending = False
     del tasks, task

@@ -276,7 +276,6 @@ def test_a_few_of_many_are_named_and_the_rest_counted():
 
 def test_every_command_is_looked_at():
     # Those of workflows ask a server of their own: tests/workflows/test_command_line.py looks at them.
-    # `backends` asks none.
-    assert {args[0] for args in COMMANDS} | {"run", "demo", "bench", "lock", "elect", "workflows", "backends"} >= set(
-        specs()
-    )
+    # `backends` and `new` ask none.
+    elsewhere = {"run", "demo", "bench", "lock", "elect", "workflows", "backends", "new"}
+    assert {args[0] for args in COMMANDS} | elsewhere >= set(specs())

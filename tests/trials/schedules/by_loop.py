@@ -56,7 +56,7 @@ def driving(sim, model_class):
         return
     with pytest.MonkeyPatch.context() as patch:
         loops = OfNode(sim, NodeLoop)
-        patch.setattr(helper, "_helper", OfNode(sim, helper._Helper))
+        patch.setattr(helper, "_loop_thread", OfNode(sim, helper._LoopThread))
         modules = {sys.modules[kind.__module__] for kind in model_class.__mro__ if kind is not object}
         through_loop.install(modules, patch, loops)
         yield loops.close_here

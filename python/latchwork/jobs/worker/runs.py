@@ -398,7 +398,7 @@ class JobRun:
     def _call(self, context: JobContext) -> None:
         job = self._setup.job
         if job.is_async:
-            given = _twins("JobContext").surround(context)
+            given = _twins("JobContext").around(context)
             self._setup.loop.run(partial(job.run, given), context.on_stop, who=self)
             return
         returned = late_result(job.run(context))
