@@ -279,7 +279,7 @@ def test_observers_that_raise_anything_disturb_nobody(caplog):
             told.append(1)
 
     observers = Observers([*map(Bad, KINDS), Good()])
-    in_thread(observers.tell, "seen")
+    in_thread(observers.notify, "seen")
     assert told == [1]
 
 
