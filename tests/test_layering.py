@@ -58,6 +58,8 @@ LIBRARIES = {
     "cronsim": ("schedules",),
     "msgspec": (
         "types",
+        "store.transaction",
+        "aio.twin",
         "_base",
         "primitives",
         "tasks",
