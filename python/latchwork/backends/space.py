@@ -37,8 +37,8 @@ class SpaceNotice:
             _log.warning("%s is full, writes fail until there is space again: %s", self._where, error)
 
     def written(self) -> None:
-        """Note that a write that needs space has succeeded."""
-        if not self._has_space():
+        """Note that a write that needs space has succeeded. Cheap unless the store was full."""
+        if not self.is_full or not self._has_space():
             return
         with self._lock:
             is_new, self.is_full = self.is_full, False

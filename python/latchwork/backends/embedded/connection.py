@@ -91,8 +91,7 @@ class Database:
             if isinstance(ours, StoreFull):
                 self._space.refused(ours)
             raise ours from error
-        if self._space.is_full:
-            self._space.written()
+        self._space.written()
         return result
 
     def has_space(self) -> bool:

@@ -56,8 +56,7 @@ class _Write(Outcome[Any]):
         if found is not None:
             self.slot.revision, result = found
             self._writer.slots.give_back(self.slot)
-            if self._writer.space.is_full:
-                self._writer.space.written()
+            self._writer.space.written()
             resolve(self, result)
         else:
             self._writer.go_on(rpc, self)
@@ -176,8 +175,7 @@ class Writer:
         if found is not None:
             slot.revision, result = found
             self.slots.give_back(slot)
-            if self.space.is_full:
-                self.space.written()
+            self.space.written()
             return result
         self._handle_refusal(txn, slot, as_message("Txn", answer).responses)
         self._require_time(txn, deadline)
