@@ -309,7 +309,7 @@ def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
 
 
 def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
-    """Call ``fn`` in the thread that ends the future, whatever its callback_queue is, or now if it has ended. ``fn`` is
+    """Call ``fn`` in the thread that ends the future, whatever its callback queue is, or now if it has ended. ``fn`` is
     fast.
     """
     if isinstance(future, Outcome):
@@ -319,7 +319,7 @@ def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
 
 
 def with_callback_queue(future: Future[T], callback_queue: CallbackQueue) -> Future[T]:
-    """Return a future for a user, whose callbacks run in the callback_queue; the same future if possible."""
+    """Return a future for a user, whose callbacks run in the callback queue; the same future if possible."""
     outcome = future if isinstance(future, Outcome) else then(future, lambda value: value)
     assert isinstance(outcome, Outcome)
     outcome.callback_queue = callback_queue

@@ -196,6 +196,8 @@ class SerialDrain:
 class CallbackThread:
     """Calls batches of listeners in order, in a daemon thread that exists while there are any. Thread-safe.
 
+    Unlike a ``CallbackQueue`` it needs no pool, whose threads slow callbacks may occupy.
+
     Args:
         name: Name of the thread.
         what: The listeners in log messages, such as ``a state listener of session 7f3a``.

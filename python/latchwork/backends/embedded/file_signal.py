@@ -64,7 +64,12 @@ class FileSignal:
             os.read(self._commits, _EVENTS_BYTES)
 
     def wait(self, timeout_s: float, *, for_commits: bool) -> bool:
-        """Wait until it is set; without ``for_commits``, until ``set`` was called. Return False after the timeout."""
+        """Wait until it is set. Return False after the timeout.
+
+        Args:
+            timeout_s: Seconds to wait.
+            for_commits: Whether commits of any process end the wait, too, and not only ``set``.
+        """
         return bool(self._polls[for_commits].poll(timeout_s * 1000))
 
     def close(self) -> None:

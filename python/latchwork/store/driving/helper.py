@@ -107,25 +107,25 @@ async def drive(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) 
     rest continues in the background.
 
     Args:
-        protocol: Makes the protocol.
+        protocol: Called without arguments to make the protocol.
         is_shielded: No cancellation is raised in the protocol, which runs to completion.
     """
-    run = ProtocolRun(protocol(), current_task_caller(spawn), is_shielded=is_shielded)
+    protocol_run = ProtocolRun(protocol(), current_task_caller(spawn), is_shielded=is_shielded)
     try:
-        result = await run.run()
+        result = await protocol_run.run()
     except Exception as error:
         if isinstance(error, LeftToBackground):
-            _loop_thread.run(run.resume, "a cancelled call")
-            raise run.cancellation_error(error) from None
-        if not is_shielded or run.cancellation is None:
+            _loop_thread.run(protocol_run.resume, "a cancelled call")
+            raise protocol_run.cancellation_error(error) from None
+        if not is_shielded or protocol_run.cancellation is None:
             raise
         _log.exception("a cancelled call has ended with an error")
-        raise run.cancellation from None
+        raise protocol_run.cancellation from None
     except BaseException as error:
-        if not run.has_ended:  # the task was abandoned, and may not wait
-            run.abandon(error)
-            _loop_thread.run(run.resume, "an abandoned call")
-        raise run.with_note(error) from None
-    if run.cancellation is not None and is_shielded:
-        raise run.cancellation
+        if not protocol_run.has_ended:  # the task was abandoned, and may not wait
+            protocol_run.abandon(error)
+            _loop_thread.run(protocol_run.resume, "an abandoned call")
+        raise protocol_run.with_note(error) from None
+    if protocol_run.cancellation is not None and is_shielded:
+        raise protocol_run.cancellation
     return result
