@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from latchwork_testkit.binaries import ZOOKEEPER_VERSION, find_etcd, find_zookeeper_classpath
+from latchwork_testkit.pgbouncer import find_pgbouncer
 from latchwork_testkit.postgres import find_postgres
 from latchwork_testkit.servers import (
     EtcdCluster,
     EtcdServer,
+    PooledPostgresServer,
     PostgresServer,
     ServerMissing,
     ZooKeeperEnsemble,
@@ -75,6 +77,7 @@ BACKENDS = (
     Backend("etcd35", server=EtcdServer, cluster=EtcdCluster, version="3.5"),
     Backend("etcd36", server=EtcdServer, cluster=EtcdCluster, version="3.6", when=When.ON_REQUEST),
     Backend("postgresql", server=PostgresServer),
+    Backend("pgbouncer", server=PooledPostgresServer, when=When.OWN),
 )
 BY_NAME = {backend.name: backend for backend in BACKENDS}
 #: Names of those that have servers.
@@ -85,7 +88,8 @@ SHARED = tuple(backend.name for backend in BACKENDS if backend.shared)
 ONE_OF_EACH_KIND = tuple(b.name for b in BACKENDS if b.shared and b.when in {When.ALWAYS, When.IN_TURN})
 #: Names of those that have clusters of servers.
 CLUSTERED = tuple(backend.name for backend in BACKENDS if backend.cluster is not None)
-POSTGRES = "postgresql"
+#: Names of those that are PostgreSQL: straight, and behind a pooler.
+POSTGRES = ("postgresql", "pgbouncer")
 #: Name to version.
 ETCD = {backend.name: backend.version for backend in BACKENDS if backend.server is EtcdServer}
 
@@ -97,8 +101,10 @@ def is_there(name: str) -> bool:
             find_etcd(ETCD[name])
         elif BY_NAME[name].server is ZooKeeperServer:
             find_zookeeper_classpath(BY_NAME[name].version or ZOOKEEPER_VERSION)
-        elif BY_NAME[name].server is PostgresServer:
+        elif name in POSTGRES:
             find_postgres()
+            if BY_NAME[name].server is PooledPostgresServer:
+                find_pgbouncer()
     except ServerMissing as error:
         print(f"!!\n!! {name} is NOT checked: {error}\n!!", flush=True)
         return False

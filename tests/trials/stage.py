@@ -85,12 +85,12 @@ class Stage:
         """A client of the server, or of the file, that knows nothing of latchwork but how it stores things."""
         if self.server is None:
             return RawSqlite(self.path(root), root)
-        return raw_client(self.backend, [member.endpoint for member in self.members], root)
+        return raw_client(self.backend, [direct_endpoint(member) for member in self.members], root)
 
     def serves(self, member: Any) -> bool:
         """Whether it answers what takes a quorum, by a raw client's word."""
-        if self.backend == POSTGRES:
-            return postgres_serves(member.endpoint)
+        if self.backend in POSTGRES:
+            return postgres_serves(direct_endpoint(member))
         return (etcd_serves if self.backend in ETCD else zookeeper_serves)(member.endpoint)
 
     def mend(self) -> None:
@@ -104,9 +104,14 @@ class Stage:
             self.server.resume()
 
 
+def direct_endpoint(member: Any) -> str:
+    """Return the endpoint of a server itself, not of a pooler before it."""
+    return str(getattr(member, "direct_endpoint", member.endpoint))
+
+
 def raw_client(backend: str, endpoints: list[str], root: str) -> Any:
     """A client of servers that knows nothing of latchwork but how it stores things."""
-    if backend == POSTGRES:
+    if backend in POSTGRES:
         return RawPostgres(f"postgresql://latchwork@{endpoints[0]}/postgres", root)
     return (RawEtcd if backend in ETCD else RawZooKeeper)(endpoints, root)
 

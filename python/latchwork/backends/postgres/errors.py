@@ -20,9 +20,8 @@ NOT_A_LEAF = "LW001"
 NO_NUMBER_LEFT = "LW002"
 
 _READ_ONLY = "25006"
-_PROTOCOL = "08P01"
 #: Nothing is wrong with the statement: the next try may succeed.
-_PASSING = {"40001", "40P01", _READ_ONLY, "53300", "57P01", "57P02", "57P03", "55P03"}
+_PASSING = {"40001", "40P01", _READ_ONLY, "55P03"}
 #: The server refuses the account or the database, whoever asks again. libpq gives no codes while it connects.
 _REFUSED = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry", "not permitted")
 
@@ -52,16 +51,24 @@ class ServerError(Exception):
     @property
     def ends_connection(self) -> bool:
         """Whether another connection is needed for another try: this one leads to a server that takes no writes."""
-        return self.code in {_READ_ONLY, "57P01", "57P02", "57P03"}
+        return self.code == _READ_ONLY
 
 
 def of_result(result: pq.abc.PGresult) -> ServerError:
-    """The error that a result is."""
+    """Return the error that a result is.
+
+    Raises:
+        Broken: The error ends the connection. A pooler that lost its connection to the server answers so as well, and
+            does not know whether the statement was run.
+    """
 
     def field(name: pq.DiagnosticField) -> str:
         return (result.error_field(name) or b"").decode(errors="replace")
 
     message = " ".join(field(pq.DiagnosticField.MESSAGE_PRIMARY).split())[:400]
+    severity = field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) or field(pq.DiagnosticField.SEVERITY)
+    if severity in {"FATAL", "PANIC"}:
+        raise Broken(message)
     return ServerError(message, field(pq.DiagnosticField.SQLSTATE), field(pq.DiagnosticField.MESSAGE_DETAIL))
 
 

@@ -5,7 +5,8 @@
     entries     the keys. Only the first 1,000 characters are in the index: a row of an index must fit a third of a page
     changes     what was written last, in the order of the tokens: for watches, and to find out about lost answers
     sessions    their deadlines by the server's clock. No index on the deadline: a renewal then updates no index
-    writers     one row for each open store that writes; without it nothing of that store is written any more
+    writers     one row for each open store that writes, with the timeline of the server. Without it, or on a server of
+                another timeline, nothing of that store is written any more
     counters    one per parent of sequential keys, never removed
     tokens      the sequence of all tokens
 
@@ -34,8 +35,13 @@ _ROOT_LOCK, _SCHEMA_LOCK = 1281848136, 1281848137
 #: Younger changes are kept, however many there are; and so many are kept, however old.
 KEPT_S, KEPT_CHANGES = 120, 20_000
 
-# A session is alive until its deadline, and for a whole TTL after a start of the server: renewals are not flushed.
-_ALIVE = "greatest(deadline, pg_postmaster_start_time() + ttl_s * interval '1 second') > clock_timestamp()"
+# A session is alive until its deadline, and for a whole TTL after a start of the server: renewals are not flushed. A
+# start in the future means that the clock was set back since.
+_UNTIL = (
+    "greatest(deadline, case when pg_postmaster_start_time() <= clock_timestamp() "
+    "then pg_postmaster_start_time() + ttl_s * interval '1 second' end)"
+)
+_ALIVE = f"{_UNTIL} > clock_timestamp()"
 
 _TIMELINE = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 
@@ -48,9 +54,9 @@ class Schema:
         self._exists = self.query("exists", "select to_regclass('{s}.meta') is not null")
         self._register_root = self.query(
             "register_root",
-            f"select format, timeline, {_TIMELINE}, (select id from {{s}}.roots where name = $1) from {{s}}.meta",
+            f"select format, timeline = {_TIMELINE}, (select id from {{s}}.roots where name = $1) from {{s}}.meta",
         )
-        self._succeed = self.query("succeed", "select {s}.succeed($1)")
+        self._succeed = self.query("succeed", "select {s}.succeed()")
         self._make_root = self.query("make_root", "select {s}.make_root($1)")
 
     def query(self, name: str, sql: str, *, binary: tuple[int, ...] = ()) -> Query:
@@ -76,14 +82,14 @@ class Schema:
 
         if ask(self._exists)[0][0] != b"\x01":
             self._make(connection, where, deadline)
-        form, before, now, number_of = ask(self._register_root, root)[0]
+        form, is_known, number_of = ask(self._register_root, root)[0]
         if number(form) != FORMAT:
             raise ConnectFailed(
                 f"the schema {self.name} of {where} has format {number(form)}, and this version of latchwork knows "
                 f"{FORMAT}; name another schema in the URL, or use the version that made it"
             )
-        if before != now:
-            ask(self._succeed, (now or b"").decode())
+        if is_known != b"\x01":
+            ask(self._succeed)
         return number(number_of if number_of is not None else ask(self._make_root, root)[0][0])
 
     def _make(self, connection: Connection, where: str, deadline: float) -> None:
@@ -96,6 +102,7 @@ class Schema:
                 s=self.name,
                 head=HEAD,
                 alive=_ALIVE,
+                until=_UNTIL,
                 format=FORMAT,
                 timeline=_TIMELINE,
                 root_lock=_ROOT_LOCK,

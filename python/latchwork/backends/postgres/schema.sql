@@ -17,16 +17,13 @@ create table {s}.sessions (
     id text collate "C" primary key, root int not null, ttl_s float8 not null, deadline timestamptz not null)
     with (fillfactor = 50);
 create index sessions_by_root on {s}.sessions (root);
-create table {s}.writers (id bigint primary key, root int not null, at timestamptz not null default clock_timestamp());
+create table {s}.writers (
+    id bigint primary key, root int not null, timeline text not null default {timeline},
+    at timestamptz not null default clock_timestamp());
 create index writers_by_root on {s}.writers (root);
 create table {s}.counters (root int not null, parent bytea not null, next bigint not null, primary key (root, parent));
 create sequence {s}.tokens;
 insert into {s}.meta values ({format}, {timeline});
-
-create function {s}.lock_root(r int) returns void language plpgsql as $$
-begin
-  perform pg_advisory_xact_lock({root_lock}, r);
-end $$;
 
 -- End a session, if it is there: under the lock of the root.
 create function {s}.end_session(r int, session text) returns void language plpgsql as $$
@@ -108,7 +105,7 @@ declare
   t bigint; found_token bigint; c bigint; o text; k text; what text; ss text; stem text; v bytea; start int; fresh text;
 begin
   perform pg_advisory_xact_lock({root_lock}, r);
-  if not exists (select from {s}.writers where id = writer) then
+  if not exists (select from {s}.writers where id = writer and timeline = {timeline}) then
     return query select 0, 's', 0, 0::bigint, 0::bigint, null::text, null::text, null::text;
     return;
   end if;
@@ -203,7 +200,7 @@ create function {s}.delete_below(r int, writer bigint, request bigint, prefix te
 declare t bigint; deleted int;
 begin
   perform pg_advisory_xact_lock({root_lock}, r);
-  if not exists (select from {s}.writers where id = writer) then return null; end if;
+  if not exists (select from {s}.writers where id = writer and timeline = {timeline}) then return null; end if;
   t := nextval('{s}.tokens');
   with below as (
     select ctid from {s}.entries where prefix <> '' and root = r and left(key, {head}) >= left(prefix || '/', {head})
@@ -222,6 +219,7 @@ end $$;
 
 create function {s}.open_session(r int, session text, for_s float8) returns bigint language plpgsql as $$
 begin
+  perform {s}.succeed();
   insert into {s}.sessions values (session, r, for_s, clock_timestamp() + for_s * interval '1 second')
     on conflict (id) do update set deadline = excluded.deadline;
   return nextval('{s}.tokens');
@@ -230,6 +228,7 @@ end $$;
 -- Renew sessions; the ids of those that are alive. Not flushed to disk: see is_alive.
 create function {s}.renew_sessions(r int, ids text[]) returns setof text language plpgsql as $$
 begin
+  perform {s}.succeed();
   perform set_config('synchronous_commit', 'off', true);
   return query update {s}.sessions set deadline = clock_timestamp() + ttl_s * interval '1 second'
     where id = any (ids) and root = r and {alive} returning id;
@@ -242,11 +241,17 @@ begin
   foreach session in array ids loop perform {s}.end_session(r, session); end loop;
 end $$;
 
--- End what is over; seconds until the next session is, if it is not renewed; null without sessions.
+-- End sessions whose time is over; seconds until the next one's is, if it is not renewed; null without sessions. A deadline
+-- further away than the TTL means that the clock was set back: the session gets a TTL from now.
 create function {s}.sweep(r int, out ended int, out next_s float8) language plpgsql as $$
 declare session text;
 begin
   ended := 0;
+  perform {s}.succeed();
+  if exists (select from {s}.sessions where root = r and deadline > clock_timestamp() + ttl_s * interval '1 second') then
+    update {s}.sessions set deadline = clock_timestamp() + ttl_s * interval '1 second'
+      where root = r and deadline > clock_timestamp() + ttl_s * interval '1 second';
+  end if;
   if exists (select from {s}.sessions where root = r and not {alive}) then
     perform pg_advisory_xact_lock({root_lock}, r);
     for session in select id from {s}.sessions where root = r and not {alive} for update skip locked loop
@@ -254,7 +259,7 @@ begin
       ended := ended + 1;
     end loop;
   end if;
-  select extract(epoch from min(greatest(deadline, pg_postmaster_start_time() + ttl_s * interval '1 second')) - clock_timestamp())
+  select extract(epoch from min({until}) - clock_timestamp())
     into next_s from {s}.sessions where root = r;
 end $$;
 
@@ -263,6 +268,7 @@ create function {s}.supersede(r int, before bigint, after bigint, since bigint, 
   returns table (request bigint, token bigint, key text, created bigint, owner text) language plpgsql as $$
 #variable_conflict use_column
 begin
+  perform {s}.succeed();
   perform pg_advisory_xact_lock({root_lock}, r);
   delete from {s}.writers where id = before or (root = r and at < clock_timestamp() - interval '1 day');
   insert into {s}.writers (id, root) values (after, r) on conflict do nothing;
@@ -304,16 +310,18 @@ begin
   return r;
 end $$;
 
--- The server is another one than before: a standby that was promoted, which may lack the last writes. End all sessions, leave a gap in the tokens.
-create function {s}.succeed(line text) returns void language plpgsql as $$
-declare known text; each record;
+-- If the server is another one than before, a standby that was promoted, it may lack the last writes: end all sessions, leave
+-- a gap in the tokens. Without any lock of a root: it takes them all.
+create function {s}.succeed() returns void language plpgsql as $$
+declare each record;
 begin
-  select timeline into known from {s}.meta for update;
-  if known = line then return; end if;
+  if (select timeline from {s}.meta) = {timeline} then return; end if;
+  perform from {s}.meta for update;
+  if (select timeline from {s}.meta) = {timeline} then return; end if;
   perform setval('{s}.tokens', nextval('{s}.tokens') + {tokens_skipped});
   for each in select id, root from {s}.sessions order by root loop
     perform pg_advisory_xact_lock({root_lock}, each.root);
     perform {s}.end_session(each.root, each.id);
   end loop;
-  update {s}.meta set timeline = line;
+  update {s}.meta set timeline = {timeline};
 end $$;

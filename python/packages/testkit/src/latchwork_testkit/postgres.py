@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, on loopback and a port of its own; `servers.py` is the door."""
+"""Real PostgreSQL servers for tests, on loopback and ports of their own: alone, with a standby, behind PgBouncer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from latchwork_testkit.binaries import ServerMissing
-from latchwork_testkit.server import Server
+from latchwork_testkit.server import Server, ServerFailed
 
 _PROBE_TIMEOUT_S = 1.0
 #: The first message of a client, of protocol 3.0. The server answers with an R once it lets sessions in.
-_STARTUP = b"\x00\x03\x00\x00user\x00latchwork\x00database\x00postgres\x00\x00"
+STARTUP = b"\x00\x03\x00\x00user\x00latchwork\x00database\x00postgres\x00\x00"
 
 
 class PostgresServer(Server):
@@ -30,15 +30,26 @@ class PostgresServer(Server):
     Args:
         data_dir: where its data go and stay; by default a temporary directory that `close` removes.
         settings: more settings, by name.
+        standby_of: a running server that this one copies when it is first started, and follows from then on.
+        fake_clock: whether `set_clock` can be used.
     """
 
     SCHEME = "postgresql"
     PORTS = ("client",)
     LABEL = "PostgreSQL"
 
-    def __init__(self, *, data_dir: Path | None = None, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        data_dir: Path | None = None,
+        settings: dict[str, str] | None = None,
+        standby_of: PostgresServer | None = None,
+        fake_clock: bool = False,
+    ) -> None:
         super().__init__(data_dir=data_dir)
         self._settings = settings or {}
+        self._primary = standby_of
+        self._fake_clock = fake_clock
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
         """Connection URL of a store with this root, and these query options."""
@@ -92,22 +103,48 @@ class PostgresServer(Server):
         return [pid for pid in pids if _stat(pid)[1:2] == [str(self.pid)]]
 
     def is_leader(self) -> bool:
-        """Whether it runs: it is alone."""
-        return self.running
+        """Whether it runs and takes writes."""
+        return self.running and not (self._data / "standby.signal").exists()
+
+    def promote(self) -> None:
+        """Let a standby take writes, and wait until it does.
+
+        Raises:
+            ServerFailed: It did not within 30 seconds.
+        """
+        command = [str(find_postgres() / "pg_ctl"), "promote", "-D", str(self._data), "-w", "-t", "30"]
+        done = subprocess.run([*run_as(other_user()), *command], capture_output=True, text=True, check=False, cwd="/")
+        if done.returncode != 0:
+            raise ServerFailed(f"{self!r} was not promoted: {done.stderr.strip() or done.stdout.strip()}")
+
+    def set_clock(self, ahead_s: float) -> None:
+        """Set the wall clock of the server so far ahead of the machine's, or behind it if negative."""
+        new = self._clock_file.with_suffix(".new")
+        new.write_text(f"{ahead_s:+.0f}s\n")
+        new.chmod(0o644)
+        new.replace(self._clock_file)
+
+    @property
+    def _data(self) -> Path:
+        return self.data_dir / "postgres"
+
+    @property
+    def _clock_file(self) -> Path:
+        return self.data_dir / "clock"
 
     def _command(self) -> list[str]:
         programs = find_postgres()
-        data = self.data_dir / "postgres"
-        user = _other_user()
-        if not data.exists():
-            data.mkdir()
+        user = other_user()
+        if not self._data.exists():
+            self._data.mkdir()
             if user is not None:
                 self.data_dir.chmod(0o755)
-                shutil.chown(data, user)
-            initdb = [str(programs / "initdb"), "-D", str(data), "-U", "latchwork", "-A", "trust", "-E", "UTF8", "-N"]
-            made = subprocess.run([*_as(user), *initdb], capture_output=True, text=True, check=False, cwd="/")
+                shutil.chown(self._data, user)
+            made = subprocess.run(
+                [*run_as(user), *self._make_data(programs)], capture_output=True, text=True, check=False, cwd="/"
+            )
             if made.returncode != 0:
-                raise ServerMissing(f"initdb could not make a database: {made.stderr.strip()[-500:]}")
+                raise ServerMissing(f"the database could not be made: {made.stderr.strip()[-500:]}")
         settings = {
             "listen_addresses": self._host,
             "port": str(self._port("client")),
@@ -115,13 +152,33 @@ class PostgresServer(Server):
             "max_connections": "200",
             **self._settings,
         }
+        environment: list[str] = []
+        if self._fake_clock:
+            if not self._clock_file.exists():
+                self.set_clock(0)
+            environment = [
+                "env",
+                f"LD_PRELOAD={find_faketime()}",
+                f"FAKETIME_TIMESTAMP_FILE={self._clock_file}",
+                "FAKETIME_NO_CACHE=1",
+                "FAKETIME_DONT_FAKE_MONOTONIC=1",
+            ]
         arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return [*_as(user), str(programs / "postgres"), "-D", str(data), *arguments]
+        return [*run_as(user), *environment, str(programs / "postgres"), "-D", str(self._data), *arguments]
+
+    def _make_data(self, programs: Path) -> list[str]:
+        """Return the command that makes the data directory."""
+        data = str(self._data)
+        if self._primary is None:
+            return [str(programs / "initdb"), "-D", data, "-U", "latchwork", "-A", "trust", "-E", "UTF8", "-N"]
+        host, _, port = self._primary.endpoint.rpartition(":")
+        where = ["-h", host, "-p", port, "-U", "latchwork"]
+        return [str(programs / "pg_basebackup"), "-D", data, "-R", "-X", "stream", "--checkpoint=fast", "-N", *where]
 
     def _is_ready(self) -> bool:
         with socket.create_connection((self._host, self._port("client")), _PROBE_TIMEOUT_S) as probe:
             probe.settimeout(_PROBE_TIMEOUT_S)
-            probe.sendall((len(_STARTUP) + 4).to_bytes(4, "big") + _STARTUP)
+            probe.sendall((len(STARTUP) + 4).to_bytes(4, "big") + STARTUP)
             return probe.recv(1) == b"R"
 
 
@@ -148,6 +205,21 @@ def find_postgres() -> Path:
     )
 
 
+def find_faketime() -> Path:
+    """The library with which a program sees another wall clock: $LATCHWORK_FAKETIME, or Debian's.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    given = os.environ.get("LATCHWORK_FAKETIME")
+    found = [Path(given)] if given else sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not found:
+        raise ServerMissing(
+            "libfaketime is not installed; install Debian's package faketime, or set LATCHWORK_FAKETIME"
+        )
+    return found[0]
+
+
 def _stat(pid: int) -> list[str]:
     """State, parent and more of a process; nothing of one that has gone."""
     try:
@@ -170,14 +242,16 @@ def _version(folder: Path) -> int:
     return int(name) if name.isdigit() else 0
 
 
-def _other_user() -> str | None:
+def other_user() -> str | None:
+    """Return the account that servers run as which refuse to run as root; None for other users."""
     if os.geteuid() != 0:
         return None
     names = {each.pw_name for each in pwd.getpwall()}
     return "postgres" if "postgres" in names else "nobody"
 
 
-def _as(user: str | None) -> list[str]:
+def run_as(user: str | None) -> list[str]:
+    """Return what to put in front of a command to run it as this user."""
     return [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={_group(user)}", "--clear-groups"]
 
 

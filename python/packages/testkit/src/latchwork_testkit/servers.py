@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from latchwork_testkit.binaries import ETCD_VERSIONS, ServerMissing
 from latchwork_testkit.etcd import EtcdCluster, EtcdServer
+from latchwork_testkit.pgbouncer import PgBouncer, PooledPostgresServer
 from latchwork_testkit.postgres import PostgresServer
 from latchwork_testkit.server import Launcher, Server, ServerFailed, Tls
 from latchwork_testkit.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
@@ -21,6 +22,8 @@ __all__ = [
     "EtcdCluster",
     "EtcdServer",
     "Launcher",
+    "PgBouncer",
+    "PooledPostgresServer",
     "PostgresServer",
     "Server",
     "ServerFailed",

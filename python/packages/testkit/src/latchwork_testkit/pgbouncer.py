@@ -1,0 +1,128 @@
+"""A real PgBouncer for tests, in front of a PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+from latchwork_testkit.binaries import ServerMissing
+from latchwork_testkit.postgres import STARTUP, PostgresServer, other_user, postgres_url, run_as
+from latchwork_testkit.server import Server
+
+_PROBE_TIMEOUT_S = 1.0
+
+
+class PgBouncer(Server):
+    """One PgBouncer in front of a server, whose superuser all its clients become. One thread at a time.
+
+    Args:
+        target: host and port of the server.
+        mode: when it gives a connection to the server to another client: after each "transaction" or "session".
+        settings: more settings, by name.
+    """
+
+    SCHEME = "postgresql"
+    PORTS = ("client",)
+    LABEL = "PgBouncer"
+
+    def __init__(self, target: str, *, mode: str = "transaction", settings: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self._target = target
+        self._settings = {"pool_mode": mode, **(settings or {})}
+
+    def url(self, root: str = "/latchwork", **options: object) -> str:
+        """Connection URL of a store with this root, and these query options."""
+        return postgres_url(self.endpoint, root, **options)
+
+    def turn_to(self, target: str) -> None:
+        """Use another server from now on; clients stay connected."""
+        self._target = target
+        self._configure()
+        os.kill(self.pid, signal.SIGHUP)
+
+    def is_leader(self) -> bool:
+        """Whether it runs: it is alone."""
+        return self.running
+
+    def _command(self) -> list[str]:
+        self.data_dir.chmod(0o755)
+        return [*run_as(other_user()), str(find_pgbouncer()), str(self._configure())]
+
+    def _configure(self) -> Path:
+        host, _, port = self._target.rpartition(":")
+        settings = {
+            "listen_addr": self._host,
+            "listen_port": str(self._port("client")),
+            "unix_socket_dir": "",
+            "auth_type": "any",
+            "max_client_conn": "500",
+            "default_pool_size": "50",
+            "server_login_retry": "0.1",
+            **self._settings,
+        }
+        path = self.data_dir / "pgbouncer.ini"
+        lines = ["[databases]", f"* = host={host} port={port} user=latchwork", "[pgbouncer]"]
+        path.write_text("\n".join([*lines, *(f"{name} = {value}" for name, value in settings.items()), ""]))
+        path.chmod(0o644)
+        return path
+
+    def _is_ready(self) -> bool:
+        with socket.create_connection((self._host, self._port("client")), _PROBE_TIMEOUT_S) as probe:
+            probe.settimeout(_PROBE_TIMEOUT_S)
+            probe.sendall((len(STARTUP) + 4).to_bytes(4, "big") + STARTUP)
+            return probe.recv(1) == b"R"
+
+
+class PooledPostgresServer(PostgresServer):
+    """A PostgreSQL server behind a PgBouncer in transaction mode: what is done to it is done to the server alone."""
+
+    _bouncer: PgBouncer | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` of the pooler."""
+        if self._bouncer is None:
+            self._bouncer = PgBouncer(self.direct_endpoint)
+        return self._bouncer.endpoint
+
+    @property
+    def direct_endpoint(self) -> str:
+        """`host:port` of the server."""
+        return super().endpoint
+
+    def start(self, *, timeout_s: float = 30.0) -> None:
+        """Start both and wait until they answer.
+
+        Raises:
+            ServerMissing: a program is not installed.
+            ServerFailed: one runs already, ended early, or gave no answer within `timeout_s`.
+        """
+        super().start(timeout_s=timeout_s)
+        if self._bouncer is None:
+            self._bouncer = PgBouncer(self.direct_endpoint)
+        if not self._bouncer.running:
+            self._bouncer.start(timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End both and remove the data; idempotent."""
+        if self._bouncer is not None:
+            self._bouncer.close()
+        super().close()
+
+
+def find_pgbouncer() -> Path:
+    """The program: $LATCHWORK_PGBOUNCER, or that of the system.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    given = os.environ.get("LATCHWORK_PGBOUNCER")
+    found = given or shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise ServerMissing(
+            "PgBouncer is not installed; install Debian's package pgbouncer, or set LATCHWORK_PGBOUNCER to the program"
+        )
+    return Path(found)
