@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from disks import mounted
 from latchwork._base.files import replace_file, trouble_of
 from latchwork_workflows.cli.options import Repeats
 from levels import LONG
 from patience import eventually
-
-from .disks import mounted
 
 pytestmark = pytest.mark.slow
 MAIN = "from latchwork.cli.entry import main; main()"

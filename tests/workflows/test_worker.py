@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import latchwork
+from disks import mounted
 from latchwork.primitives import WorkQueue
 from latchwork.tasks import WorkerLoop
 from latchwork.testing.faults import FaultyStore
@@ -29,7 +30,6 @@ from latchwork_workflows.worker.session import WorkflowHooks, WorkflowSession
 from patience import eventually
 
 from . import working
-from .disks import mounted
 from .working import KEYS, log_of, put, result, running, shell
 
 pytestmark = pytest.mark.threads

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import latchwork
+from disks import mounted
 from latchwork.primitives import WorkQueue
 from latchwork.types import Put
 from latchwork_workflows.keys import workflows_store
@@ -20,7 +21,6 @@ from latchwork_workflows.state import Outcome
 from patience import eventually
 
 from . import working
-from .disks import mounted
 from .working import KEYS, end_process, journal, log_of, put, result, shell, worker_process
 
 pytestmark = pytest.mark.threads
