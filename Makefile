@@ -57,7 +57,7 @@ help:
 	@echo '                 WHAT=clients           latchwork next to other clients of etcd, each in an environment of its own'
 	@echo '                 WHAT=site              the documentation site in a browser: search, navigation, links'
 	@echo '                 WHAT=dependencies      known vulnerabilities of the installed packages'
-	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, work_queue, workers, executor, plans, workflows or startup'
+	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, work_queue, workers, executor, plans, postgres, workflows or startup'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy, actionlint'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
 	@echo '  make docs      build the documentation site into site/, without warnings; ARGS=--serve shows it on port 8000'

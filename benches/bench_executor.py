@@ -1,17 +1,18 @@
-"""What an executor costs beside Celery, RQ, Dask and a process pool: tasks a second, round trips, backlogs, deaths.
+"""What an executor costs: tasks a second, round trips, backlogs, deaths, next to Celery, RQ, Dask, procrastinate, DBOS.
 
     python benches/bench_executor.py [--what throughput,latency,floor,backlog,detached,kills,idle] [--tasks 6000]
                                      [--backends etcd35,zookeeper,sqlite] [--rounds 3] [--runners 1,4]
-                                     [--peers PYTHON] [--queued 100000] [--json FILE]
+                                     [--peers PYTHON] [--beside celery,rq,dask] [--queued 100000] [--json FILE]
 
 ``floor`` compares the executor with the smallest honest one (``floor_executor.py``), over the raw client of each
 backend and over the store, with so many runners. ``sqlite?sync=normal`` is a backend with an option of its URL.
 Elsewhere: four workers of eight slots, each a process.
 
 Tasks do nothing, and one process submits them one by one. Every side is started, measured and ended before the next one
-is, in each round. The processor time of a task is that of all processes of a side, its server included. Peers are run
-by another interpreter, ``.venv/peers/bin/python`` by default, and are left out without it. Prints figures, and judges
-only that nothing is lost or ends twice.
+is, in each round. The processor time of a task is that of all processes of a side, its server included. procrastinate
+and DBOS run on the PostgreSQL servers of ``--backends``. Peers are run by another interpreter,
+``.venv/peers/bin/python`` by default, and are left out without it. Prints figures, and judges only that nothing is lost
+or ends twice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from executor_ours import TENTHS
-from executor_sides import CelerySide, DaskSide, Floor, Ours, PoolSide, RqSide, ours, processor_s
+from executor_sides import CelerySide, DaskSide, Floor, OnPostgres, Ours, PoolSide, RqSide, ours, processor_s
 
 import latchwork
 from latchwork.executor import inspect
@@ -46,16 +47,22 @@ def sides(arguments):
     """What is compared, each as what makes it."""
     made = [lambda backend=backend: Ours(backend) for backend in arguments.backends]
     python = str(arguments.peers)
-    if arguments.peers.exists():
-        made += [
+    peers = {
+        "celery": [
             lambda: CelerySide(python),
             lambda: CelerySide(python, threads=True),
             lambda: CelerySide(python, syncs=True),
             lambda: CelerySide(python, syncs=True, threads=True),
-            lambda: RqSide(python),
-            lambda: DaskSide(python),
-            lambda: PoolSide(python),
-        ]
+        ],
+        "rq": [lambda: RqSide(python)],
+        "dask": [lambda: DaskSide(python)],
+        "pool": [lambda: PoolSide(python)],
+    }
+    for peer in ("procrastinate", "dbos"):
+        on = [each for each in arguments.backends if each.startswith("postgresql")]
+        peers[peer] = [lambda peer=peer, each=each: OnPostgres(python, peer, each) for each in on]
+    if arguments.peers.exists():
+        made += [make for peer in arguments.beside.split(",") for make in peers[peer]]
     return made
 
 
@@ -348,6 +355,7 @@ def main():
     parser.add_argument("--what", default=",".join(WHAT))
     parser.add_argument("--backends", default="etcd35,zookeeper,sqlite")
     parser.add_argument("--peers", type=Path, default=PEERS)
+    parser.add_argument("--beside", default="celery,rq,dask,procrastinate,dbos,pool")
     parser.add_argument("--tasks", type=int, default=6000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runners", default="1,4", help="of the floor")

@@ -4,8 +4,8 @@
     python benches/bench_postgres.py --seconds 5 --only puts,locks
 
 Sides take turns in short rounds, and a row is the median of the ratios of neighbors, which hides most of the load.
-"cpu" is the processor time of this process for one call, which a busy machine spoils least. Idle sessions are measured
-by the processor time of the server's processes. Judges nothing.
+"cpu" is the processor time of this process for one call, which a busy machine spoils least. Idle stores and sessions are
+measured by the processor time of the server's processes. Judges nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ KEYS = 500
 PROCESSES = 8
 WAITERS = 10
 SESSIONS = 1_000
+#: Processes of one session each; a process has three connections to the server.
+PROCESSES_OF_ONE = 250
 TTL_S = 10.0
-FORK = mp.get_context("spawn")
+FORK = mp.get_context("forkserver")
 
 
 def address(server):
@@ -269,11 +271,13 @@ def locks(server, sync, seconds):
             print(f"  tooz: p50 {spread(hand_over(lambda number: ToozLock(server, number), seconds))}", flush=True)
 
 
-def hold_sessions(url, count, ready, stop):
+def hold_sessions(url, stores, sessions, ready, stop):
+    """Keep so many stores open, each with so many sessions."""
     with ExitStack() as stack:
-        stores = [stack.enter_context(latchwork.connect(url)) for _ in range(1 if count > 0 else -count)]
-        for number in range(abs(count)):
-            stores[number % len(stores)].open_session(TTL_S)
+        for _ in range(stores):
+            store = stack.enter_context(latchwork.connect(url, connect_timeout_s=60, call_timeout_s=60))
+            for _ in range(sessions):
+                store.open_session(TTL_S)
         ready.put(1)
         stop.wait()
 
@@ -294,26 +298,29 @@ def cpu_share(server, seconds):
 
 
 def idle(server, sync, seconds):
-    """A thousand idle sessions in ten processes; then a hundred stores with a session each."""
+    """Stores without sessions, a thousand sessions in ten processes, and processes with a session each."""
     if sync == "off":
         return
-    url = server.url("idle")
-    for per_process, what in (
-        (SESSIONS // 10, f"{SESSIONS} sessions of 10 stores"),
-        (-10, "100 sessions of 100 stores"),
+    for number, (processes, stores, sessions) in enumerate(
+        ((0, 0, 0), (10, 10, 0), (10, 1, SESSIONS // 10), (PROCESSES_OF_ONE, 1, 1))
     ):
-        ready, stop = FORK.Queue(), FORK.Event()
-        holders = [FORK.Process(target=hold_sessions, args=(url, per_process, ready, stop)) for _ in range(10)]
+        url, ready, stop = server.url(f"idle-{number}"), FORK.Queue(), FORK.Event()
+        arguments = (url, stores, sessions, ready, stop)
+        holders = [FORK.Process(target=hold_sessions, args=arguments) for _ in range(processes)]
         for holder in holders:
             holder.start()
         for _ in holders:
-            ready.get(timeout=120)
+            ready.get(timeout=300)
         time.sleep(TTL_S / 2)
-        share = cpu_share(server, max(seconds, 2 * TTL_S))
+        share = cpu_share(server, max(seconds, 3 * TTL_S))
         stop.set()
         for holder in holders:
             holder.join()
-        print(f"idle, TTL {TTL_S:g} s, {what}: {100 * share:.1f} % of one core of the server", flush=True)
+        print(
+            f"idle, TTL {TTL_S:g} s, {processes} processes with {stores} stores of {sessions} sessions: "
+            f"{100 * share:.2f} % of one core of the server",
+            flush=True,
+        )
 
 
 ROWS = {row.__name__: row for row in (calls, puts, callbacks, locks, idle)}
@@ -322,12 +329,15 @@ ROWS = {row.__name__: row for row in (calls, puts, callbacks, locks, idle)}
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", help=f"some of {', '.join(ROWS)}, joined by commas")
     options = parser.parse_args()
-    with PostgresServer(settings={"max_connections": "500"}) as server:
+    FORK.set_forkserver_preload(["latchwork", "latchwork.backends.postgres.backend"])
+    with PostgresServer(settings={"max_connections": str(3 * PROCESSES_OF_ONE + 100)}) as server:
         for name in options.only.split(",") if options.only else ROWS:
-            for sync in ("on", "off"):
-                ROWS[name](server, sync, options.seconds)
+            for _ in range(options.rounds):
+                for sync in ("on", "off"):
+                    ROWS[name](server, sync, options.seconds)
 
 
 if __name__ == "__main__":

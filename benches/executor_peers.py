@@ -1,6 +1,7 @@
-"""Submitters of the peers of ``bench_executor.py``: Celery, RQ, Dask, a pool of processes.
+"""Submitters of the peers of ``bench_executor.py``: Celery, RQ, Dask, procrastinate, DBOS, a pool of processes.
 
     python executor_peers.py PEER WHAT URL COUNT     prints a line of JSON; for an interpreter that has these
+    python executor_peers.py PEER worker URL SLOTS   a worker of procrastinate or DBOS
 
 Imports nothing of latchwork. Each peer is used as its manual begins: a call submitted, its result asked for.
 """
@@ -104,7 +105,100 @@ class PoolPeer:
         self.pool.shutdown()
 
 
-PEERS = {"celery": CeleryPeer, "rq": RqPeer, "dask": DaskPeer, "pool": PoolPeer}
+class ProcrastinatePeer:
+    """Jobs have no results: a trigger notifies the submitter of their ends."""
+
+    ENDS = """
+        create or replace function bench_ended() returns trigger language plpgsql as
+        $$ begin perform pg_notify('bench_ended', new.id::text); return new; end $$;
+        create or replace trigger bench_ended after update of status on procrastinate_jobs
+        for each row when (new.status = 'succeeded') execute function bench_ended()"""
+
+    def __init__(self, url):
+        import procrastinate
+        import psycopg
+
+        self.app = procrastinate.App(connector=procrastinate.SyncPsycopgConnector(conninfo=url))
+        self.app.open()
+        self.task = self.app.configure_task("noop", queue="bench")
+        self.connection = psycopg.connect(url, autocommit=True)
+        self.ended = set()
+        self.connection.execute(self.ENDS)
+        self.connection.execute("listen bench_ended")
+        self.result((self.task.defer(number=0), 0))
+
+    @staticmethod
+    def prepare(url):
+        import procrastinate
+
+        with procrastinate.App(connector=procrastinate.SyncPsycopgConnector(conninfo=url)).open() as app:
+            app.schema_manager.apply_schema()
+
+    @staticmethod
+    def work(url, slots):
+        import procrastinate
+
+        app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url))
+
+        @app.task(name="noop", queue="bench")
+        async def noop(number):
+            return number
+
+        app.run_worker(queues=["bench"], concurrency=slots)
+
+    def submit(self, number):
+        return self.task.defer(number=number), number
+
+    def result(self, handle):
+        job, number = handle
+        while job not in self.ended:
+            for notify in self.connection.notifies(timeout=120, stop_after=1):
+                self.ended.add(int(notify.payload))
+        return number
+
+
+class DbosPeer:
+    """Everything polls: the queue and the submitter, every 50 ms instead of every second."""
+
+    POLL_S = 0.05
+
+    def __init__(self, url):
+        from dbos import DBOSClient
+
+        self.client = DBOSClient(system_database_url=url)
+        self.result(self.submit(0))
+
+    @staticmethod
+    def prepare(url):
+        """Leave it to the first worker."""
+
+    @classmethod
+    def work(cls, url, slots):
+        import threading
+
+        from dbos import DBOS, Queue
+
+        Queue("bench", worker_concurrency=slots, polling_interval_sec=cls.POLL_S)
+        DBOS(config={"name": "bench", "system_database_url": url, "log_level": "ERROR", "application_version": "1"})
+        DBOS.workflow(name="noop")(noop)
+        DBOS.launch()
+        threading.Event().wait()
+
+    def submit(self, number):
+        return self.client.enqueue({"queue_name": "bench", "workflow_name": "noop", "app_version": "1"}, number)
+
+    def result(self, handle):
+        return handle.get_result(polling_interval_sec=self.POLL_S)
+
+
+PEERS = {
+    "celery": CeleryPeer,
+    "rq": RqPeer,
+    "dask": DaskPeer,
+    "procrastinate": ProcrastinatePeer,
+    "dbos": DbosPeer,
+    "pool": PoolPeer,
+}
 
 
 def used_s():
@@ -155,6 +249,11 @@ WHAT = {"throughput": throughput, "batch": batch, "latency": latency}
 
 def main():
     name, what, url, count = sys.argv[1:5]
+    if what == "worker":
+        PEERS[name].work(url, int(count))
+    if what == "prepare":
+        PEERS[name].prepare(url)
+        return
     peer = PEERS[name](url)
     print(json.dumps(WHAT[what](peer, int(count))), flush=True)
     if hasattr(peer, "close"):

@@ -18,13 +18,15 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, PostgresServer, ZooKeeperServer
 
 HERE = Path(__file__).parent
 SERVERS = {
     "etcd34": lambda: EtcdServer(version="3.4"),
     "etcd35": lambda: EtcdServer(version="3.5"),
     "zookeeper": ZooKeeperServer,
+    "postgresql": PostgresServer,
+    "postgresql-off": lambda: PostgresServer(settings={"synchronous_commit": "off"}),
 }
 TICKS = os.sysconf("SC_CLK_TCK")
 NODES, SLOTS = 4, 8
@@ -154,7 +156,7 @@ class Ours(Side):
         else:
             self.server = self.stack.enter_context(SERVERS[self.backend]())
             self.pids.append(self.server.pid)
-            self.url = f"{self.server.url()}/{uuid.uuid4().hex[:8]}"
+            self.url = self.server.url(uuid.uuid4().hex[:8])
         self.add(self.nodes)
 
     def server_s(self):
@@ -320,6 +322,26 @@ class DaskSide(Peer):
         worker = [self.python, "-m", "distributed.cli.dask_worker", self.url, "--nthreads", str(SLOTS), "--no-nanny"]
         for _ in range(NODES):
             self.run([*worker, "--no-dashboard", "--local-directory", self.folder()])
+
+
+class OnPostgres(Peer):
+    """A peer whose queue is a table of PostgreSQL, with four workers of eight slots."""
+
+    def __init__(self, python, peer, backend):
+        super().__init__(python)
+        self.peer, self.backend = peer, backend
+        self.name = f"{peer}, {backend}"
+
+    def start(self):
+        server = self.stack.enter_context(SERVERS[self.backend]())
+        self.pids.append(server.pid)
+        self.url = f"postgresql://latchwork@{server.endpoint}/postgres"
+        command = [self.python, str(HERE / "executor_peers.py"), self.peer]
+        subprocess.run([*command, "prepare", self.url, "0"], check=True)
+        for number in range(NODES):
+            self.run([*command, "worker", self.url, str(SLOTS)])
+            if number == 0:
+                time.sleep(5)  # the first one of DBOS makes the tables
 
 
 class PoolSide(Peer):
