@@ -12,6 +12,7 @@ import typer
 from latchwork.cli.main import application
 from latchwork.errors import LatchworkError
 from latchwork_workflows.app import check_reach, make_site
+from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.home import Home
@@ -20,6 +21,7 @@ from latchwork_workflows.serve import Serve, ServeOptions
 from latchwork_workflows.web import Role
 from latchwork_workflows.worker import WorkerOptions
 from patience import eventually
+from workflows.conftest import a_database
 from workflows.test_command_line import BAD, EVIL, flows
 from workflows.test_serving import start
 
@@ -209,3 +211,33 @@ def test_other_machines_are_let_in_only_once_somebody_has_a_password(served, hos
     with pytest.raises(LatchworkError, match="no account has a password"):
         check_reach(app, host)
     database.close()
+
+
+def test_the_store_is_in_the_database_if_that_is_on_postgresql_and_no_other_is_given(tmp_path):
+    def store_of(database, **environ):
+        return Home.of(tmp_path, database=database, environ=environ).store
+
+    assert store_of("postgresql://flows:a%2Fb@db:5433/flows") == "postgresql://flows:a%2Fb@db:5433/flows?root=workflows"
+    with_tls = "postgresql+psycopg://flows@db/flows?sslmode=verify-full&sslrootcert=/ca.pem&application_name=x"
+    assert store_of(with_tls) == "postgresql://flows@db/flows?root=workflows&sslmode=verify-full&tls_ca=/ca.pem"
+    assert store_of("sqlite:////flows.db") == f"sqlite:///{tmp_path}/store.db"
+    assert store_of("postgresql:///flows?host=/run/postgresql") == f"sqlite:///{tmp_path}/store.db"
+    elsewhere = {"LATCHWORK_WORKFLOWS_STORE": "etcd://e1:2379/flows"}
+    assert store_of("postgresql://flows@db/flows", **elsewhere) == "etcd://e1:2379/flows"
+
+
+@pytest.mark.slow
+def test_a_server_and_a_worker_elsewhere_need_one_postgresql_and_nothing_else(start, tmp_path, postgres):
+    with a_database(postgres) as url:
+        url = url.replace("postgresql+psycopg://", "postgresql://")
+        logs = ("--logs", str(tmp_path / "logs"))
+        start("serve", "--port", "0", "--slots", "1", "--group", "here", "--database", url, *logs)
+        eventually(lambda: "sign in" in (tmp_path / "out-0").read_text(), 60.0)
+        start("worker", "--group", "default", "--store", f"{url}?root=workflows", *logs)
+        home = Home.of(tmp_path / "other", database=url, logs=logs[1], environ={})
+        with WorkflowClient.local(home) as client:
+            client.workflows.apply(FLOW)
+            run = client.runs.start("flow")
+            assert run.wait(60).state.value == "success"
+            assert len(client.workers.list()) == 2
+        assert not list(tmp_path.rglob("*.db"))

@@ -36,6 +36,7 @@ ROOT = "flows"
 #: What a database and a store are called, and the backend of the store.
 PAIRS = {
     "sqlite+sqlite": "sqlite",
+    "postgres": "postgresql",
     "postgres+etcd": "etcd35",
     "postgres+zookeeper": "zookeeper",
     "postgres+sqlite": "sqlite",
@@ -58,7 +59,8 @@ class WorkflowsLoad(Load):
     ttl_s = SESSION_TTL_S
 
     def __init__(self, pair: str, *, workers: int = 10) -> None:
-        self.postgres = PostgresServer() if pair.startswith("postgres") else None
+        self.is_one = "+" not in pair
+        self.postgres = PostgresServer() if pair.startswith("postgres+") else None
         self.workers = tuple(f"w{number}" for number in range(workers))
         self.nodes = (*MASTERS, *self.workers)
         self.keys = Keys()
@@ -67,8 +69,11 @@ class WorkflowsLoad(Load):
     def open(self, opened: ExitStack) -> None:
         self.journal = self.storm.folder / "journal"
         self.journal.mkdir(parents=True)
-        if self.postgres is not None:
+        if self.is_one:
+            self.postgres = self.storm.stage.server
+        elif self.postgres is not None:
             opened.enter_context(self.postgres)
+        if self.postgres is not None:
             self.ways = Ways([self.postgres.endpoint], len(MASTERS))
             opened.callback(self.ways.close)
         self.database = Database(self.database_url())
@@ -187,7 +192,7 @@ def kinds_of_pair(pair: str) -> dict[str, Kind]:
     return {
         **found,
         **on_store,
-        "crash database": _kind(_crashed_database),
+        **({} if pair == "postgres" else {"crash database": _kind(_crashed_database)}),
         "cut database": _kind(lambda load: refused(load.ways)),
         "silence database": _kind(lambda load: held(load.ways)),
         "part database": _kind(_parted_database),

@@ -14,6 +14,10 @@ HOME, DATABASE, STORE, LOGS, SECRETS = (
 )
 
 
+#: Options of a database URL that the store in the same database needs as well, and their names there.
+_STORE_OPTIONS = {"sslmode": "sslmode", "sslrootcert": "tls_ca", "sslcert": "tls_cert", "sslkey": "tls_key"}
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """The locations of an installation.
@@ -26,7 +30,7 @@ class Home:
         secrets: The folder of secrets for the workers of this machine.
         port: The default port of the pages.
         is_told_logs: Whether the location of the logs was given explicitly.
-        is_told_store: Whether the location of the store was given explicitly.
+        is_told_store: Whether the location of the store was given, by its own URL or by that of a PostgreSQL database.
     """
 
     folder: Path
@@ -51,6 +55,8 @@ class Home:
     ) -> Home:
         """Return the given locations, those of the environment, or default places in the folder, in this order.
 
+        Without a location of its own, the store is in the database if that is on PostgreSQL.
+
         Args:
             folder: Default ``$XDG_DATA_HOME/latchwork/workflows``, that is ``~/.local/share/latchwork/workflows``.
             database: The URL of the database.
@@ -61,14 +67,16 @@ class Home:
         """
         where = folder or (Path(environ[HOME]) if environ.get(HOME) else _default(environ))
         where = where.expanduser().absolute()
+        database = database or environ.get(DATABASE) or f"sqlite:///{where}/flows.db"
+        store = store or environ.get(STORE) or store_in(database)
         return cls(
             where,
-            database or environ.get(DATABASE) or f"sqlite:///{where}/flows.db",
-            store or environ.get(STORE) or f"sqlite:///{quote(str(where))}/store.db",
+            database,
+            store or f"sqlite:///{quote(str(where))}/store.db",
             logs or environ.get(LOGS) or str(where / "logs"),
             secrets or (Path(environ[SECRETS]) if environ.get(SECRETS) else where / "secrets"),
             is_told_logs=bool(logs or environ.get(LOGS)),
-            is_told_store=bool(store or environ.get(STORE)),
+            is_told_store=bool(store),
         )
 
     @property
@@ -102,6 +110,17 @@ class Home:
     def make(self) -> None:
         """Create the folder with access for its owner only."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def store_in(database: str) -> str:
+    """Return the URL of the store in a PostgreSQL database. Empty for other databases, and for one without a host."""
+    scheme, _, rest = database.partition("://")
+    place, _, query = rest.partition("?")
+    if scheme.partition("+")[0] != "postgresql" or place.startswith("/"):
+        return ""
+    given = [each.partition("=") for each in query.split("&")]
+    options = [f"{_STORE_OPTIONS[name]}={value}" for name, _, value in given if name in _STORE_OPTIONS]
+    return f"postgresql://{place}?{'&'.join(['root=workflows', *options])}"
 
 
 def _default(environ: Mapping[str, str]) -> Path:

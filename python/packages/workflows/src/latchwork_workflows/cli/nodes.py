@@ -133,7 +133,7 @@ def node(*lines: str) -> Callable[[F], F]:
 
 @command(
     "latchwork workflows init --home ./flows",
-    "latchwork workflows init --database postgresql+psycopg://flows@db/flows --shards 16",
+    "latchwork workflows init --database postgresql://flows@db/flows --shards 16",
 )
 def init(
     *,
@@ -179,7 +179,7 @@ def upgrade(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json
 
 
 @node(
-    "latchwork workflows master --database postgresql+psycopg://flows@db/flows --store etcd://e1:2379,e2:2379/flows "
+    "latchwork workflows master --database postgresql://flows@db/flows --store etcd://e1:2379,e2:2379/flows "
     "--logs s3://bucket/flows",
 )
 def master(

@@ -38,7 +38,7 @@ DatabaseUrl = Annotated[
         metavar="URL",
         envvar="LATCHWORK_WORKFLOWS_DATABASE",
         show_default=False,
-        help="The database: sqlite:///file or postgresql+psycopg://user@host/name.  [unless given: in --home]",
+        help="The database: sqlite:///file or postgresql://user@host/name.  [unless given: in --home]",
     ),
 ]
 StoreUrl = Annotated[
@@ -48,7 +48,8 @@ StoreUrl = Annotated[
         metavar="URL",
         envvar="LATCHWORK_WORKFLOWS_STORE",
         show_default=False,
-        help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.  [unless given: in --home]",
+        help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.  [unless given: in --database if "
+        "that is PostgreSQL, or else in --home]",
     ),
 ]
 LogsUrl = Annotated[

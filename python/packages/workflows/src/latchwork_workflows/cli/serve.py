@@ -136,7 +136,7 @@ def serve(
 
 
 @node(
-    "latchwork workflows api --database postgresql+psycopg://flows@db/flows --store etcd://e1:2379/flows "
+    "latchwork workflows api --database postgresql://flows@db/flows --store etcd://e1:2379/flows "
     "--logs s3://bucket/flows --host 10.0.0.5 --name flows.example.org --proxy-headers --trusted-proxy 10.0.0.7",
 )
 def api(

@@ -69,7 +69,7 @@ class Database:
     """A database of workflows. Thread-safe. Cannot be used after a fork.
 
     Args:
-        url: ``sqlite:///path`` or ``postgresql+psycopg://user@host/name``. ``sqlite://`` is an in-memory database for
+        url: ``sqlite:///path`` or ``postgresql://user@host/name``. ``sqlite://`` is an in-memory database for
             tests.
     Raises:
         LatchworkError: The URL is invalid or not supported, or the driver is not installed.
@@ -79,13 +79,13 @@ class Database:
         try:
             parsed = make_url(url)
         except sa.exc.ArgumentError:
-            raise LatchworkError(
-                "the database URL is malformed; write sqlite:///flows.db or postgresql+psycopg://…"
-            ) from None
+            raise LatchworkError("the database URL is malformed; write sqlite:///flows.db or postgresql://…") from None
         if parsed.get_backend_name() not in {"sqlite", "postgresql"}:
             raise LatchworkError(
                 f"databases of {parsed.get_backend_name()} are not supported; use sqlite or postgresql"
             )
+        if parsed.drivername == "postgresql":  # by default SQLAlchemy would take psycopg 2
+            parsed = parsed.set(drivername="postgresql+psycopg")
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._file = parsed.database if self.is_sqlite and parsed.database not in {None, "", ":memory:"} else None
         self._writes = FairLock()
