@@ -228,8 +228,8 @@ def test_the_store_is_in_the_database_if_that_is_on_postgresql_and_no_other_is_g
 
 @pytest.mark.slow
 def test_a_server_and_a_worker_elsewhere_need_one_postgresql_and_nothing_else(start, tmp_path, postgres):
-    with a_database(postgres) as url:
-        url = url.replace("postgresql+psycopg://", "postgresql://")
+    with a_database(postgres) as made:
+        url = made.replace("postgresql+psycopg://", "postgresql://")
         logs = ("--logs", str(tmp_path / "logs"))
         start("serve", "--port", "0", "--slots", "1", "--group", "here", "--database", url, *logs)
         eventually(lambda: "sign in" in (tmp_path / "out-0").read_text(), 60.0)

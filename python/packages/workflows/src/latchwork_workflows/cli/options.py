@@ -48,8 +48,8 @@ StoreUrl = Annotated[
         metavar="URL",
         envvar="LATCHWORK_WORKFLOWS_STORE",
         show_default=False,
-        help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.  [unless given: in --database if "
-        "that is PostgreSQL, or else in --home]",
+        help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.  [unless given: in --database "
+        "if that is PostgreSQL, or else in --home]",
     ),
 ]
 LogsUrl = Annotated[
