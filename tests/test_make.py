@@ -60,6 +60,7 @@ BENCHES = [
     "workers",
     "executor",
     "plans",
+    "postgres",
     "workflows",
     "startup",
 ]
