@@ -59,9 +59,10 @@ class Write(Call):
         """Unknown while it is in doubt."""
         if not self.request:
             return super().late(reason)
+        why = "" if reason is None else f" ({reason})"
         made = OutcomeUnknown(
-            f"PostgreSQL did not answer in time when asked to {self.what}; it may have been applied, or may be yet: "
-            "read again to know"
+            f"PostgreSQL did not answer in time when asked to {self.what}{why}; it may have been applied, or may be "
+            "yet: read again to know"
         )
         made.__cause__ = reason
         return made

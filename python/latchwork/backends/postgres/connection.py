@@ -17,7 +17,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.errors import Broken, ServerError
+from latchwork.backends.postgres.errors import Broken, NoAnswer, ServerError
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.clock import Clock
 from latchwork.errors import ConnectFailed
@@ -82,6 +82,7 @@ class Connector:
             LatchworkError: the server refused the account or the database.
         """
         reasons: list[str] = []
+        are_timeouts = True
         hosts = list(self._hosts)
         for at, host in enumerate(hosts):
             left_s = deadline - self._clock.now()
@@ -92,10 +93,11 @@ class Connector:
                 connection = self._open_one(host, until)
             except Broken as error:
                 reasons.append(str(error))
+                are_timeouts = are_timeouts and isinstance(error, NoAnswer)
             else:
                 self._hosts = [host, *(other for other in hosts if other != host)]
                 return connection
-        raise Broken("; ".join(reasons) or "no time was left to connect")
+        raise (NoAnswer if are_timeouts else Broken)("; ".join(reasons) or "no time was left to connect")
 
     def _open_one(self, host: tuple[str, int], deadline: float) -> Connection:
         while True:
@@ -188,7 +190,7 @@ class Connection:
             poll = select.poll()  # the socket is another one for each address of the host
             poll.register(pg.socket, event)
             if not poll.poll(self._left_ms(deadline)):
-                raise Broken("no answer in time")
+                raise NoAnswer("no answer in time")
         pg.nonblocking = 1
         pg.enter_pipeline_mode()
         self._poll.register(pg.socket, _READ)
@@ -293,7 +295,7 @@ class Connection:
         self._poll.modify(pg.socket, _READ | _WRITE if flush else _READ)
         ready = self._poll.poll(self._left_ms(deadline))
         if not ready:
-            raise Broken("no answer in time")
+            raise NoAnswer("no answer in time")
         if ready[0][1] & ~_WRITE:
             pg.consume_input()
         return flush and pg.flush() == 1

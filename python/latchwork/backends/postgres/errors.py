@@ -30,6 +30,15 @@ class Broken(Exception):
     """The connection ended or gave no answer in time: whether what was sent was done is unknown."""
 
 
+class NoAnswer(Broken):
+    """The deadline passed without an answer."""
+
+
+def clearer(earlier: Exception | None, later: Exception) -> Exception:
+    """Return the later reason of a failure, or the earlier one if the later one is only that the time was over."""
+    return earlier if earlier is not None and isinstance(later, NoAnswer) else later
+
+
 class ServerError(Exception):
     """The server refused a statement, which has had no effect.
 

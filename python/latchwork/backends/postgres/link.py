@@ -79,17 +79,19 @@ class Link:
             Closed: the store was closed.
             LatchworkError: the server refused the account or the schema.
         """
+        reason: Exception | None = None
         while True:
             connection = None
             try:
                 connection = self._connector.open(deadline)
                 self.root = self.schema.enter(connection, self._url.root, self.where, deadline)
                 return connection
-            except Broken:
+            except Broken as error:
                 if connection is not None:
                     connection.close()
+                reason = errors.clearer(reason, error)
                 if self.clock.now() + RETRY_S >= deadline:
-                    raise
+                    raise reason from None
             except BaseException:
                 if connection is not None:
                     connection.close()

@@ -154,7 +154,7 @@ class ReadLane(Lane):
             try:
                 reason = self._try([call for call in pending if isinstance(call, Read)])
             except Broken as error:
-                reason = error
+                reason = errors.clearer(reason, error)
                 self._disconnect()
             except LatchworkError as error:
                 for call in pending:

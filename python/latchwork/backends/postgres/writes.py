@@ -113,7 +113,7 @@ class WriteLane(Lane):
                 pending = [call for call in pending if not call.future.done()]
                 reason = self._send(connection, pending, deadline)
             except Broken as error:
-                reason = error
+                reason = errors.clearer(reason, error)
                 self._fail_pending(pending, error)
             except LatchworkError as error:
                 for call in pending:

@@ -136,7 +136,7 @@ class PostgresServer(Server):
         programs = find_postgres()
         user = other_user()
         if not self._data.exists():
-            self._data.mkdir()
+            self._data.mkdir(mode=0o700)
             if user is not None:
                 self.data_dir.chmod(0o755)
                 shutil.chown(self._data, user)
