@@ -4,8 +4,8 @@
     python benches/bench_postgres.py --seconds 5 --only puts,locks
 
 Sides take turns in short rounds, and a row is the median of the ratios of neighbors, which hides most of the load.
-"cpu" is the processor time of this process for one call, which a busy machine spoils least. Idle stores and sessions are
-measured by the processor time of the server's processes. Judges nothing.
+"cpu" is the processor time of this process for one call, which a busy machine spoils least. Idle stores and sessions
+are measured by the processor time of the server's processes. Judges nothing.
 """
 
 from __future__ import annotations
