@@ -126,6 +126,7 @@ else:
                 "debugging",
                 "quiet_logs",
             ),
+            "latchwork.cli.probe": ("ProbeHost", "ProbePort", "serving_worker", "store_observers"),
             "latchwork.cli.target": ("import_module",),
             "latchwork.cli.text": (
                 "Grid",

@@ -9,18 +9,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Annotated, Any, Protocol
+
+import typer
 
 from latchwork._base.text import utc_text
 from latchwork.cli.outcome import UsageError
 from latchwork.errors import BackendNotInstalled
 from latchwork.jobs import JobManager, JobStats, Observer
 from latchwork.store import StoreObserver
+from latchwork.tasks.node import Node, NodeHealth
 
 log = logging.getLogger(__name__)
 
 _CLIENT_TIMEOUT_S = 5.0
 Answer = Callable[[str], tuple[int, str, bytes]]
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NO_METRICS = 'no metrics: prometheus-client is not installed here; run: pip install "latchwork[metrics]"\n'
 
 
@@ -33,6 +37,113 @@ def metrics_if_installed() -> tuple[list[Observer], list[StoreObserver]]:
         log.warning("/metrics answers 501: %s", error)
         return [], []
     return [PrometheusMetrics()], [StoreMetrics()]
+
+
+#: The counters of a worker, by their names in its statistics.
+_COUNTERS = {
+    "taken": "Tasks taken.",
+    "done": "Tasks that have ended and whose outcome is stored.",
+    "released": "Tasks that were released.",
+    "buried": "Tasks that became dead letters.",
+    "lost": "Tasks whose claim was lost while they ran.",
+}
+
+ProbePort = Annotated[
+    int | None,
+    typer.Option(
+        "--probe-port",
+        min=0,
+        max=65535,
+        show_default=False,
+        help="Serve /healthz, /readyz and /metrics on this port; 0 picks one.  [default: none]",
+    ),
+]
+ProbeHost = Annotated[
+    str, typer.Option("--probe-host", metavar="HOST", help="The address of --probe-port; 0.0.0.0 is all addresses.")
+]
+
+
+class Probed(Protocol):
+    """A node that reports its health."""
+
+    def health(self) -> NodeHealth:
+        """Return whether the node can do its work."""
+        ...
+
+
+def store_observers(port: int | None) -> list[StoreObserver]:
+    """Return the observers of a store whose process serves metrics on a port: none without a port."""
+    return [] if port is None else metrics_if_installed()[1]
+
+
+@contextmanager
+def serving_worker(system: str, node: Probed, host: str, port: int | None) -> Iterator[int | None]:
+    """Serve the health and metrics of a worker inside the context, and yield the port, or None if none was requested.
+
+    Args:
+        system: Metrics are named ``latchwork_<system>_...``.
+        node: The worker. A ``Node`` also has counters of its tasks.
+        host: The address to listen on.
+        port: The port; 0 picks one.
+    Raises:
+        UsageError: The port is not available.
+    """
+    with served(system, host, port, lambda path: answer_worker(system, node, path)) as served_at:
+        yield served_at
+
+
+def answer_worker(system: str, node: Probed, path: str) -> tuple[int, str, bytes]:
+    """Return status, content type and body for a path of a worker."""
+    if path in {"/healthz", "/readyz"}:
+        return _health_answer(node, is_readiness=path == "/readyz")
+    if path == "/metrics":
+        return HTTPStatus.OK, METRICS_TYPE, (_worker_metrics(system, node) + process_metrics()).encode()
+    return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n"
+
+
+def metric(name: str, kind: str, about: str, value: float) -> str:
+    """Return one metric without labels in the text format of Prometheus."""
+    return f"# HELP {name} {about}\n# TYPE {name} {kind}\n{name} {value}\n"
+
+
+def process_metrics() -> str:
+    """Return the metrics that this process has registered, such as those of its store; empty without their library."""
+    try:
+        from prometheus_client import generate_latest
+    except ImportError:
+        return ""
+    return generate_latest().decode()
+
+
+def _health_answer(node: Probed, *, is_readiness: bool) -> tuple[int, str, bytes]:
+    health = node.health()
+    is_refusing = is_readiness and health.is_draining
+    body: dict[str, Any] = {
+        "ok": health.ok and not is_refusing,
+        "reasons": [*health.reasons, *(["it drains"] if is_refusing else [])],
+        "session_remaining_s": round(health.session_remaining_s, 3),
+        "is_draining": health.is_draining,
+    }
+    if isinstance(node, Node):
+        stats = node.stats()
+        body |= {"worker": stats.node_id, "slots": stats.slots, "running": stats.running, "stuck": list(stats.stuck)}
+    status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
+    return status, "application/json", json.dumps(body).encode()
+
+
+def _worker_metrics(system: str, node: Probed) -> str:
+    prefix, health = f"latchwork_{system}", node.health()
+    text = metric(f"{prefix}_healthy", "gauge", "1 while the node can do its work.", int(health.ok))
+    text += metric(f"{prefix}_draining", "gauge", "1 while the node drains.", int(health.is_draining))
+    if isinstance(node, Node):
+        stats = node.stats()
+        for name, about in _COUNTERS.items():
+            text += metric(f"{prefix}_{name}_total", "counter", about, getattr(stats, name))
+        text += metric(f"{prefix}_slots", "gauge", "Slots.", stats.slots)
+        text += metric(f"{prefix}_running", "gauge", "Tasks that are running.", stats.running)
+        about = "Tasks that were asked to stop and are still running."
+        text += metric(f"{prefix}_stuck", "gauge", about, len(stats.stuck))
+    return text
 
 
 @contextmanager

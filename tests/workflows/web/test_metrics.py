@@ -27,7 +27,7 @@ def test_metrics_count_what_waits_and_what_nobody_has_and_name_nothing(seeds, as
         ask_for(connection, CommandType.PAUSE, shard_id=0, instance=1)
         connection.execute(sa.update(shard).where(shard.c.id == 0).values(owner=""))
     after = figures(ask("stranger"))
-    assert after["active_instances"] == before["active_instances"] + 1
+    assert after["active_runs"] == before["active_runs"] + 1
     assert after["open_commands"] == before["open_commands"] + 1
     assert (after["shards"], after["shards_without_owner"]) == (4, 1)
     assert "nightly" not in ask("stranger").get("/metrics").text

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from enum import StrEnum
-from http import HTTPStatus
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +25,7 @@ from latchwork._base.text import counted, printable, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, attempted, debugging, quiet_logs
-from latchwork.cli.probe import served
+from latchwork.cli.probe import ProbeHost, ProbePort, serving_worker, store_observers
 from latchwork.cli.target import import_module
 from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
 from latchwork.errors import LatchworkError
@@ -58,15 +57,6 @@ from latchwork.tasks import Functions, RemoteTraceback, UnknownFunction
 
 #: Seconds between two reads of the task.
 _LOOK_S = 1.0
-
-#: Counts since the start, as Prometheus wants them.
-_COUNTS = {
-    "taken": "Tasks taken.",
-    "done": "Tasks that have ended and whose outcome is stored.",
-    "released": "Tasks that were released.",
-    "buried": "Tasks that became dead letters.",
-    "lost": "Tasks whose claim was lost while they ran.",
-}
 
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the executor, a key.")]
 Imports = Annotated[
@@ -121,43 +111,6 @@ def waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
         finally:
             over.set()
             thread.join(_LOOK_S)
-
-
-def answer(worker: ExecutorWorker, path: str) -> tuple[int, str, bytes]:
-    """Return status, content type and body for a path."""
-    if path in {"/healthz", "/readyz"}:
-        health, stats = worker.health(), worker.stats()
-        body = {
-            "ok": health.ok and not (path == "/readyz" and health.is_draining),
-            "reasons": [*health.reasons, *(["it drains"] if path == "/readyz" and health.is_draining else [])],
-            "worker": worker.node_id,
-            "session_remaining_s": round(health.session_remaining_s, 3),
-            "is_draining": health.is_draining,
-            "slots": stats.slots,
-            "running": stats.running,
-            "stuck": list(stats.stuck),
-        }
-        status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, "application/json", json.dumps(body).encode()
-    if path == "/metrics":
-        return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", _metrics(worker).encode()
-    return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n"
-
-
-def _metrics(worker: ExecutorWorker) -> str:
-    stats = worker.stats()
-    lines = []
-    for name, about in _COUNTS.items():
-        lines += _metric(f"latchwork_executor_{name}_total", "counter", about, getattr(stats, name))
-    lines += _metric("latchwork_executor_slots", "gauge", "Slots.", stats.slots)
-    lines += _metric("latchwork_executor_running", "gauge", "Tasks that are running.", stats.running)
-    about = "Tasks that were asked to stop and are still running."
-    lines += _metric("latchwork_executor_stuck", "gauge", about, len(stats.stuck))
-    return "\n".join(lines) + "\n"
-
-
-def _metric(name: str, kind: str, about: str, value: int) -> list[str]:
-    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", f"{name} {value}"]
 
 
 class RunIn(StrEnum):
@@ -233,18 +186,8 @@ def run(
             help="Also run pickled functions. Anyone who can write to the store can then run any code here.",
         ),
     ] = False,
-    probe_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            show_default=False,
-            help="Serve /healthz, /readyz and /metrics on this port; 0 picks one.  [default: none]",
-        ),
-    ] = None,
-    probe_host: Annotated[
-        str, typer.Option(metavar="HOST", help="The address of --probe-port; 0.0.0.0 is all addresses.")
-    ] = "127.0.0.1",
+    probe_port: ProbePort = None,
+    probe_host: ProbeHost = "127.0.0.1",
     name: Name = "default",
     url: Url = None,
 ) -> None:
@@ -257,7 +200,7 @@ def run(
     logging.basicConfig(level=logging.DEBUG if debugging() else logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
     functions = _functions(modules or ())
     labels = dict(map(_label, label or ()))
-    with connect(wanted_url(url)) as store:
+    with connect(wanted_url(url), observers=store_observers(probe_port)) as store:
         worker = ExecutorWorker(
             store,
             name,
@@ -271,8 +214,7 @@ def run(
             session_ttl_s=session_ttl_s,
             max_attempts=max_attempts,
         )
-        what = f"worker {worker.node_id}"
-        with served(what, probe_host, probe_port, lambda path: answer(worker, path)):
+        with serving_worker("executor", worker, probe_host, probe_port):
             worker.run_forever(drain_s=drain_s)
 
 

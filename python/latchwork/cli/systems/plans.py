@@ -20,6 +20,7 @@ from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, attempted, debugging
+from latchwork.cli.probe import ProbeHost, ProbePort, serving_worker, store_observers
 from latchwork.cli.target import import_module
 from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
 from latchwork.drawing import to_dot, to_mermaid, to_svg
@@ -81,6 +82,8 @@ def worker(
         ),
     ] = None,
     drain_s: DrainS = 30.0,
+    probe_port: ProbePort = None,
+    probe_host: ProbeHost = "127.0.0.1",
     name: Name = "default",
     url: Url = None,
 ) -> None:
@@ -96,8 +99,10 @@ def worker(
         import_module(each)
     if not list(DEFAULT):
         raise UsageError(f"{', '.join(modules)} has no function of @task; import the module that has them")
-    with connect(where) as store:
-        PlanWorker(store, name, slots=slots, run_in=run_in, session_ttl_s=session_ttl_s).run_forever(drain_s=drain_s)
+    with connect(where, observers=store_observers(probe_port)) as store:
+        node = PlanWorker(store, name, slots=slots, run_in=run_in, session_ttl_s=session_ttl_s)
+        with serving_worker("plans", node, probe_host, probe_port):
+            node.run_forever(drain_s=drain_s)
 
 
 @command("latchwork plans list", "latchwork plans list --state failed --json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from latchwork._base.text import counted, utc_text
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import FAILURE, TERMINATED, Terminated, UsageError, ended_by_sigterm, quiet_logs, report
+from latchwork.cli.probe import METRICS_TYPE, ProbeHost, ProbePort, metric, process_metrics, served, store_observers
 from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
 from latchwork.errors import LatchworkError
 from latchwork.primitives.barrier import BarrierState
@@ -102,6 +104,8 @@ def run(
     only_run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", show_default=False, help="Refuse any other run of the group.")
     ] = None,
+    probe_port: ProbePort = None,
+    probe_host: ProbeHost = "127.0.0.1",
     namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
@@ -135,10 +139,10 @@ def run(
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    with ended_by_sigterm(TERMINATED), connect(where) as store:
+    with ended_by_sigterm(TERMINATED), connect(where, observers=store_observers(probe_port)) as store:
         agent = LocalAgent(store, group_name, order, namespace=namespace)
         try:
-            with agent:
+            with agent, served(f"group {group_name}", probe_host, probe_port, lambda path: _answer(agent, path)):
                 _show(agent, live=logs is not None)
                 status = _outcome(agent)
         except (KeyboardInterrupt, Terminated) as error:
@@ -149,6 +153,23 @@ def run(
     if as_json:
         say_json(_as_json(agent, status))
     raise typer.Exit(_code(agent, status))
+
+
+def _answer(agent: LocalAgent, path: str) -> tuple[int, str, bytes]:
+    """Return status, content type and body for a path of --probe-port."""
+    slots, errors = agent.slots, agent.errors
+    if path in {"/healthz", "/readyz"}:
+        body = {"ok": not errors, "reasons": [str(error) for error in errors], "slots": to_builtins(slots)}
+        return 503 if errors else 200, "application/json", json.dumps(body).encode()
+    if path == "/metrics":
+        restarts = sum(state.restarts for state in slots)
+        running = sum(state.pid is not None for state in slots)
+        text = metric("latchwork_workers_slots", "gauge", "Workers of this host.", len(slots))
+        text += metric("latchwork_workers_running", "gauge", "Workers of this host with a process.", running)
+        text += metric("latchwork_workers_restarts_total", "counter", "Restarts of the workers of this host.", restarts)
+        text += metric("latchwork_workers_errors", "gauge", "Workers that are out of the group.", len(errors))
+        return 200, METRICS_TYPE, (text + process_metrics()).encode()
+    return 404, "text/plain", b"there are /healthz, /readyz and /metrics\n"
 
 
 def _show(agent: LocalAgent, *, live: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -20,6 +21,8 @@ from latchwork_workflows.services.workers import at_work
 from latchwork_workflows.web import Identity, Problem, Who, may_still
 
 router = APIRouter()
+#: The limit of the count of failed runs in metrics.
+_MOST_FAILED = 100
 _TOPIC = r"^(all|run:[1-9][0-9]{0,17})$"
 
 
@@ -74,15 +77,22 @@ def metrics(request: Request, who: Who) -> PlainTextResponse:
     """What waits and runs, for Prometheus: with a token of an account that has a role in some project."""
     need_any(who)
     parts = parts_of(request)
+    now = time.time()
     with parts.database.read() as connection:
         lag, active = overview.lag(connection), overview.active_count(connection)
+        failed = len(overview.failed_since(connection, now - 3600.0, most=_MOST_FAILED))
     workers = parts.workers()
     figures = {
-        "latchwork_workflows_active_instances": active,
+        "latchwork_workflows_active_runs": active,
+        "latchwork_workflows_failed_runs_last_hour": failed,
         "latchwork_workflows_open_commands": lag.waiting,
+        "latchwork_workflows_oldest_command_seconds": 0 if lag.oldest_at is None else max(0.0, now - lag.oldest_at),
         "latchwork_workflows_shards": lag.shards,
         "latchwork_workflows_shards_without_owner": lag.unowned,
-        "latchwork_workflows_workers": len(workers) if workers is not None else 0,
+        "latchwork_workflows_store_reachable": int(workers is not None),
+        "latchwork_workflows_workers": len(workers or ()),
+        "latchwork_workflows_slots": sum(each.slots for each in workers or ()),
+        "latchwork_workflows_busy_slots": sum(each.busy for each in workers or ()),
     }
     lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in figures.items()]
     return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4; charset=utf-8")

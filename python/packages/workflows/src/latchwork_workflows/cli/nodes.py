@@ -14,7 +14,22 @@ import typer
 from typer.models import OptionInfo
 
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.spi import Json, UsageError, command, counted, group, refuse_readers, renamed, say, say_json, told
+from latchwork.spi import (
+    Json,
+    ProbeHost,
+    ProbePort,
+    UsageError,
+    command,
+    counted,
+    group,
+    refuse_readers,
+    renamed,
+    say,
+    say_json,
+    serving_worker,
+    store_observers,
+    told,
+)
 from latchwork_workflows.cli.options import (
     DatabaseUrl,
     HomeDir,
@@ -197,6 +212,8 @@ def master(
     keep_days: KeepDays = 180.0,
     keep_runs: KeepRuns = 32,
     secrets: SecretsDir = None,
+    probe_port: ProbePort = None,
+    probe_host: ProbeHost = "127.0.0.1",
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -217,9 +234,10 @@ def master(
     log_to_stderr()
     more |= {"logs": open_logs(where.logs), "keep": Retention(runs_days=keep_days, keep_runs=keep_runs)}
     more["secrets"] = Secrets(secrets or where.secrets)
-    with opened_database(where) as opened, opened_store(where) as there:
+    with opened_database(where) as opened, opened_store(where, store_observers(probe_port)) as there:
         node = Master(opened, there, **more)
-        with until_signal(partial(node.close, 0.0)) as stop, node:
+        probes = serving_worker("workflows_master", node, probe_host, probe_port)
+        with probes, until_signal(partial(node.close, 0.0)) as stop, node:
             if where.has_logs:
                 _begin_logs(more["logs"], installation_of(opened).id)
             say(f"master {node.node_id} is at work")
@@ -256,6 +274,8 @@ def worker(
     work_dir: WorkDir = None,
     tenants: Tenants = None,
     secrets: SecretsDir = None,
+    probe_port: ProbePort = None,
+    probe_host: ProbeHost = "127.0.0.1",
     home: HomeDir = None,
     store: StoreUrl = None,
     logs: LogsUrl = None,
@@ -269,7 +289,7 @@ def worker(
     more |= {"tenants": tuple(tenants or ()), "work_dir": work_dir or where.folder / "work"}
     options = worker_options(slots, groups, **more)
     log_to_stderr()
-    with opened_store(where) as there:
+    with opened_store(where, store_observers(probe_port)) as there:
         node = Worker(
             there,
             logs=open_logs(where.logs),
@@ -279,7 +299,8 @@ def worker(
         )
         say(f"worker {node.name} takes tasks of {', '.join(node.options.groups)}")
         sys.stdout.flush()
-        node.run_forever()
+        with serving_worker("workflows_worker", node, probe_host, probe_port):
+            node.run_forever()
 
 
 @command("latchwork workflows adopt-store", "latchwork workflows adopt-store --yes")

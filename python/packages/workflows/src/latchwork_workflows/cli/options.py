@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,7 @@ import typer
 from latchwork.clock import Signal
 from latchwork.errors import LatchworkError
 from latchwork.spi import LOG_FORMAT, UsageError, counted, debugging, on_end_signals, quiet_logs
-from latchwork.store import Store, connect
+from latchwork.store import Store, StoreObserver, connect
 
 if TYPE_CHECKING:
     from latchwork_workflows import Home, WorkflowClient
@@ -115,9 +115,9 @@ def opened_database(home: Home) -> Iterator[Database]:
 
 
 @contextmanager
-def opened_store(home: Home) -> Iterator[Store]:
-    """The store of the workflows."""
-    with connect(home.store) as store:
+def opened_store(home: Home, observers: Sequence[StoreObserver] = ()) -> Iterator[Store]:
+    """The store of the workflows, whose calls and sessions these observers see."""
+    with connect(home.store, observers=observers) as store:
         yield store
 
 
