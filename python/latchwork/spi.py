@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from latchwork.cli.environment import refuse_readers
     from latchwork.cli.options import Json, Url, command, group, renamed, wanted_url
     from latchwork.cli.outcome import FAILURE, LOG_FORMAT, USAGE, UsageError, debugging, quiet_logs
+    from latchwork.cli.probe import ProbeHost, ProbePort, serving_worker, store_observers
     from latchwork.cli.target import import_module
     from latchwork.cli.text import Grid, Line, console, listed, say, say_json, show, told
     from latchwork.tasks.node import Node, NodeHealth, default_node_id
@@ -188,6 +189,8 @@ __all__ = [
     "Node",
     "NodeHealth",
     "Positive",
+    "ProbeHost",
+    "ProbePort",
     "SchemeSpec",
     "Seconds",
     "Sink",
@@ -240,8 +243,10 @@ __all__ = [
     "say",
     "say_json",
     "secure_folder",
+    "serving_worker",
     "short",
     "show",
+    "store_observers",
     "told",
     "trouble_of",
     "utc_text",
