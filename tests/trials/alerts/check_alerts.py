@@ -467,11 +467,12 @@ def main() -> int:
     if known != played:
         print(f"without a play, or without a rule: {', '.join(sorted(known ^ played))}")
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # close what runs
     folder = Path(tempfile.mkdtemp(prefix="latchwork-alerts-"))
     failed: list[str] = []
     with world(options.prometheus, folder) as made:
-        if not made.wait_until(lambda: (folder / "prometheus.log").exists() and "TargetDown" in made.firing(), 1):
-            time.sleep(10)
+        time.sleep(20)  # each process has been scraped
+        made.wait_until(lambda: not made.firing(), options.timeout_s)
         for names, breaks, remedies in PLAYS:
             wanted = {f"Latchwork{name}" for name in names}
             if options.only and not wanted & set(options.only):
