@@ -6,6 +6,8 @@ import configparser
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,20 +17,27 @@ from prometheus_client import CollectorRegistry
 
 import latchwork
 from latchwork.cli.main import application
-from latchwork.cli.probe import answer
+from latchwork.cli.outcome import USAGE
+from latchwork.cli.probe import answer, answer_worker
+from latchwork.executor import ExecutorWorker
 from latchwork.jobs import Job, JobManager
 from latchwork.jobs.metrics import PrometheusMetrics
 from latchwork.primitives import Lock
 from latchwork.primitives.metrics import PrimitiveMetrics
 from latchwork.store.observe.metrics import StoreMetrics
+from latchwork.tasks import Functions
+from latchwork_workflows.api import server
 
 FOLDER = Path(__file__).parents[2] / "docs" / "operate"
 ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text())
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
-DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
-MANIFESTS = list(yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text()))
+DASHBOARDS = [json.loads(path.read_text()) for path in sorted((FOLDER / "dashboards").glob("*.json"))]
+MANIFESTS = list(yaml.safe_load_all((FOLDER / "kubernetes" / "jobs.yml").read_text()))
+FLEET = list(yaml.safe_load_all((FOLDER / "kubernetes" / "workflows.yml").read_text()))
+UNITS = sorted((FOLDER / "systemd").glob("*.service"))
+RUNBOOKS = FOLDER / "runbooks"
 #: Labels that Prometheus adds when it scrapes, and those of a histogram.
-SCRAPED = {"instance", "le"}
+SCRAPED = {"instance", "job", "le"}
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +56,41 @@ def families():
     }
     known = (Path(latchwork.__file__).parent / "jobs" / "metrics.py").read_text()
     assert all(name.removeprefix("latchwork_") in known for name in absent)
-    return {**dict.fromkeys(absent, of_job), "latchwork_lock_margin_seconds": {"node"}, **found}
+    workers = {
+        f"latchwork_{system}{line.split()[0].removeprefix('latchwork_x')}": set()
+        for system in ("executor", "plans", "workflows_worker", "workflows_master")
+        for line in worker_metrics(latchwork.connect("memory://operate-files-2")).splitlines()
+        if not line.startswith("#")
+    }
+    # Those of a server and of an agent: tests/workflows/web/test_metrics.py and tests/cli/test_probes.py read them.
+    package = Path(latchwork.__file__).parent
+    written = (package / "cli/systems/workers.py").read_text() + Path(server.__file__).read_text()
+    others = dict.fromkeys(re.findall(r'"(latchwork_(?:workers|workflows)_[a-z_]+)"', written), set())
+    more = {"up": {"job", "instance"}, "latchwork_lock_margin_seconds": {"node"}}
+    return {**dict.fromkeys(absent, of_job), **more, **workers, **others, **found}
+
+
+def worker_metrics(store):
+    """Every metric of an executor worker, as the system ``x``."""
+    with store, ExecutorWorker(store, "x", functions=Functions()) as worker:
+        return answer_worker("x", worker, "/metrics")[2].decode().partition("# HELP python_")[0]
 
 
 def expressions():
     for rule in RULES:
         yield rule["alert"], rule["expr"]
-    for panel in DASHBOARD["panels"]:
-        for target in panel["targets"]:
-            yield panel["title"], target["expr"]
-    for variable in DASHBOARD["templating"]["list"]:
-        if variable["type"] == "query":
-            yield variable["name"], variable["query"]["query"].replace("label_values(", "").replace(", node)", "")
+    for dashboard in DASHBOARDS:
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                yield panel["title"], target["expr"]
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                yield variable["name"], variable["query"]["query"].replace("label_values(", "").replace(", node)", "")
 
 
 @pytest.mark.parametrize(("what", "expression"), expressions())
 def test_each_metric_and_label_in_a_rule_or_a_panel_exists(families, what, expression):
-    names = re.findall(r"latchwork_\w+", expression)
+    names = re.findall(r"latchwork_\w+|\bup\b", re.sub(r'"[^"]*"', '""', expression))
     assert names, what
     for name in names:
         assert name in families, f"{what}: there is no metric {name}"
@@ -80,56 +107,101 @@ def test_each_rule_has_what_who_is_woken_needs(families, rule):
     for text in (rule["annotations"]["summary"], rule["annotations"]["description"]):
         for label in re.findall(r"\$labels\.(\w+)", text):
             assert re.search(rf"by \([^)]*\b{label}\b", rule["expr"]) or "by (" not in rule["expr"], label
+    page, _, anchor = rule["annotations"]["runbook_url"].removeprefix("docs/operate/").partition("#")
+    section = (FOLDER / page).read_text().partition(f"\n### {rule['alert']}\n")[2].partition("\n### ")[0]
+    assert anchor == rule["alert"].lower()
+    for part in ("**Meaning.** ", "**Check.** ", "**Remedy.** "):
+        assert part in section
 
 
-def test_each_panel_of_the_dashboard_has_a_place_and_a_number_of_its_own():
-    panels = DASHBOARD["panels"]
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard["title"])
+def test_each_panel_of_a_dashboard_has_a_place_and_a_number_of_its_own(dashboard):
+    panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len({str(panel["gridPos"]) for panel in panels}) == len(panels)
     assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
 
 
-def flags_of_run():
-    command = typer.main.get_command(application()).commands["run"]
-    return {name: option for option in command.params for name in option.opts}
-
-
 def parsed(words):
-    """What `latchwork run` makes of these words; refuses what it does not know."""
-    assert words[0] == "run"
-    command = typer.main.get_command(application()).commands["run"]
-    return command.make_context("run", list(words[1:]), resilient_parsing=False).params
+    """What `latchwork` makes of these words; refuses what it does not know."""
+    command, words = typer.main.get_command(application()), list(words)
+    name = ""
+    while hasattr(command, "get_command"):
+        name = words.pop(0)
+        command = command.get_command(command.make_context(name, [], resilient_parsing=True), name)
+        assert command is not None, name
+    with command.make_context(name, words) as context:
+        return context.params
 
 
-def unit():
+def read_unit(path):
     found = configparser.ConfigParser(interpolation=None, strict=False)
     found.optionxform = str
-    found.read_string((FOLDER / "latchwork@.service").read_text())
+    found.read_string(path.read_text())
     return found
 
 
-def environment():
-    lines = (FOLDER / "latchwork.env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+def environment(path):
+    lines = [line.removeprefix("#") for line in path.read_text().splitlines() if not line.startswith("# ")]
+    return dict(line.split("=", 1) for line in lines if line)
 
 
-def test_the_unit_starts_a_node_with_flags_that_there_are():
-    service = unit()["Service"]
+def command_of(service):
+    """The words of a unit after the name of the program."""
+    env = environment(FOLDER / "systemd" / Path(service["EnvironmentFile"]).name)
     command = service["ExecStart"].replace("%i", "n1")
-    for name, value in environment().items():
+    for name, value in env.items():
         command = command.replace(f"${{{name}}}", value)
-    assert "${" not in command, "each variable is in latchwork.env"
+    assert "${" not in command, "each variable is in the environment file"
     program, *words = shlex.split(command)
-    assert program.endswith("/latchwork")
-    params = parsed(words)
-    assert (params["node_id"], params["target"]) == ("n1", environment()["LATCHWORK_JOBS"])
-    assert float(service["TimeoutStopSec"]) > params["close_timeout_s"]
-    assert unit()["Install"]["WantedBy"] == "multi-user.target"
+    assert program == "/opt/app/venv/bin/latchwork"
+    return words
 
 
-def test_the_unit_is_not_started_again_when_its_call_is_wrong():
-    from latchwork.cli.outcome import USAGE
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_unit_starts_its_role_with_options_that_exist(unit):
+    service = read_unit(unit)["Service"]
+    params = parsed(command_of(service))
+    assert float(service["TimeoutStopSec"]) > (params.get("close_timeout_s") or params.get("drain_s") or 0.0)
+    assert service["RestartPreventExitStatus"] == str(USAGE)
+    assert read_unit(unit)["Install"]["WantedBy"] == "multi-user.target"
 
-    assert unit()["Service"]["RestartPreventExitStatus"] == str(USAGE)
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_accepts_the_units(tmp_path):
+    for unit in UNITS:
+        text = unit.read_text().replace("/opt/app/venv/bin/latchwork", "/bin/true")
+        (tmp_path / unit.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *sorted(map(str, tmp_path.iterdir()))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("role", ["api", "master", "worker"])
+def test_pods_of_workflows_start_their_role_and_are_probed_where_it_listens(role):
+    (pod,) = [each["spec"]["template"]["spec"] for each in FLEET if each["metadata"]["name"] == f"workflows-{role}"
+              and each["kind"] == "Deployment"]  # fmt: skip
+    (container,) = pod["containers"]
+    params = parsed([*container["command"][1:], *container["args"]])
+    assert container["ports"][0]["containerPort"] in {params.get("probe_port"), params.get("port")}
+    assert pod["terminationGracePeriodSeconds"] > (params.get("drain_s") or 0.0)
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+
+
+def test_commands_in_runbooks_exist():
+    for page in RUNBOOKS.glob("*.md"):
+        for words in re.findall(r"`latchwork ([a-z][^`]*)`", page.read_text()):
+            command = typer.main.get_command(application())
+            for word in shlex.split(words):
+                if not hasattr(command, "get_command"):
+                    break
+                command = command.get_command(command.make_context("x", [], resilient_parsing=True), word)
+                assert command is not None, f"{page.name}: latchwork {words}"
 
 
 def of_kind(kind):
@@ -176,6 +248,8 @@ def test_the_manifests_belong_together():
 def test_each_file_of_the_folder_is_named_by_its_page():
     page = (FOLDER / "index.md").read_text()
     for path in FOLDER.iterdir():
-        assert path.name == "index.md" or f"]({path.name})" in page, path.name
+        assert path.name == "index.md" or f"]({path.name}" in page, path.name
+    for path in RUNBOOKS.iterdir():
+        assert f"](runbooks/{path.name})" in page, path.name
     for name in re.findall(r"latchwork_\w+", page):
         assert name == "latchwork_" or any(name in text for _, text in expressions()), name

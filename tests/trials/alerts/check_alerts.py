@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
 RULES = ROOT / "docs" / "operate" / "alerts.yml"
 LATCHWORK = Path(sys.executable).with_name("latchwork")
 #: The files that make the code below misbehave while they exist.
-APP = '''
+APP = """
 import os, time
 from pathlib import Path
 
@@ -84,7 +84,7 @@ class Odd:
 
 jobs = [
     Job("report", work_pool=read_pool, run=run, schedule=FixedDelay(0.3), pool_check_period_s=1.0),
-    Job("slow", work_pool=["a", "b"], run=run_slowly, schedule=FixedDelay(0.3), threads=Threads.whole()),
+    Job("slow", work_pool=["a", "b"], run=run_slowly, schedule=FixedDelay(0.3), threads=Threads.at_most(1)),
 ]
 
 
@@ -104,12 +104,6 @@ def die() -> None:
     os._exit(1)
 
 
-@task
-def hold(key: str) -> None:
-    while is_on("hold"):
-        time.sleep(0.1)
-
-
 def main():
     start_http_server(int(os.environ["APP_PORT"]), addr="127.0.0.1")
     with latchwork.connect(os.environ["LATCHWORK_URL"], observers=[StoreMetrics("app")]) as store:
@@ -126,7 +120,7 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
 FLOW = """
 name: flow
 tasks:
@@ -235,7 +229,7 @@ class World:
         """Start Prometheus with shortened rules."""
         rules = RULES.read_text()
         rules = re.sub(r"for: \w+", "for: 1s", rules)
-        rules = re.sub(r"\[\d+m\]", "[20s]", rules)
+        rules = re.sub(r"\[\d+m\]", "[60s]", rules)
         rules = rules.replace("> 600", "> 4").replace("_seconds > 60", "_seconds > 4").replace("severity", "level")
         (self.folder / "alerts.yml").write_text(rules)
         jobs = [
@@ -244,7 +238,8 @@ class World:
             if process.port is not None
         ]
         for job in jobs:
-            if job["job_name"] == "latchwork-api":
+            if job["job_name"] == "latchwork-api":  # it waits for its store before it says that it has none
+                job |= {"scrape_interval": "10s", "scrape_timeout": "10s"}
                 job["authorization"] = {"credentials": token}
         settings = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
         config = {"global": settings, "rule_files": ["alerts.yml"], "scrape_configs": jobs}
@@ -323,6 +318,7 @@ def world(prometheus: Path, folder: Path) -> Iterator[World]:
         executor = [latchwork, "executor", "run", *tasks, "--max-attempts", "2", "--node-id"]
         made.add("executor", *executor, "e1", **app)
         made.add("executor-2", *executor, "e2", **app)
+        made.add("executor-3", *executor, "e3", "--name", "processes", "--run-in", "process", **app)
         made.add("plans", latchwork, "plans", "worker", *tasks, **app)
         made.add("plans-2", latchwork, "plans", "worker", *tasks, **app)
         script = f"while [ ! -e {folder}/exit-1 ]; do sleep 0.2; done; rm -f {folder}/exit-1; exit 1"
@@ -336,7 +332,7 @@ def world(prometheus: Path, folder: Path) -> Iterator[World]:
         made.add("master", latchwork, "workflows", "master", "--node-id", "m1", **flows)
         made.add("worker", latchwork, "workflows", "worker", "--name", "w1", "--slots", "1", **flows)
         made.add("worker-2", latchwork, "workflows", "worker", "--name", "w2", "--slots", "1", **flows)
-        made.start("jobs", "executor", "plans", "app", "api", "master", "worker", "group")
+        made.start("jobs", "executor", "executor-3", "plans", "app", "api", "master", "worker", "group")
         made.watch(token)
         made.run("workflows", "apply", "flow.yaml")
         yield made
@@ -351,10 +347,16 @@ def freeze(made: World, *names: str, seconds: float) -> None:
         made.signal(name, signal.SIGCONT)
 
 
-def submit(made: World, function: str, count: int = 1) -> None:
-    """Submit tasks to the executor."""
+def submit(made: World, function: str, count: int = 1, name: str = "default") -> None:
+    """Submit tasks to an executor."""
     for _ in range(count):
-        made.run("executor", "submit", f"app:{function}", "--detach")
+        made.run("executor", "submit", f"app:{function}", "--detach", "--name", name)
+
+
+def drop_letters(made: World) -> None:
+    """Delete all dead letters."""
+    for each in json.loads(made.run("executor", "dead", "list", "--name", "processes", "--json"))["dead"]:
+        made.run("executor", "dead", "drop", each["letter"], "--name", "processes")
 
 
 def cancel_all(made: World) -> None:
@@ -401,10 +403,10 @@ PLAYS: list[tuple[tuple[str, ...], Step, Step]] = [
         lambda w: w.turn_off("bad-strategy", "more-items-1"),
     ),
     (("TwoManagers",), lambda w: w.start("other-jobs"), lambda w: w.stop("other-jobs")),
-    (("ExecutorTasksDead",), lambda w: submit(w, "die"), lambda w: w.run("executor", "dead", "list")),
+    (("ExecutorTasksDead",), lambda w: submit(w, "die", name="processes"), drop_letters),
     (
         ("ExecutorSaturated",),
-        lambda w: submit(w, "wait", 2),
+        lambda w: submit(w, "wait", 2),  # of two slots; the claims of these tasks are lost in a later play
         lambda w: w.start("executor-2"),
     ),
     (
@@ -459,7 +461,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="an alert; may be given several times (default: all)")
     parser.add_argument("--prometheus", type=Path, default=ROOT / ".venv/operate/usr/bin/prometheus")
-    parser.add_argument("--timeout-s", type=float, default=90.0, help="seconds for each change (default: 90)")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="seconds for each change (default: 120)")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
     options = parser.parse_args()
     known = {rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
