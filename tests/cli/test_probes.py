@@ -39,8 +39,8 @@ def asked(port, path):
 
 ROLES = {
     "plans": ("plans", "worker", "--import", "mytasks", "--url", "sqlite:///s.db"),
-    "workflows_master": ("workflows", "master", "--home", "flows"),
-    "workflows_worker": ("workflows", "worker", "--home", "flows", "--work-dir", "work"),
+    "workflows_master": ("workflows", "master", "--home", "flows", "--logs", "logs"),
+    "workflows_worker": ("workflows", "worker", "--home", "flows", "--logs", "logs"),
 }
 
 
@@ -49,6 +49,8 @@ def test_worker_reports_its_health_and_the_calls_of_its_store(cli, wait_until, p
     (cli.folder / "mytasks.py").write_text(TASKS)
     if system != "plans":
         assert cli("workflows", "init", "--home", "flows").code == 0
+    if system == "workflows_worker":  # it waits until a master has begun the logs
+        cli.start(*ROLES["workflows_master"])
     started = cli.start(*ROLES[system], "--probe-port", str(port))
     wait_until(lambda: asked(port, "/readyz")[0] == 200, "it is ready", 60.0)
     assert json.loads(asked(port, "/healthz")[1])["ok"]

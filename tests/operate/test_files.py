@@ -65,7 +65,7 @@ def families():
     # Those of a server and of an agent: tests/workflows/web/test_metrics.py and tests/cli/test_probes.py read them.
     package = Path(latchwork.__file__).parent
     written = (package / "cli/systems/workers.py").read_text() + Path(server.__file__).read_text()
-    others = dict.fromkeys(re.findall(r'"(latchwork_(?:workers|workflows)_[a-z_]+)"', written), set())
+    others = {name: set() for name in re.findall(r'"(latchwork_(?:workers|workflows)_[a-z_]+)"', written)}
     more = {"up": {"job", "instance"}, "latchwork_lock_margin_seconds": {"node"}}
     return {**dict.fromkeys(absent, of_job), **more, **workers, **others, **found}
 
