@@ -6,12 +6,12 @@
 Master, worker, database and store share the machine; master and worker are one process, as in `serve`, without pages.
 
 ``idle``       the process for 20 s
-``rate``       tasks that do nothing, in instances of 250, from the first start to the last end; the worker is a process
+``rate``       tasks that do nothing, in runs of 250, from the first start to the last end; the worker is a process
                of its own, so that the processor time for each is the master's
 ``masters``    the same by one master, and by four; each, and the worker, a process of its own
 ``memory``     of a master process, after each tenth of ten times so many tasks
 ``work``       shell scripts that do nothing, each a process under its supervisor; master and worker as in ``rate``
-``fan``        one instance with a task behind which all others come
+``fan``        one run with a task behind which all others come
 ``latency``    from the end of a task of a chain to the start of the next: tasks that do nothing, and shell scripts
 ``load``       the same while chains of ten are started at a quarter of the rate that is asked of the pair
 ``worker``     from the kill of a worker to the next run of its task, and the longest beyond the session that it had
@@ -91,7 +91,7 @@ class Site:
         self.store = stack.enter_context(latchwork.connect(self.store_url))
         found = join_store(self.database, self.store, Keys())
         self.logs = open_logs(self.folder / "logs")
-        self.logs.mark(found.id)
+        self.logs.set_owner(found.id)
         self.client = stack.enter_context(
             WorkflowClient.local(
                 Home.of(self.folder, database=self.database_url, store=self.store_url, logs=str(self.folder / "logs"))
@@ -133,25 +133,25 @@ class Site:
             assert seen.state.value == "success", seen
         return time.monotonic() - began
 
-    def gaps(self, instances):
+    def gaps(self, run_ids):
         """Seconds from the end of each task of these chains to the start of the next."""
         with self.database.read() as connection:
-            chosen = sa.select(task.c.instance, attempt.c.started_at, attempt.c.ended_at)
-            chosen = chosen.join(task, attempt.c.task == task.c.id).where(task.c.instance.in_(instances))
-            rows = connection.execute(chosen.order_by(task.c.instance, attempt.c.started_at)).all()
-        return [b.started_at - a.ended_at for a, b in pairwise(rows) if a.instance == b.instance]
+            chosen = sa.select(task.c.run_id, attempt.c.started_at, attempt.c.ended_at)
+            chosen = chosen.join(task, attempt.c.task == task.c.id).where(task.c.run_id.in_(run_ids))
+            rows = connection.execute(chosen.order_by(task.c.run_id, attempt.c.started_at)).all()
+        return [b.started_at - a.ended_at for a, b in pairwise(rows) if a.run_id == b.run_id]
 
     def owners(self):
         """The masters that own shards."""
         with self.database.read() as connection:
             return set(connection.execute(sa.select(shard.c.owner)).scalars())
 
-    def started(self, instances, since):
-        """When the next task of each of these was started after a moment, by instance."""
+    def started(self, run_ids, since):
+        """When the next task of each of these was started after a moment, by run."""
         with self.database.read() as connection:
-            chosen = sa.select(task.c.instance, sa.func.min(attempt.c.started_at))
-            chosen = chosen.join(task, attempt.c.task == task.c.id).group_by(task.c.instance)
-            mine = sa.and_(task.c.instance.in_(instances), attempt.c.started_at > since)
+            chosen = sa.select(task.c.run_id, sa.func.min(attempt.c.started_at))
+            chosen = chosen.join(task, attempt.c.task == task.c.id).group_by(task.c.run_id)
+            mine = sa.and_(task.c.run_id.in_(run_ids), attempt.c.started_at > since)
             return {row[0]: row[1] for row in connection.execute(chosen.where(mine))}
 
 

@@ -27,7 +27,7 @@ from latchwork_workflows import shell, task, workflow
 def extract(day: str) -> dict:
     return {"rows": len(day)}
 
-@workflow(params={"day": "${business_date}"})
+@workflow(params={"day": "${logical_date}"})
 def hello(day: str):
     got = extract(day)
     shell("echo $rows rows", name="report", after=[got])

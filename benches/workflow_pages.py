@@ -22,12 +22,12 @@ from fastapi.responses import HTMLResponse
 from fastapi.testclient import TestClient
 
 from latchwork_testkit.postgres import PostgresServer
-from latchwork_workflows.app import make_site
+from latchwork_workflows.app import make_web_app
 from latchwork_workflows.db import Database, backfills, definitions, pools
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.migrations import upgrade
-from latchwork_workflows.db.tables import command, definition, instance, shard, task
-from latchwork_workflows.model.validate import checked
+from latchwork_workflows.db.tables import command, definition, shard, task, workflow_run
+from latchwork_workflows.model.validate import validated
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Role
@@ -39,19 +39,19 @@ BATCH = 10_000
 #: Rows of one batch are made inside the database: ten million through Python take a quarter of an hour.
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT CAST(:first AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i < :last) "
 RUNS = """
-INSERT INTO instance (id, code, version, shard, state, active, priority, params, schedule_time, created_at, started_at,
-                      ended_at)
+INSERT INTO workflow_run (id, code, version, shard, state, active, priority, params, schedule_time, created_at,
+                      started_at, ended_at)
 SELECT i, :code + i % 50, 1, i % 4,
        CASE WHEN i > :runs - 20 THEN 'running' WHEN i % 50 = 0 THEN 'failure' ELSE 'success' END,
        i > :runs - 20, 2, '{}', :now - (:runs - i), :now - (:runs - i), :now - (:runs - i),
        CASE WHEN i > :runs - 20 THEN NULL ELSE :now - (:runs - i) + 5 END FROM n
 """
 EVENTS = """
-INSERT INTO event (at, instance, kind, by, task, project)
+INSERT INTO event (at, run, kind, by, task, project)
 SELECT :now, i, 'start', CASE WHEN i % 10 = 0 THEN 'ann' ELSE '' END, '', '' FROM n
 """
 OF_TASKS = """
-INSERT INTO task (id, instance, name, run, map_index, state, n, changed_at)
+INSERT INTO task (id, run, name, run, map_index, state, n, changed_at)
 SELECT i * 10 + t, i, 't' || t, 1, -1, 'success', 1, :now FROM n CROSS JOIN
 (SELECT 0 AS t UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5
  UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9) AS ten
@@ -59,7 +59,7 @@ SELECT i * 10 + t, i, 't' || t, 1, -1, 'success', 1, :now FROM n CROSS JOIN
 ATTEMPTS = """
 INSERT INTO attempt (task, n, claim, kind, worker, host, started_at, ended_at, outcome, exit_code, log_ref)
 SELECT id, 1, id, 'first', 'w', '', :now, :now + 1, 'success', 0, '' FROM task
-WHERE instance >= :first AND instance <= :last
+WHERE run >= :first AND run <= :last
 """
 
 
@@ -79,8 +79,8 @@ def fill(database, attempts):
         for number in range(WORKFLOWS):
             waits = {"type": "dependent", "params": {"on": {"workflow": f"flow-{number // 2}", "window": "today"}}}
             tasks = [*map(shell, range(TASKS)), *([{"name": "waits", **waits}] if number else [])]
-            found = checked({"name": f"flow-{number}", "tasks": tasks}, types)
-            codes.append(definitions.apply(connection, found, shards=4).code)
+            found = validated({"name": f"flow-{number}", "tasks": tasks}, types)
+            codes.append(definitions.save(connection, found, shards=4).code)
     assert codes == list(range(codes[0], codes[0] + WORKFLOWS))
     values = {"now": time.time(), "runs": attempts // TASKS, "code": codes[0]}
     for first in range(1, values["runs"] + 1, BATCH):
@@ -99,27 +99,27 @@ def fill_more(connection, code, runs):
     same = {"shard": 0, "code": code, "version": 1, "created_at": now}
     kinds = {"parallel": 3, "direction": "asc", "stop_on_failure": False}
     if connection.dialect.name == "postgresql":
-        connection.execute(sa.text("SELECT setval('instance_id_seq', :last)"), {"last": runs})
+        connection.execute(sa.text("SELECT setval('workflow_run_id_seq', :last)"), {"last": runs})
         connection.execute(sa.text("SELECT setval('task_id_seq', :last)"), {"last": (runs + 1) * TASKS})
     for _ in range(BACKFILLS):
         moments = [86_400.0 * each for each in range(DATES)]
         number = backfills.create(connection, {**same, **kinds}, moments, {**same, "params": {}, "priority": 2})
-        half = sa.and_(instance.c.backfill == number, instance.c.schedule_time < 86_400.0 * DATES / 2)
-        connection.execute(sa.update(instance).where(half).values(state="success", active=False))
-    element = {"instance": runs // 2, "name": "t3", "run": 1, "state": "success", "n": 1, "changed_at": now}
+        half = sa.and_(workflow_run.c.backfill == number, workflow_run.c.schedule_time < 86_400.0 * DATES / 2)
+        connection.execute(sa.update(workflow_run).where(half).values(state="success", active=False))
+    element = {"run_id": runs // 2, "name": "t3", "round": 1, "state": "success", "n": 1, "changed_at": now}
     connection.execute(sa.insert(task), [{**element, "map_index": each} for each in range(ELEMENTS)])
 
 
 def command_of(database):
     """A start that was done; and pools, which have pages, too."""
     with database.write() as connection:
-        pools.put(connection, PoolSettings(name="bench", size=3))
-        pools.put(connection, PoolSettings(name="@default", size=1000))
+        pools.save(connection, PoolSettings(name="bench", size=3))
+        pools.save(connection, PoolSettings(name="@default", size=1000))
         found = connection.execute(sa.select(command.c.id).limit(1)).scalar()
         if found is None:
             code = connection.execute(sa.select(sa.func.min(definition.c.code))).scalar_one()
             row = {"type": "start", "args": {"code": code}, "by": "bench", "created_at": 1.0, "done_at": 2.0}
-            made = sa.insert(command).values(**row, shard=0, instance=1).returning(command.c.id)
+            made = sa.insert(command).values(**row, shard=0, run_id=1).returning(command.c.id)
             found = connection.execute(made).scalar_one()
     return found
 
@@ -141,7 +141,7 @@ def pages_of(middle, command_id):
     return [
         *("/", "/runs", "/runs?state=failure", f"/runs?before={middle}", f"/runs/{middle}"),
         *("/workflows", flow, f"{flow}/runs", f"{flow}/versions", f"{flow}/start", f"{flow}/edit", "/edit"),
-        *(f"{flow}/backfill", f"{flow}/backfill/moments?first=2026-01-01&last=2026-02-01"),
+        *(f"{flow}/backfill", f"{flow}/backfill/schedule-times?first=2026-01-01&last=2026-02-01"),
         *(f"/tasks/{made}", f"/tasks/{made + 3}", f"/attempts/{made}.1.{made}", f"/commands/{command_id}"),
         *("/backfills", f"/backfills/{BACKFILLS}", f"/backfills/{BACKFILLS}?state=submitted"),
         *("/schedules", "/schedules/preview?cron=0+3+*+*+*", "/lineage", "/alerts", "/workers", "/settings"),
@@ -152,7 +152,7 @@ def pages_of(middle, command_id):
 
 #: What only some may see.
 OF_ADMINS = ("/audit", "/users")
-OF_OPERATORS = ("/start", "/edit", "/backfill", "/backfill/moments?first=2026-01-01&last=2026-02-01")
+OF_OPERATORS = ("/start", "/edit", "/backfill", "/backfill/schedule-times?first=2026-01-01&last=2026-02-01")
 
 
 def main():
@@ -179,7 +179,7 @@ def measure(given):
     accounts.ensure("viewer", Role.VIEWER)
     accounts.set_role("viewer", "", None, by="bench")
     accounts.set_role("viewer", "default", Role.VIEWER, by="bench")
-    site = make_site(database, hosts=["testserver"])
+    site = make_web_app(database, hosts=["testserver"])
     pages = pages_of(given.attempts // TASKS // 2, command_of(database))
     left = [each for each in addresses(site.routes) if not any(re.fullmatch(each, page) for page in pages)]
     print(f"nobody asks for {', '.join(left)}" if left else "every page is asked for")

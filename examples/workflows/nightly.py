@@ -50,7 +50,7 @@ def load(path: str, day: str, folder: str) -> dict:
     return {"total": sum(sums.values())}
 
 
-@workflow(schedule=Cron("0 3 * * *", tz="Europe/Berlin"), on_failure="end", params={"day": "${business_date}"})
+@workflow(schedule=Cron("0 3 * * *", tz="Europe/Berlin"), on_failure="end", params={"day": "${logical_date}"})
 def nightly(day: str, folder: str = str(Path(tempfile.gettempdir()) / "latchwork-nightly")):
     """Orders of the day before, summed up by product."""
     got = extract(day, folder)

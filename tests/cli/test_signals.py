@@ -39,7 +39,7 @@ COMMANDS = {
     "node": (("run", "jobs:job", "--url", URL, "--node-id", "n1"), "node n1 is started", 0),
     "lock": (("lock", "backup", "--url", URL, "--", "sh", "-c", WORK), "begun", 5),
     "elect": (("elect", "sched", "--url", URL, "--", "sh", "-c", WORK), "begun", 5),
-    "serve": (("workflows", "serve", "--home", "home", "--port", "0"), "sign in, once", 0),
+    "serve": (("workflows", "serve", "--home", "home", "--port", "0"), "one-time sign-in link", 0),
 }
 
 

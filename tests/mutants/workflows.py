@@ -17,16 +17,16 @@ DEFECTS = (
         "Workflow master",
         "a database restored from a backup is served",
         "latchwork_workflows/shard_ownership.py",
-        "        if marked > seq:\n",
-        "        if marked < 0:\n",
+        "        if mark > seq:\n",
+        "        if mark < 0:\n",
         id_of("workflows/master", "a_database_from_before_is_refused_where_results_were_deleted_since", on="memory"),
     ),
     Defect(
         "Workflow master",
         "memory is trusted after a commit of unknown outcome",
         "latchwork_workflows/master/shard.py",
-        '        _log.warning("shard %d reads all again: %s", self._id, error)\n        self._is_known = False\n',
-        '        _log.warning("shard %d reads all again: %s", self._id, error)\n',
+        '        _log.warning("shard %d reloads its state: %s", self._id, error)\n        self._is_known = False\n',
+        '        _log.warning("shard %d reloads its state: %s", self._id, error)\n',
         id_of("workflows/master", "an_instance_whose_start_had_no_answer_is_found", on="memory"),
     ),
     Defect(
@@ -57,7 +57,7 @@ DEFECTS = (
         "Workflow master",
         "the turn of a run is not checked again under the lock",
         "latchwork_workflows/db/concurrency.py",
-        "where(mine, instance.c.state.in_(_GOES))",
+        "where(mine, workflow_run.c.state.in_(_GOES))",
         "where(mine, sa.false())",
         id_of("workflows/serial", "starts_come_one_after_the_other_each_when_the_one_before_has_ended", on="memory"),
     ),
@@ -65,8 +65,8 @@ DEFECTS = (
         "Workflow master",
         "a repair trusts memory",
         "latchwork_workflows/master/shard.py",
-        "            self._mends, self._is_known = True, False\n",
-        "            self._mends = True\n",
+        "            self._needs_repair, self._is_known = True, False\n",
+        "            self._needs_repair = True\n",
         id_of("workflows/doctor", "a_queued_task_that_no_worker_can_find_is_queued_again", on="memory"),
     ),
     Defect(
@@ -81,7 +81,7 @@ DEFECTS = (
         "Workflow master",
         "an end during a round wakes none of the runs that have looked",
         "latchwork_workflows/master/held_tasks.py",
-        "            self._go_on(code, 0)  # after the rest of that round\n",
+        "            self._wake_next(code, 0)  # after the rest of that round\n",
         "",
         id_of("workflows/dependent", "what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked", on="memory"),
     ),
@@ -97,8 +97,8 @@ DEFECTS = (
         "Workflow slots",
         "a former owner writes the sizes of pools",
         "latchwork_workflows/master/dispatcher.py",
-        "            self._commit([], ops[start : start + _MOST_OPS])\n\n    # Putting\n",
-        "            self._store.commit([], ops[start : start + _MOST_OPS])\n\n    # Putting\n",
+        "            self._commit([], ops[start : start + _MAX_OPS])\n\n    # Putting\n",
+        "            self._store.commit([], ops[start : start + _MAX_OPS])\n\n    # Putting\n",
         id_of("workflows/pools", "a_master_that_has_lost_the_shard_writes_no_sizes", on="memory"),
     ),
     Defect(
@@ -121,7 +121,7 @@ DEFECTS = (
         "Workflow worker",
         "a task is claimed without checking its cancel",
         "latchwork_workflows/worker/session.py",
-        "[Absent(self._keys.cancel(named.x)), *slot[0]]",
+        "[Absent(self._keys.cancel(named.attempt_key)), *slot[0]]",
         "list(slot[0])",
         id_of("workflows/worker", "task_that_is_cancelled_before_it_is_taken_is_never_taken"),
     ),
@@ -129,11 +129,12 @@ DEFECTS = (
         "Workflow alerts",
         "an alert is recorded as sent before it is sent",
         "latchwork_workflows/alerts/sender.py",
-        "            answer, error = self._sent(taken)\n            answered_at = self._now()\n"
-        "            self._write(taken, answer, error, answered_at)\n",
-        "            answer, error, answered_at = Answer.SENT, '', self._now()\n"
-        "            self._write(taken, answer, error, answered_at)\n"
-        "            self._sent(taken)\n",
+        "            answer, error = self._send(taken)\n"
+        "            answered_at = self._now()\n"
+        "            self._record_result(taken, answer, error, answered_at)\n",
+        "            answer, error, answered_at = SendResult.SENT, '', self._now()\n"
+        "            self._record_result(taken, answer, error, answered_at)\n"
+        "            self._send(taken)\n",
         id_of(
             "workflows/alert_sending", "a_mail_comes_though_its_sender_dies_at_any_step", on="before it is out-1-file"
         ),
@@ -142,8 +143,8 @@ DEFECTS = (
         "Workflow alerts",
         "a former sender claims a delivery",
         "latchwork_workflows/db/alerts.py",
-        "        self.guard(connection)\n        mine = sa.update(delivery).where(delivery.c.id == number",
-        "        mine = sa.update(delivery).where(delivery.c.id == number",
+        "        self.check_owner(connection)\n        mine = sa.update(delivery).where(delivery.c.id == delivery_id",
+        "        mine = sa.update(delivery).where(delivery.c.id == delivery_id",
         id_of("workflows/alert_sending", "a_former_sender_that_wakes_takes_nothing_more", on="file"),
     ),
     Defect(
@@ -158,7 +159,7 @@ DEFECTS = (
         "Workflow master",
         "settings are not checked again before the write",
         "latchwork_workflows/services/workflows.py",
-        "        wrong += usage.problems(wanted, settings.of_project(connection, wanted.project))\n",
+        "        wrong += usage.missing_settings(wanted, settings.settings_of_project(connection, wanted.project))\n",
         "",
         id_of("workflows/settings", "what_was_removed_between_the_check_and_the_write_is_refused_too", on="file"),
     ),

@@ -31,9 +31,11 @@ TASK = plans.TaskRecord(
 PLAN = plans.PlanRecord(plans.PlanState.READY, 1, "t", failed=(("a", "why"),), keep_results_s=5.0)
 WORKER = groups.WorkerInfo("127.0.0.1", {"http": 80}, "n", "r", "d", {"gpu": 2.0}, 3, "k", "running", 1, 1, "i")
 GROUP = groups.GroupRecord("r1", 4, next_rank=2, created=5.0, labels={"team": "a"})
-HEAD = messages.Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 60.0)
-SPEC = messages.Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"got.rows": 3}, 1.5e9, "Europe/Berlin")
-ENDED = messages.Result(messages.Outcome.FAILURE, 9, "w1", "h", 1.0, 2.5, 47, -9, {"rows": 3}, "killed", "1/7.log")
+HEAD = messages.TaskHead(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 60.0)
+SPEC = messages.TaskMessage(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"got.rows": 3}, 1.5e9, "Europe/Berlin")
+ENDED = messages.AttemptResult(
+    messages.Outcome.FAILURE, 9, "w1", "h", 1.0, 2.5, 47, -9, {"rows": 3}, "killed", "1/7.log"
+)
 
 
 def at(value, key="k"):
@@ -51,7 +53,7 @@ def read_letter(value):
 
 def read_outputs(value):
     try:
-        return attempt._json(value.decode("utf-8", "replace"), 1)
+        return attempt._parse_json(value.decode("utf-8", "replace"), 1)
     except attempt.BadOutput as error:
         return str(error)
 
@@ -111,11 +113,13 @@ ROWS = {
         groups.encode_lease(WORKER),
         lambda value: (groups.read_incarnation(at(value)), groups.read_key(at(value))),
     ),
-    "attempt of a workflow": ("workflows.messages", SPEC.to_bytes()[0], messages.Spec.of),
+    "attempt of a workflow": ("workflows.messages", SPEC.to_bytes()[0], messages.TaskMessage.from_bytes),
     "who runs an attempt": (
-        "workflows.messages", messages.Running("w1", "h", 5.0, "it was drained").to_bytes(), messages.Running.of
+        "workflows.messages",
+        messages.RunningRecord("w1", "h", 5.0, "it was drained").to_bytes(),
+        messages.RunningRecord.from_bytes,
     ),
-    "result of an attempt": ("workflows.messages", ENDED.to_bytes(), messages.Result.of),
+    "result of an attempt": ("workflows.messages", ENDED.to_bytes(), messages.AttemptResult.from_bytes),
     "outputs of an attempt": ("workflows.worker.attempt", dumped(rows=17), read_outputs),
     "epoch of workers": (
         "worker_group.records",

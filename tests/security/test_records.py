@@ -20,7 +20,7 @@ from levels import LONG
 from security.stored import KINDS, PARTS, VALUES, places, put, spoilt
 from test_layering import PACKAGE, module_name
 
-MOST_MEMORY = 60_000_000
+MAX_MEMORY = 60_000_000
 #: The packages that read records, and what the names of their modules begin with here.
 PACKAGES = {PACKAGE: "", PACKAGE.parent / "packages" / "workflows" / "src" / "latchwork_workflows": "workflows."}
 
@@ -82,7 +82,7 @@ def test_a_value_that_is_no_record_is_read_or_refused_in_no_time_and_little_memo
             begun = time.thread_time()
             read(name, value).encode()
             assert time.thread_time() - begun < 2.0
-            assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
+            assert tracemalloc.get_traced_memory()[1] < MAX_MEMORY
         finally:
             tracemalloc.stop()
 

@@ -13,7 +13,7 @@ def load(rows: int, table: str = "facts") -> None:
     print("loaded", rows, "into", table)
 
 
-@workflow(schedule=Cron("0 3 * * *", tz="Europe/Berlin"), on_failure="end", params={"day": "${business_date}"})
+@workflow(schedule=Cron("0 3 * * *", tz="Europe/Berlin"), on_failure="end", params={"day": "${logical_date}"})
 def nightly(day: str):
     """Every night."""
     got = extract(day)

@@ -1,4 +1,4 @@
-"""Stories of instances: files that say what happens and, below each line, what is known then.
+"""Stories of runs: files that say what happens and, below each line, what is known then.
 
     plan on_failure=end
       extract  retries=1 retry_interval_s=30
@@ -25,23 +25,23 @@ from latchwork_workflows.state import (
     Expanded,
     ForceStart,
     ForceSuccess,
-    Instance,
     Lost,
     OnFailure,
     OnTimeout,
     Outcome,
     Pause,
-    Plan,
     Recover,
     Removed,
     Rerun,
     Resume,
-    Rule,
     Scope,
     SeenFailed,
     Start,
     Stop,
+    TaskRule,
     Wake,
+    WorkflowPlan,
+    WorkflowRun,
     advance,
     conditions,
 )
@@ -74,23 +74,23 @@ def rule_of(words):
             parts = tuple(tuple(filter(None, each.split(","))) for each in text.split("/"))
             values |= {"heads": tuple(each for part in parts for each in part), "branches": (*parts, (), ())[:2]}
         elif name == "when":
-            values[name] = conditions.All(tuple(ended_of(each) for each in text.split(",")))
+            values[name] = conditions.AllOf(tuple(ended_of(each) for each in text.split(",")))
         elif name == "on_timeout":
             values[name] = OnTimeout(text)
         elif name == "enabled":
             values[name] = text == "yes"
         else:
             values[name] = number(text)
-    return Rule(**values)
+    return TaskRule(**values)
 
 
 def ended_of(text):
-    return conditions.Ended(text.removeprefix("!"), failed=text.startswith("!"))
+    return conditions.TaskEnded(text.removeprefix("!"), failed=text.startswith("!"))
 
 
 def plan_of(head, lines):
     given = options(head.split())
-    return Plan(
+    return WorkflowPlan(
         {line.split()[0]: rule_of(line.split()[1:]) for line in lines},
         on_failure=OnFailure(given.get("on_failure", "continue")),
         timeout_s=number(given["timeout_s"]) if "timeout_s" in given else None,
@@ -123,29 +123,29 @@ def event_of(text):
     return {"claimed": Claimed, "lost": Lost, "removed": Removed, **OF_HELD}[kind](task, n, run)
 
 
-def seen(instance):
+def seen(run):
     """What is known, as the lines below an event."""
     tasks = []
-    for name, task in instance.tasks.items():
+    for name, task in run.tasks.items():
         words = [name, task.state.value, str(task.n) if task.n else ""]
         words.append(f"wakes {task.wake_at:g}" if task.wake_at is not None else "")
         words.append(f"failures {task.failures}" if task.failures else "")
         words.append("held" if task.held else "")
-        words.append(f"until {task.until:g}" if task.until is not None else "")
-        words.append("cut" if task.cut else "")
+        words.append(f"until {task.fails_at:g}" if task.fails_at is not None else "")
+        words.append("cut" if task.is_cut else "")
         words.append(f"chose {','.join(task.chosen) or 'nothing'}" if task.chosen is not None else "")
-        words.append("to remove" if name in instance.to_remove else "")
-        words.append("to kill" if name in instance.to_kill else "")
+        words.append("to remove" if name in run.to_remove else "")
+        words.append("to kill" if name in run.to_kill else "")
         tasks.append(" ".join(word for word in words if word))
-    state = instance.state.value
-    state += f" run {instance.run}" if instance.run > 1 else ""
-    state += f" ending: {instance.ending}" if instance.ending else ""
-    state += f" warns {instance.warn_at:g}" if instance.warn_at is not None else ""
+    state = run.state.value
+    state += f" run {run.round}" if run.round > 1 else ""
+    state += f" ending: {run.ending}" if run.ending else ""
+    state += f" warns {run.warn_at:g}" if run.warn_at is not None else ""
     lines = ["  " + " | ".join([state, *tasks])]
-    if instance.calls:
-        lines.append("  calls: " + ", ".join(f"{each.kind} {each.task}" for each in instance.calls))
-    if instance.facts:
-        told = [" ".join(word for word in (fact.kind, fact.task, str(fact.n or "")) if word) for fact in instance.facts]
+    if run.calls:
+        lines.append("  calls: " + ", ".join(f"{each.kind} {each.task}" for each in run.calls))
+    if run.facts:
+        told = [" ".join(word for word in (fact.kind, fact.task, str(fact.n or "")) if word) for fact in run.facts]
         lines.append("  tells: " + ", ".join(told))
     return lines
 
@@ -153,7 +153,7 @@ def seen(instance):
 def told(path):
     """The story with what is known below each event, as the code has it."""
     lines = path.read_text().splitlines()
-    result, plan, instance = [], None, Instance()
+    result, plan, run = [], None, WorkflowRun()
     rows = iter(enumerate(lines))
     for index, line in rows:
         if line.startswith("plan"):
@@ -164,15 +164,13 @@ def told(path):
                     break
                 body.append(each)
             result += body
-            plan, instance = plan_of(line[4:], body), Instance()
+            plan, run = plan_of(line[4:], body), WorkflowRun()
         elif line.startswith("at "):
             result.append(line)
             _, moment, *events = line.split(" ", 2)
             try:
-                instance = advance(
-                    plan, instance, [event_of(each) for part in events for each in part.split(";")], float(moment)
-                )
-                result += seen(instance)
+                run = advance(plan, run, [event_of(each) for part in events for each in part.split(";")], float(moment))
+                result += seen(run)
             except LatchworkError as error:
                 result.append(f"  refused: {error}")
         elif not line.startswith("  "):

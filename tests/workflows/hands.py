@@ -15,16 +15,16 @@ from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.cluster import StoreCluster
 from latchwork_workflows.db import Database, commands, definitions, runs
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.commands import CommandType, send_command
 from latchwork_workflows.db.database import DatabaseUnavailable
-from latchwork_workflows.db.tables import attempt, command, event, instance, shard
+from latchwork_workflows.db.tables import attempt, command, event, shard, workflow_run
 from latchwork_workflows.installation import initialize
-from latchwork_workflows.keys import Item, Keys, workflows_store
-from latchwork_workflows.master.shard import ShardRun, Tools
-from latchwork_workflows.messages import Head, Result, Running, Spec
-from latchwork_workflows.model.validate import checked
+from latchwork_workflows.keys import ItemName, Keys, workflows_store
+from latchwork_workflows.master.shard import ShardLoop, ShardTools
+from latchwork_workflows.messages import AttemptResult, RunningRecord, TaskHead, TaskMessage
+from latchwork_workflows.model.validate import validated
 from latchwork_workflows.schemas.workflows import AppliedVersion
-from latchwork_workflows.services import Parts
+from latchwork_workflows.services import ServiceContext
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
@@ -33,8 +33,8 @@ from patience import eventually
 def client_of(database, store=None, *, logs=None, types=None, by=None):
     """A client of the API in this process, on what the test has opened."""
     cluster = None if store is None else StoreCluster(store, Keys())
-    parts = Parts(database, DatabaseAccounts(database), types or TaskTypes(), logs, cluster)
-    return WorkflowClient.in_process(parts, by=by, close=(lambda: None) if cluster is None else cluster.close)
+    context = ServiceContext(database, DatabaseAccounts(database), types or TaskTypes(), logs, cluster)
+    return WorkflowClient.in_process(context, by=by, close=(lambda: None) if cluster is None else cluster.close)
 
 
 def a_workflow(name="flow", *, tasks=None, **fields):
@@ -44,7 +44,7 @@ def a_workflow(name="flow", *, tasks=None, **fields):
         {"name": each, "type": "shell", "params": {"script": "true"}, **({"after": of} if isinstance(of, list) else of)}
         for each, of in after.items()
     ]
-    return checked({"name": name, **fields, "tasks": rows}, TaskTypes())
+    return validated({"name": name, **fields, "tasks": rows}, TaskTypes())
 
 
 class Hand:
@@ -59,18 +59,18 @@ class Hand:
         """What is free, by the name of the task."""
         found = {}
         for claim in self.backlog.try_take(list(lanes), limit=limit, extra=self._extra):
-            item = Item.of(claim.item.id)
-            body = self.store.get(self.keys.data(item.x))
-            found[Spec.of(claim.value, body.value if body else None).head.name] = claim
+            item = ItemName.parse(claim.item.id)
+            body = self.store.get(self.keys.data(item.attempt_key))
+            found[TaskMessage.from_bytes(claim.value, body.value if body else None).head.name] = claim
         return found
 
     def take_all(self):
-        """What is free, by its path: tasks of several instances may have one name."""
+        """What is free, by its path: tasks of several runs may have one name."""
         return {claim.item.path: claim for claim in self.backlog.try_take(["default"], limit=20, extra=self._extra)}
 
     def spec(self, claim):
-        body = self.store.get(self.keys.data(Item.of(claim.item.id).x))
-        return Spec.of(claim.value, body.value if body else None)
+        body = self.store.get(self.keys.data(ItemName.parse(claim.item.id).attempt_key))
+        return TaskMessage.from_bytes(claim.value, body.value if body else None)
 
     def wait(self, *names, lanes=("default",)):
         """Take these, and nothing else may come."""
@@ -80,31 +80,31 @@ class Hand:
         return got if len(names) > 1 else got[names[0]]
 
     def _extra(self, item):
-        made = Item.of(item.id)
-        running = Running(self.name, "host", time.time(), item.why).to_bytes()
-        return [Absent(self.keys.cancel(made.x))], [
-            Create(self.keys.running(made.shard, made.x), running, session=self.session)
+        made = ItemName.parse(item.id)
+        running = RunningRecord(self.name, "host", time.time(), item.why).to_bytes()
+        return [Absent(self.keys.cancel(made.attempt_key))], [
+            Create(self.keys.running(made.shard, made.attempt_key), running, session=self.session)
         ]
 
     def end(self, claim, outcome=Outcome.SUCCESS, **fields):
         """How it ended."""
-        item = Item.of(claim.item.id)
+        item = ItemName.parse(claim.item.id)
         if "cache_key" not in fields:
-            fields["cache_key"] = Head.of(claim.value).cache_key
+            fields["cache_key"] = TaskHead.from_bytes(claim.value).cache_key
         ended_at = time.time()
         started_at = ended_at - fields.pop("took_s", 0.0)
-        result = Result(outcome, claim.fence.token, self.name, "host", started_at, ended_at, **fields)
+        result = AttemptResult(outcome, claim.fence.token, self.name, "host", started_at, ended_at, **fields)
         claim.ack(
             ops=[
-                Delete(self.keys.running(item.shard, item.x)),
-                Delete(self.keys.data(item.x)),
-                Create(self.keys.result(item.shard, item.x), result.to_bytes()),
+                Delete(self.keys.running(item.shard, item.attempt_key)),
+                Delete(self.keys.data(item.attempt_key)),
+                Create(self.keys.result(item.shard, item.attempt_key), result.to_bytes()),
             ]
         )
 
     def release(self, claim):
-        item = Item.of(claim.item.id)
-        claim.release("its node closed", count=False, ops=[Delete(self.keys.running(item.shard, item.x))])
+        item = ItemName.parse(claim.item.id)
+        claim.release("its node closed", count=False, ops=[Delete(self.keys.running(item.shard, item.attempt_key))])
 
     def die(self):
         """Its session ends, and everything that is bound to it."""
@@ -132,11 +132,11 @@ class Stage:
 
     def apply(self, checked_, **options):
         with self.database.write() as connection:
-            return definitions.apply(connection, checked_, shards=1, **options)
+            return definitions.save(connection, checked_, shards=1, **options)
 
-    def send(self, kind, instance_id=None, *, on=0, **args):
+    def send(self, kind, run_id=None, *, on=0, **args):
         with self.database.write() as connection:
-            asked = ask(connection, CommandType(kind), shard_id=on, instance=instance_id, args=args)
+            asked = send_command(connection, CommandType(kind), shard_id=on, run_id=run_id, args=args)
         self.poke(on)
         return asked.id
 
@@ -146,29 +146,29 @@ class Stage:
     def start(self, version, **args):
         of = version.version if isinstance(version, AppliedVersion) else version.number
         number = self.send("start", code=version.code, version=of, **args)
-        return eventually(lambda: self.command(number).instance)
+        return eventually(lambda: self.command(number).run_id)
 
     def command(self, number):
         with self.database.read() as connection:
             return commands.find(connection, number)
 
-    def known(self, instance_id):
+    def known(self, run_id):
         with self.database.read() as connection:
-            return runs.load(connection, [instance_id])[instance_id].known
+            return runs.load(connection, [run_id])[run_id].known
 
-    def state(self, instance_id):
-        return self.known(instance_id).state.value
+    def state(self, run_id):
+        return self.known(run_id).state.value
 
-    def states(self, instance_id):
-        return {name: task.state.value for name, task in self.known(instance_id).tasks.items()}
+    def states(self, run_id):
+        return {name: task.state.value for name, task in self.known(run_id).tasks.items()}
 
-    def rows(self, instance_id):
+    def rows(self, run_id):
         with self.database.read() as connection:
-            return dict(runs.load(connection, [instance_id])[instance_id].ids)
+            return dict(runs.load(connection, [run_id])[run_id].ids)
 
     def result(self, **fields):
         given = {"outcome": Outcome.SUCCESS, "claim": 1, "worker": "w", "host": "h", "started_at": 1.0, "ended_at": 2.0}
-        return Result(**{**given, **fields}).to_bytes()
+        return AttemptResult(**{**given, **fields}).to_bytes()
 
     def cut_database(self, monkeypatch):
         """Nothing is written until what is returned is put back."""
@@ -180,7 +180,7 @@ class Stage:
     def refused():
         raise DatabaseUnavailable("cut off by the test")
 
-    def lose_answers(self, monkeypatch, every, most=1000):
+    def lose_answers(self, monkeypatch, every, limit=1000):
         """Of every so many writes the master hears that they failed, though they did not."""
         write, lost = self.database.write, []
         turns = itertools.count(1)
@@ -189,7 +189,7 @@ class Stage:
         def losing():
             with write() as connection:
                 yield connection
-                loses = threading.current_thread().name == "master" and next(turns) % every == 0 and len(lost) < most
+                loses = threading.current_thread().name == "master" and next(turns) % every == 0 and len(lost) < limit
                 if loses:
                     lost.append(1)  # before the commit: whoever sees that finds it noted
             if loses:
@@ -225,7 +225,7 @@ class Stage:
         hand.die()
 
     def is_cancelled(self, claim):
-        return self.store.get(self.keys.cancel(Item.of(claim.item.id).x)) is not None
+        return self.store.get(self.keys.cancel(ItemName.parse(claim.item.id).attempt_key)) is not None
 
     def items(self):
         found = self.store.list(f"{self.keys.backlog}/partitions", recursive=True)
@@ -234,11 +234,11 @@ class Stage:
     def is_over(self, run):
         return not self.threads[run].is_alive()
 
-    def until(self, instance_id, state):
-        eventually(lambda: self.state(instance_id) == state)
+    def until(self, run_id, state):
+        eventually(lambda: self.state(run_id) == state)
 
-    def until_task(self, instance_id, **states):
-        eventually(lambda: states.items() <= self.states(instance_id).items())
+    def until_task(self, run_id, **states):
+        eventually(lambda: states.items() <= self.states(run_id).items())
 
     def attempts(self):
         with self.database.read() as connection:
@@ -248,9 +248,9 @@ class Stage:
                 for each in connection.execute(chosen.order_by(attempt.c.task, attempt.c.n, attempt.c.claim))
             ]
 
-    def events(self, instance_id):
+    def events(self, run_id):
         with self.database.read() as connection:
-            chosen = sa.select(event.c.kind).where(event.c.instance == instance_id).order_by(event.c.id)
+            chosen = sa.select(event.c.kind).where(event.c.run_id == run_id).order_by(event.c.id)
             return list(connection.execute(chosen).scalars())
 
     def count(self, table):
@@ -261,8 +261,8 @@ class Stage:
         with self.database.read() as connection:
             return connection.execute(sa.select(shard.c.owner).where(shard.c.id == 0)).scalar_one()
 
-    def instances(self):
-        return self.count(instance)
+    def runs(self):
+        return self.count(workflow_run)
 
     def commands_open(self):
         with self.database.read() as connection:
@@ -284,8 +284,8 @@ class Stage:
         fence = self.store.fence(lock.created, At(lock))
         poll_s = tools.pop("poll_s", 5.0)
         node = tools.pop("node", "node")
-        made = Tools(self.database, self.store, self.keys, node, poll_s=poll_s, **tools)
-        return ShardRun(made, on, fence, lambda: 1000.0), lambda: self.store.delete(lock.key)
+        made = ShardTools(self.database, self.store, self.keys, node, poll_s=poll_s, **tools)
+        return ShardLoop(made, on, fence, lambda: 1000.0), lambda: self.store.delete(lock.key)
 
     @contextmanager
     def master(self, on=0, **tools):

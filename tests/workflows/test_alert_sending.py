@@ -9,16 +9,16 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.alerts.delivery import NotSent
-from latchwork_workflows.alerts.sender import WAYS, Sender
+from latchwork_workflows.alerts.sender import SEND_FUNCTIONS, AlertSender
 from latchwork_workflows.db import alerts
-from latchwork_workflows.db.alerts import put
+from latchwork_workflows.db.alerts import create_alert
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import alert, channel, delivery
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.installation import initialize, installation_of
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.secrets import Secrets
-from latchwork_workflows.state.alerts import Answer
+from latchwork_workflows.state.alerts import SendResult
 from patience import eventually
 from workflows.mail_servers import HookServer, MailServer, running
 
@@ -76,12 +76,14 @@ class Office:
     def tell(self, *channels, cause="1@1.0", kind="failure", task="", **details):
         with self.database.write() as connection:
             said = {**DETAILS, **details}
-            return put(connection, channels, kind=kind, cause=cause, now=NOW, details=said, task_name=task)
+            return create_alert(connection, channels, kind=kind, cause=cause, now=NOW, details=said, task_name=task)
 
     def sender(self, token=None, **options):
         given = {"poll_s": 0.05, "now": lambda: self.now, **options}
         secrets = given.pop("secrets", {})
-        return Sender(self.database, Secrets(environ=secrets, providers=()), token=token or next(self.tokens), **given)
+        return AlertSender(
+            self.database, Secrets(environ=secrets, providers=()), token=token or next(self.tokens), **given
+        )
 
     @contextmanager
     def sending(self, token=None, **options):
@@ -179,7 +181,7 @@ def test_a_channel_that_raises_anything_is_in_doubt_and_the_next_message_is_sent
     office.channel("broken", "webhook", url="http://127.0.0.1:1/", timeout_s=5.0)
     office.mail_channel(mail)
     office.tell("broken", "ops")
-    with office.sending(ways={**WAYS, "webhook": breaks}):
+    with office.sending(send_functions={**SEND_FUNCTIONS, "webhook": breaks}):
         eventually(lambda: mail.mails, 30.0)
         row = eventually(lambda: next((row for row in office.rows() if row.doubts), None), 30.0)
     assert type(error).__name__ in row.error
@@ -207,8 +209,8 @@ def dies(office, monkeypatch, when):
         patched.setattr("threading.excepthook", lambda _: None)
         made = office.sender()
         if when in {"before it is out", "after it is out"}:
-            made._sent = Dying(made._sent, when)
-        take, answer = alerts.Sending.take, alerts.Sending.answer
+            made._send = Dying(made._send, when)
+        take, answer = alerts.SenderLease.claim, alerts.SenderLease.record_result
 
         def taking(self, connection, *args):
             if when == "before it is marked":
@@ -226,13 +228,13 @@ def dies(office, monkeypatch, when):
                 raise Killed
             return found
 
-        patched.setattr(alerts.Sending, "take", taking)
-        patched.setattr(alerts.Sending, "answer", answering)
+        patched.setattr(alerts.SenderLease, "claim", taking)
+        patched.setattr(alerts.SenderLease, "record_result", answering)
         with office.database.write() as connection:
-            made._sending.own(connection)
+            made._sending.acquire(connection)
         made._installation = installation_of(office.database).id
-        made._look()
-        for each in made._at_work():
+        made._start_due()
+        for each in made._active_threads():
             each.join()
 
 
@@ -270,7 +272,7 @@ def test_a_mail_whose_second_sender_dies_too_is_not_sent_a_third_time(office, ma
     with office.sending():
         (row,) = office.until("unsure")
     assert len(mail.mails) == 2
-    assert row.error == "its sender ended before it heard an answer"
+    assert row.error == "its sender ended before it received an answer"
 
 
 @both_databases
@@ -278,13 +280,13 @@ def test_a_former_sender_that_wakes_takes_nothing_more(office, mail):
     office.mail_channel(mail)
     former = office.sender()
     with office.database.write() as connection:
-        former._sending.own(connection)
+        former._sending.acquire(connection)
     with office.sending():
         office.tell("ops", cause="first")
         office.until("sent")
     office.tell("ops", cause="second")
     with pytest.raises(NotOwner), office.database.write() as connection:
-        former._sending.take(connection, office.rows()[1].id, NOW)
+        former._sending.claim(connection, office.rows()[1].id, NOW)
     assert office.states() == ["sent", "pending"]
 
 
@@ -300,7 +302,7 @@ def test_what_a_frozen_sender_has_in_hand_comes_twice_at_most_and_its_answer_cha
         assert go.wait(30)
         return module.send(message, options, at)
 
-    with office.sending(ways={"smtp": send}):
+    with office.sending(send_functions={"smtp": send}):
         assert frozen.wait(30)
         with office.sending():
             eventually(lambda: office.later(60.0) or office.states() == ["sent"])
@@ -319,9 +321,9 @@ def test_a_no_that_a_frozen_sender_hears_changes_nothing_once_another_has_sent_i
     def send(*_):
         frozen.set()
         assert go.wait(30)
-        raise NotSent(Answer.REFUSED, "no")
+        raise NotSent(SendResult.REFUSED, "no")
 
-    with office.sending(ways={"smtp": send}) as former:
+    with office.sending(send_functions={"smtp": send}) as former:
         assert frozen.wait(30)
         with office.sending():
             eventually(lambda: office.later(60.0) or office.states() == ["sent"])
@@ -360,7 +362,7 @@ def test_a_sender_with_an_older_hold_does_not_begin(office, mail):
         office.until("sent")
         office.tell("ops", cause="second")
         with pytest.raises(NotOwner), office.database.write() as connection:
-            office.sender(token=1)._sending.own(connection)
+            office.sender(token=1)._sending.acquire(connection)
         office.until("sent", "sent")
     assert len(mail.mails) == 2
 
@@ -376,7 +378,7 @@ def test_what_a_slow_channel_has_in_hand_is_no_stray_of_its_own_sender(office, m
         assert go.wait(30)
         return ""
 
-    with office.sending(ways={"smtp": send, "webhook": lambda *_: ""}):
+    with office.sending(send_functions={"smtp": send, "webhook": lambda *_: ""}):
         assert slow.wait(30)
         office.until("sending", "sent")
         with office.database.write() as connection:  # what another one had in hand when it died
@@ -406,10 +408,10 @@ def test_a_delivery_that_was_put_off_meanwhile_is_not_taken(office, mail):
     office.tell("ops")
     sending = office.sender()._sending
     with office.database.write() as connection:
-        sending.own(connection)
+        sending.acquire(connection)
         connection.execute(sa.update(delivery).values(next_at=NOW + 60.0))  # by another sender, after we had looked
-        assert sending.take(connection, office.rows()[0].id, NOW) is None
-        assert sending.take(connection, office.rows()[0].id, NOW + 60.0) is not None
+        assert sending.claim(connection, office.rows()[0].id, NOW) is None
+        assert sending.claim(connection, office.rows()[0].id, NOW + 60.0) is not None
 
 
 def test_a_channel_that_refuses_one_alert_is_left_alone_with_the_others_for_a_while(office, hook):
@@ -432,20 +434,20 @@ def test_a_channel_rests_from_the_time_of_its_answer_on(office, hook, monkeypatc
     hook.answer = 500
     office.hook_channel(hook)
     office.tell("chat")
-    write = Sender._write
+    write = AlertSender._record_result
 
     def slowly(sender, *args):
         write(sender, *args)
         office.later(60.0)  # the time that writing has taken
 
-    monkeypatch.setattr(Sender, "_write", slowly)
+    monkeypatch.setattr(AlertSender, "_record_result", slowly)
     with office.sending():
         eventually(lambda: office.rows()[0].tries >= 2)
 
 
 def test_a_rest_that_begins_during_a_look_is_kept(office):
     sender = office.sender()
-    resting = threading.Thread(target=sender._rest, args=("chat", NOW))
+    resting = threading.Thread(target=sender._pause_channel, args=("chat", NOW))
 
     class Read(dict):
         def items(self):
@@ -455,7 +457,7 @@ def test_a_rest_that_begins_during_a_look_is_kept(office):
             return found
 
     sender._rests = Read()
-    sender._look()
+    sender._start_due()
     resting.join()
     assert list(sender._rests) == ["chat"]
 
@@ -468,7 +470,7 @@ def _ignoring_newer(sender):
 def test_an_answer_that_the_database_did_not_take_is_written_once_it_does(office, mail, monkeypatch):
     office.mail_channel(mail)
     office.tell("ops")
-    answer, lost = alerts.Sending.answer, []
+    answer, lost = alerts.SenderLease.record_result, []
 
     def failing(self, *args):
         if len(lost) < 2:
@@ -476,7 +478,7 @@ def test_an_answer_that_the_database_did_not_take_is_written_once_it_does(office
             raise DatabaseUnavailable("away")
         return answer(self, *args)
 
-    monkeypatch.setattr(alerts.Sending, "answer", failing)
+    monkeypatch.setattr(alerts.SenderLease, "record_result", failing)
     with office.sending():
         office.until("sent")
     assert (len(mail.mails), len(lost)) == (1, 2)
@@ -580,7 +582,7 @@ def test_an_alert_that_cannot_be_made_into_a_message_holds_up_no_other(office, m
     office.tell("ops", cause="2")
     with office.sending():
         rows = office.until("failed", "sent")
-    assert rows[0].error.startswith("it cannot be made into a message: AttributeError")
+    assert rows[0].error.startswith("its message cannot be built: AttributeError")
 
 
 def test_a_channel_that_is_missing_is_waited_for_and_one_that_is_switched_off_is_not(office, mail):
@@ -594,7 +596,7 @@ def test_a_channel_that_is_missing_is_waited_for_and_one_that_is_switched_off_is
         office.mail_channel(mail)
         office.later()
         office.until("sent", "failed")
-    assert office.rows()[1].error == "the channel is switched off"
+    assert office.rows()[1].error == "the channel is disabled"
 
 
 # Hostile contents

@@ -15,7 +15,7 @@ from latchwork_workflows.alerts import apprise_channel
 from latchwork_workflows.alerts.channels import AppriseOptions
 from latchwork_workflows.alerts.delivery import NotSent
 from latchwork_workflows.alerts.messages import Message
-from latchwork_workflows.state.alerts import Answer
+from latchwork_workflows.state.alerts import SendResult
 from patience import eventually
 from workflows.mail_servers import HookServer, running
 from workflows.test_alert_sending import Office
@@ -61,7 +61,7 @@ def test_a_no_of_a_service_is_kept_with_its_reason_and_tried_again(office, hook)
     office.tell("chat")
     with office.sending(secrets=SECRETS):
         row = eventually(lambda: office.rows()[0].tries == 1 and office.rows()[0])
-        assert "the service did not take it: Failed to send" in row.error
+        assert "the service rejected it: Failed to send" in row.error
         assert "503" in row.error
         assert "t0ken" not in row.error
         hook.answer = 200
@@ -74,7 +74,7 @@ def test_a_url_that_apprise_does_not_know_is_given_up_at_once(office):
     office.tell("chat")
     with office.sending(secrets=SECRETS):
         (row,) = office.until("failed")
-    assert "apprise can do nothing with this URL" in row.error
+    assert "Apprise does not support this URL" in row.error
     assert "t0ken" not in row.error
 
 
@@ -87,14 +87,14 @@ def told_by(url):
 def test_of_several_urls_none_is_told(hook):
     one = f"json://127.0.0.1:{hook.port}/"
     refused = told_by(f"{one}a, {one}b")
-    assert (refused.answer, hook.posts) == (Answer.REJECTED, [])
-    assert "make a channel of each" in str(refused)
+    assert (refused.answer, hook.posts) == (SendResult.REJECTED, [])
+    assert "create one channel for each" in str(refused)
 
 
 def test_where_apprise_is_missing_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "apprise", None)
     refused = told_by("json://127.0.0.1:9/")
-    assert refused.answer is Answer.REFUSED
+    assert refused.answer is SendResult.REFUSED
     assert 'pip install "latchwork[alerts]"' in str(refused)
 
 

@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db import definitions, runs
-from latchwork_workflows.db.alerts import put_fact
+from latchwork_workflows.db.alerts import create_run_alert
 from latchwork_workflows.db.tables import alert, delivery
 from latchwork_workflows.state import Fact, Outcome
 from patience import eventually
@@ -32,7 +32,7 @@ def test_a_failure_is_told_once_by_each_channel_with_the_task_that_failed(stage)
         ended(stage, hand, error="no such table", exit_code=1)
         stage.until(run, "failure")
     (told,) = alerts(stage)
-    assert (told.instance, told.kind, told.task) == (run, "failure", "")
+    assert (told.run_id, told.kind, told.task) == (run, "failure", "")
     assert told.details["workflow"] == "default.flow"
     assert [(each["name"], each["error"]) for each in told.details["failed"]] == [("a", "no such table")]
     with stage.database.read() as connection:
@@ -96,7 +96,7 @@ def test_the_same_end_written_again_is_one_alert(stage):
         stored = runs.load(connection, [run])[run]
         said = definitions.load(connection, version.code, version.number)
         for now in (1.0, 2.0):
-            put_fact(connection, said, stored, stored.known, Fact("failure"), now=now)
+            create_run_alert(connection, said, stored, stored.known, Fact("failure"), now=now)
     assert len(alerts(stage)) == 1
 
 
@@ -185,7 +185,7 @@ def test_a_master_that_died_is_told_once_for_each_workflow_and_one_that_ended_is
     with stage.master(node="third"):
         eventually(lambda: stage.owner() == "third")
         (told,) = alerts(stage)
-    assert (told.instance, told.kind) == (first, "takeover")
+    assert (told.run_id, told.kind) == (first, "takeover")
     assert (told.details["former"], told.details["owner"], told.details["runs"]) == ("dead", "third", [first, second])
 
 
@@ -203,7 +203,7 @@ def test_a_failure_is_told_once_though_answers_of_the_database_are_lost(stage, m
 
         eventually(work, 60.0)
     assert lost
-    assert sorted(each.instance for each in alerts(stage)) == runs
+    assert sorted(each.run_id for each in alerts(stage)) == runs
 
 
 @pytest.mark.parametrize("step", range(4))
@@ -239,7 +239,7 @@ def test_a_run_that_a_defect_has_ended_is_told_with_the_reason(stage, monkeypatc
             hand.end(claim)
             stage.until(run, "failure")
     (told,) = alerts(stage)
-    assert told.details["why"] == f"run {run} cannot go on: RuntimeError: a defect"
+    assert told.details["why"] == f"run {run} cannot continue: RuntimeError: a defect"
 
 
 def test_rows_of_a_query_are_told_once_by_the_channel_of_the_task_with_their_place(stage):

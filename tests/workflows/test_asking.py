@@ -4,16 +4,16 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.db.commands import CommandType, KeyReused, ask, draw
+from latchwork_workflows.db.commands import CommandType, KeyReused, random_shard, send_command
 from latchwork_workflows.db.tables import command, shard
-from latchwork_workflows.state import InstanceState, possible
+from latchwork_workflows.state import RunState, possible_commands
 
 
 def test_a_command_with_the_same_key_is_written_once_also_after_it_was_done(database):
     for version, is_new in ((1, True), (2, False)):
         with database.write() as connection:
             args = {"code": 7, "version": version, "params": {"day": "x"}}
-            asked = ask(connection, CommandType.START, shard_id=version, args=args, unique_key="k", by="me")
+            asked = send_command(connection, CommandType.START, shard_id=version, args=args, unique_key="k", by="me")
             assert (asked.is_new, asked.shard) == (is_new, 1)
             connection.execute(sa.update(command).values(done_at=1.0))
     with database.read() as connection:
@@ -21,25 +21,25 @@ def test_a_command_with_the_same_key_is_written_once_also_after_it_was_done(data
 
 
 @pytest.mark.parametrize(
-    "other", [{"kind": CommandType.STOP}, {"instance": 6}, {"args": {"start_from": ["a"]}}], ids=["kind", "id", "args"]
+    "other", [{"kind": CommandType.STOP}, {"run_id": 6}, {"args": {"start_from": ["a"]}}], ids=["kind", "id", "args"]
 )
 def test_a_key_that_was_used_for_another_command_is_refused(database, other):
-    first = {"kind": CommandType.RECOVER, "instance": 5, "args": {"start_from": []}}
+    first = {"kind": CommandType.RECOVER, "run_id": 5, "args": {"start_from": []}}
     with database.write() as connection:
-        ask(connection, shard_id=0, unique_key="k", **first)
+        send_command(connection, shard_id=0, unique_key="k", **first)
     with pytest.raises(KeyReused, match="was used for command 1"), database.write() as connection:
-        ask(connection, shard_id=0, unique_key="k", **{**first, **other})
+        send_command(connection, shard_id=0, unique_key="k", **{**first, **other})
 
 
 def test_a_shard_is_drawn_from_those_that_there_are(database):
     with pytest.raises(LatchworkError, match="workflows init"), database.read() as connection:
-        draw(connection)
+        random_shard(connection)
     with database.write() as connection:
         connection.execute(sa.insert(shard), [{"id": 3}, {"id": 5}])
-        assert {draw(connection) for _ in range(60)} == {3, 5}
+        assert {random_shard(connection) for _ in range(60)} == {3, 5}
 
 
 def test_what_is_possible_is_what_the_state_takes():
-    assert possible(InstanceState.RUNNING) == ("pause", "stop")
-    assert possible(InstanceState.FAILURE) == ("recover", "rerun")
-    assert possible(InstanceState.READY_STOP) == ()
+    assert possible_commands(RunState.RUNNING) == ("pause", "stop")
+    assert possible_commands(RunState.FAILURE) == ("recover", "rerun")
+    assert possible_commands(RunState.READY_STOP) == ()

@@ -1,4 +1,4 @@
-"""Backfills: one instance for each date, whatever becomes of the others, so many at a time, in their order."""
+"""Backfills: one run for each date, whatever becomes of the others, so many at a time, in their order."""
 
 import random
 from datetime import UTC, date, datetime
@@ -11,13 +11,13 @@ from latchwork.errors import WaitTimeout
 from latchwork_workflows import DateRange, WrongState
 from latchwork_workflows.db import backfills
 from latchwork_workflows.db import runs as rows
-from latchwork_workflows.db.tables import backfill, command, instance
+from latchwork_workflows.db.tables import backfill, command, workflow_run
 from latchwork_workflows.errors import BadRequest
-from latchwork_workflows.master.backfills import MOST_AT_ONCE
-from latchwork_workflows.model.backfill_dates import MOST_MOMENTS, moments_of
+from latchwork_workflows.master.backfills import MAX_AT_ONCE
+from latchwork_workflows.model.backfill_dates import MAX_SCHEDULE_TIMES, schedule_times_of
 from latchwork_workflows.model.model import ScheduleSpec
 from latchwork_workflows.state import Outcome
-from latchwork_workflows.state.backfills import BackfillState, Progress, next_step
+from latchwork_workflows.state.backfills import BackfillState, DateCounts, next_step
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -30,7 +30,11 @@ ONE_TASK = {"a": []}
 def runs(stage, number):
     """The state of each date, the oldest first."""
     with stage.database.read() as connection:
-        found = sa.select(instance.c.state).where(instance.c.backfill == number).order_by(instance.c.schedule_time)
+        found = (
+            sa.select(workflow_run.c.state)
+            .where(workflow_run.c.backfill == number)
+            .order_by(workflow_run.c.schedule_time)
+        )
         return list(connection.execute(found).scalars())
 
 
@@ -65,7 +69,7 @@ def begun(stage, client):
 # What the rows ask for
 
 
-def test_a_serial_backfill_has_an_instance_for_each_date_at_once(stage, begun):
+def test_a_serial_backfill_has_a_run_for_each_date_at_once(stage, begun):
     """In DolphinScheduler #1320 there was one for all of them, and whoever depended on the others failed."""
     begin, hand = begun
     with stage.master():
@@ -76,7 +80,7 @@ def test_a_serial_backfill_has_an_instance_for_each_date_at_once(stage, begun):
             hand.end(take_days(hand, 1)[day])
         eventually(lambda: state(stage, number) == "success")
     assert runs(stage, number) == ["success"] * 3
-    assert stage.instances() == 3
+    assert stage.runs() == 3
 
 
 def test_a_date_that_fails_in_a_serial_backfill_suppresses_no_later_one(stage, begun):
@@ -210,7 +214,7 @@ def test_a_transaction_that_fails_at_any_step_leaves_neither_half_a_backfill_nor
             stage.fail_at(patch, step)
             with stage.master(poll_s=0.05):
                 eventually(lambda step=step: stage.failures > step)
-        assert (stage.count(backfill), stage.instances()) == (0, 0)
+        assert (stage.count(backfill), stage.runs()) == (0, 0)
     with stage.master():
         assert runs(stage, asked.id()) == ["running", "submitted", "submitted"]
 
@@ -226,7 +230,7 @@ def test_a_long_backfill_is_led_on_in_several_transactions(stage, client):
         assert many.wait(60).counts == {"success": 244}
     with stage.database.read() as connection:
         wakes = connection.execute(sa.select(command.c.args).where(command.c.type == "wake")).scalars().all()
-    assert wakes == [{"backfill": many.id()}] * (244 // MOST_AT_ONCE)
+    assert wakes == [{"backfill": many.id()}] * (244 // MAX_AT_ONCE)
 
 
 def test_a_date_that_no_version_can_start_counts_as_failed(stage, client, monkeypatch):
@@ -252,12 +256,12 @@ def test_a_date_that_no_version_can_start_counts_as_failed(stage, client, monkey
 @pytest.mark.parametrize(
     "change",
     [
-        {"moments": []},
-        {"moments": [1.0, 1.0]},
-        {"moments": ["1"]},
-        {"moments": None},
-        {"moments": [-1.0]},
-        {"moments": [float(each) for each in range(MOST_MOMENTS + 1)]},
+        {"schedule_times": []},
+        {"schedule_times": [1.0, 1.0]},
+        {"schedule_times": ["1"]},
+        {"schedule_times": None},
+        {"schedule_times": [-1.0]},
+        {"schedule_times": [float(each) for each in range(MAX_SCHEDULE_TIMES + 1)]},
         {"parallel": 0},
         {"parallel": True},
         {"order": "up"},
@@ -266,7 +270,7 @@ def test_a_date_that_no_version_can_start_counts_as_failed(stage, client, monkey
 )
 def test_a_command_that_nobody_of_ours_wrote_makes_nothing(stage, change):
     version = stage.apply(a_workflow(tasks=ONE_TASK))
-    given = {"code": version.code, "version": 1, "moments": [1.0], "parallel": 1, "order": "asc", **change}
+    given = {"code": version.code, "version": 1, "schedule_times": [1.0], "parallel": 1, "order": "asc", **change}
     with stage.master():
         number = stage.send("backfill", **given)
         assert eventually(lambda: stage.command(number).error)
@@ -274,14 +278,14 @@ def test_a_command_that_nobody_of_ours_wrote_makes_nothing(stage, change):
         assert eventually(lambda: stage.command(stop).error) == "there is no backfill 9 here"
         odd = stage.send("wake", backfill="9")
         assert "names no backfill" in eventually(lambda: stage.command(odd).error)
-    assert (stage.count(backfill), stage.instances()) == (0, 0)
+    assert (stage.count(backfill), stage.runs()) == (0, 0)
 
 
 def test_a_client_is_told_what_is_wrong_with_its_dates(stage, client):
     stage.apply(a_workflow(tasks=ONE_TASK, params={"day": "x"}))
     for wrong, why in [
-        ({"dates": []}, "dates: there is no date"),
-        ({"dates": [date(9999, 12, 31)]}, "9999-12-31 has not come yet"),
+        ({"dates": []}, "dates: no dates are given"),
+        ({"dates": [date(9999, 12, 31)]}, "9999-12-31 is in the future"),
         ({"dates": [date(1, 1, 1)]}, "is before 1970"),
         ({"dates": DateRange(date(1990, 1, 1), date(2020, 1, 1))}, "more than 5,000 runs"),
         ({"parallel": 0}, "parallel: Input should be greater than or equal to 1"),
@@ -317,31 +321,33 @@ def local(*parts, tz="Europe/Berlin"):
 
 
 def test_dates_without_a_schedule_are_their_midnights_in_utc_each_once():
-    found = moments_of([date(2025, 1, 2), date(2025, 1, 1), date(2025, 1, 2)], None, NOW)
+    found = schedule_times_of([date(2025, 1, 2), date(2025, 1, 1), date(2025, 1, 2)], None, NOW)
     assert found == [local(2025, 1, 1, tz="UTC"), local(2025, 1, 2, tz="UTC")]
 
 
 def test_dates_with_a_schedule_are_all_its_fire_times_in_its_time_zone():
-    found = moments_of(DateRange(date(2025, 10, 25), date(2025, 10, 26)), spec("0 3,15 * * *", tz="Europe/Berlin"), NOW)
+    found = schedule_times_of(
+        DateRange(date(2025, 10, 25), date(2025, 10, 26)), spec("0 3,15 * * *", tz="Europe/Berlin"), NOW
+    )
     assert found == [local(2025, 10, day, hour) for day in (25, 26) for hour in (3, 15)]  # summer time ends on the 26th
 
 
 def test_dates_of_a_range_on_which_it_does_not_fire_are_left_out_and_named_ones_refused():
     mondays = spec("0 0 * * 1", end=datetime(2020, 1, 1, tzinfo=UTC))
-    found = moments_of(DateRange(date(2025, 10, 1), date(2025, 10, 31)), mondays, NOW)
+    found = schedule_times_of(DateRange(date(2025, 10, 1), date(2025, 10, 31)), mondays, NOW)
     assert [datetime.fromtimestamp(each, UTC).day for each in found] == [6, 13, 20, 27]
     with pytest.raises(ValueError, match="does not fire on 2025-10-07"):
-        moments_of([date(2025, 10, 6), date(2025, 10, 7)], mondays, NOW)
+        schedule_times_of([date(2025, 10, 6), date(2025, 10, 7)], mondays, NOW)
     with pytest.raises(ValueError, match="never fires on these dates"):
-        moments_of(DateRange(date(2025, 10, 7), date(2025, 10, 8)), mondays, NOW)
+        schedule_times_of(DateRange(date(2025, 10, 7), date(2025, 10, 8)), mondays, NOW)
     with pytest.raises(ValueError, match="more than 5,000"):
-        moments_of(DateRange(date(2025, 10, 1), date(2025, 10, 31)), spec("* * * * *"), NOW)
+        schedule_times_of(DateRange(date(2025, 10, 1), date(2025, 10, 31)), spec("* * * * *"), NOW)
 
 
 def test_a_fire_time_of_today_that_has_not_come_is_refused():
     noon = NOW + 12 * 3600
-    with pytest.raises(ValueError, match=r"2026-03-01T15:00:00\+00:00 has not come yet"):
-        moments_of([date(2026, 3, 1)], spec("0 9,15 * * *"), noon)
+    with pytest.raises(ValueError, match=r"2026-03-01T15:00:00\+00:00 is in the future"):
+        schedule_times_of([date(2026, 3, 1)], spec("0 9,15 * * *"), noon)
     with pytest.raises(ValueError, match="is before"):
         DateRange(date(2026, 3, 2), date(2026, 3, 1))
 
@@ -355,12 +361,12 @@ def test_a_random_history_starts_each_date_once_and_ends_where_it_should(seed):
     parallel, stop_on_failure = play.randint(1, 4), play.random() < 0.5
     dates, was, failed_ever = ["pending"] * play.randint(1, 9), BackfillState.RUNNING, False
     for _ in range(400):
-        counts = Progress(*(dates.count(each) for each in ("pending", "going", "succeeded", "failed")))
+        counts = DateCounts(*(dates.count(each) for each in ("pending", "going", "succeeded", "failed")))
         step = next_step(was, counts, parallel=parallel, stop_on_failure=stop_on_failure)
-        assert counts.going + step.start <= max(parallel, counts.going)
+        assert counts.active + step.start <= max(parallel, counts.active)
         for place in [place for place, each in enumerate(dates) if each == "pending"][: step.start]:
             dates[place] = "going"
-        counts = Progress(*(dates.count(each) for each in ("pending", "going", "succeeded", "failed")))
+        counts = DateCounts(*(dates.count(each) for each in ("pending", "going", "succeeded", "failed")))
         again = next_step(step.state, counts, parallel=parallel, stop_on_failure=stop_on_failure)
         assert again == (step.state, 0)
         was = step.state

@@ -55,9 +55,9 @@ def test_who_waits_directly_gets_a_backfill_whose_dates_wait_for_those_of_the_fi
 
 
 def test_all_has_those_that_wait_for_these_and_none_has_nobody(stage, client, flows):
-    assert client.backfills.following("first", "direct") == ["default.middle"]
-    assert client.backfills.following("first", "all") == ["default.middle", "other.last"]
-    assert client.backfills.following("first", "none") == []
+    assert client.backfills.dependents("first", "direct") == ["default.middle"]
+    assert client.backfills.dependents("first", "all") == ["default.middle", "other.last"]
+    assert client.backfills.dependents("first", "none") == []
     with stage.master():
         client.backfills.start("first", DAYS, dependents="all", dry_run=True).wait(30)
         eventually(lambda: of(client, "other.last"))
@@ -79,7 +79,7 @@ def test_a_date_that_fails_fails_for_who_waits_and_the_others_go_on(stage, clien
 def test_rings_of_workflows_that_wait_for_each_other_end(stage, client):
     stage.apply(a_workflow("one", tasks={"ready": waits_for("two")}))
     stage.apply(a_workflow("two", tasks={"ready": waits_for("one")}))
-    assert client.backfills.following("one", "all") == ["default.two"]
+    assert client.backfills.dependents("one", "all") == ["default.two"]
 
 
 def test_the_same_key_again_leads_to_nothing_more(stage, client, flows):
@@ -94,9 +94,9 @@ def test_the_same_key_again_leads_to_nothing_more(stage, client, flows):
 def test_what_follows_a_backfill_that_was_refused_is_refused_too(stage, client):
     version = stage.apply(a_workflow("first", tasks={"a": []}))
     with stage.master():
-        args = {"code": version.code, "version": 1, "moments": [1.0], "parallel": 1, "order": "asc"}
+        args = {"code": version.code, "version": 1, "schedule_times": [1.0], "parallel": 1, "order": "asc"}
         number = stage.send("backfill", **args, cause=stage.send("backfill", code=version.code))
         eventually(lambda: stage.command(number).done_at)
-    assert "leads to this one was refused" in stage.command(number).error
+    assert "requested this one was refused" in stage.command(number).error
     with pytest.raises(BadRequest, match="dependents: Input should be 'none', 'direct' or 'all'"):
         client.backfills.start("first", DAYS, dependents="some")

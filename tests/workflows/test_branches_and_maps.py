@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import task
 from latchwork_workflows.master import dispatcher
-from latchwork_workflows.model.logical import chosen
+from latchwork_workflows.model.logical import choose_branch
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
@@ -88,10 +88,10 @@ def test_expressions_are_evaluated_while_no_transaction_is_open(stage, monkeypat
         writer.start()
         writer.join(20.0)
         seen.append(not writer.is_alive())
-        return chosen(*args)
+        return choose_branch(*args)
 
     seen = []
-    monkeypatch.setattr(dispatcher, "chosen", evaluate)
+    monkeypatch.setattr(dispatcher, "choose_branch", evaluate)
     version = stage.apply(a_switch("1 > 0"))
     hand = stage.hand()
     with stage.master():
@@ -103,7 +103,7 @@ def test_expressions_are_evaluated_while_no_transaction_is_open(stage, monkeypat
 
 
 def test_a_switch_that_was_held_when_its_master_ended_is_decided_by_the_next_one(stage, monkeypatch):
-    monkeypatch.setattr(dispatcher, "chosen", lambda *_: stage.refused())
+    monkeypatch.setattr(dispatcher, "choose_branch", lambda *_: stage.refused())
     version = stage.apply(a_switch())
     hand = stage.hand()
     with stage.master(node="first"):
@@ -111,7 +111,7 @@ def test_a_switch_that_was_held_when_its_master_ended_is_decided_by_the_next_one
         hand.end(hand.wait("a"), outputs={"rows": 11})
         stage.until_task(made, s="running")
     assert stage.states(made) == {"a": "success", "s": "running", "many": "waiting", "few": "waiting"}
-    monkeypatch.setattr(dispatcher, "chosen", chosen)
+    monkeypatch.setattr(dispatcher, "choose_branch", choose_branch)
     with stage.master(node="second"):
         hand.end(hand.wait("many"))
         stage.until(made, "success")
@@ -126,7 +126,7 @@ def test_a_switch_is_decided_once_though_the_write_of_its_choice_fails(stage, mo
         evaluated.append(1)
         if len(evaluated) == 1:
             fail_next_write()
-        return chosen(*args)
+        return choose_branch(*args)
 
     def fail_next_write():
         write = stage.database.write
@@ -142,7 +142,7 @@ def test_a_switch_is_decided_once_though_the_write_of_its_choice_fails(stage, mo
 
         monkeypatch.setattr(stage.database, "write", once)
 
-    monkeypatch.setattr(dispatcher, "chosen", evaluate)
+    monkeypatch.setattr(dispatcher, "choose_branch", evaluate)
     version = stage.apply(a_switch())
     hand = stage.hand()
     with stage.master():
@@ -154,7 +154,7 @@ def test_a_switch_is_decided_once_though_the_write_of_its_choice_fails(stage, mo
 
 
 def test_a_switch_without_a_choice_pauses_and_is_decided_when_its_run_goes_on(stage, client, monkeypatch):
-    monkeypatch.setattr(dispatcher, "chosen", lambda *_: stage.refused())
+    monkeypatch.setattr(dispatcher, "choose_branch", lambda *_: stage.refused())
     version = stage.apply(a_switch())
     hand = stage.hand()
     with stage.master():
@@ -163,7 +163,7 @@ def test_a_switch_without_a_choice_pauses_and_is_decided_when_its_run_goes_on(st
         stage.until_task(made, s="running")
         client.runs.pause(made)
         stage.until(made, "paused")
-        monkeypatch.setattr(dispatcher, "chosen", chosen)
+        monkeypatch.setattr(dispatcher, "choose_branch", choose_branch)
         client.runs.resume(made)
         hand.end(hand.wait("many"))
         stage.until(made, "success")
@@ -235,7 +235,7 @@ def test_items_that_are_no_list_or_too_many_fail_the_map_with_the_reason(stage):
     version = stage.apply(a_map())
     hand = stage.hand()
     with stage.master():
-        for items, why in (("x", "are to be a list, not 'x'"), (list(range(1001)), "1,001 items; a map has at most")):
+        for items, why in (("x", "must be a list, not 'x'"), (list(range(1001)), "1,001 items; a map has at most")):
             made = stage.start(version)
             hand.end(hand.wait("list"), outputs={"files": items})
             stage.until(made, "failure")
@@ -256,7 +256,7 @@ def test_a_map_of_sub_processes_has_a_child_for_each_item(stage):
         for each in found.values():
             hand.end(each, outputs={"got": hand.spec(each).values["one"]})
         assert hand.spec(hand.wait("behind")).values["got"] == ["x", "y"]
-    assert stage.instances() == 3
+    assert stage.runs() == 3
     assert stage.states(made)["fan"] == "success"
 
 
@@ -300,7 +300,7 @@ def test_a_recovered_map_waits_for_the_items_by_which_its_list_has_grown(stage):
         hand.end(found["other"], Outcome.KILLED)
         stage.until(made, "stopped")
         with stage.database.write() as connection:
-            grown = sa.update(task).where(task.c.instance == made, task.c.name == "list")
+            grown = sa.update(task).where(task.c.run_id == made, task.c.name == "list")
             connection.execute(grown.values(outputs={"files": ["x", "y"]}))
     with stage.master():
         stage.send("recover", made)

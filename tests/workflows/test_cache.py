@@ -6,12 +6,12 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db import result_cache as result_cache_db
-from latchwork_workflows.db.tables import instance, parameter, result_cache
+from latchwork_workflows.db.tables import parameter, result_cache, workflow_run
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.master.cleanup import Chores
+from latchwork_workflows.master.cleanup import Cleanup
 from latchwork_workflows.model.cache_key import cache_key_of
-from latchwork_workflows.model.validate import checked
-from latchwork_workflows.model.values import Run
+from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.values import RunContext
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
@@ -49,7 +49,7 @@ def test_a_task_whose_outputs_are_known_has_them_without_a_worker_and_says_of_wh
         hand.end(b)
         stage.until(made, "success")
         eventually(lambda: stage.left() == [])
-    assert f"without running: its outputs are from the cache, of run {before}" in client.runs.explain(made).tasks["a"]
+    assert f"without running: its outputs are the cached ones of run {before}" in client.runs.explain(made).tasks["a"]
     assert [(row.name, row.outcome, row.cached_from) for row in client.runs.attempts(made)][::-1] == [
         ("a", "success", before),
         ("b", "success", None),
@@ -100,7 +100,7 @@ def test_what_somebody_starts_by_force_runs(stage, client, flow):
         eventually(lambda: len(stage.items()) == 2)
         claims = hand.take_all()
         one, other = claims.values()
-        mine, its = (one, other) if hand.spec(one).head.instance == first else (other, one)
+        mine, its = (one, other) if hand.spec(one).head.run_id == first else (other, one)
         hand.end(mine)
         stage.until_task(first, a="success")
         hand.release(its)
@@ -152,7 +152,7 @@ def test_what_is_kept_is_kept_by_what_the_worker_was_given(stage, flow, monkeypa
 
 def test_a_lost_answer_leaves_one_success_and_one_row(stage, flow, monkeypatch):
     hand = stage.hand()
-    lost = stage.lose_answers(monkeypatch, every=3, most=5)
+    lost = stage.lose_answers(monkeypatch, every=3, limit=5)
     with stage.master(poll_s=0.5):
         first_run(stage, hand, flow)
         made = stage.start(flow)
@@ -164,9 +164,12 @@ def test_a_lost_answer_leaves_one_success_and_one_row(stage, flow, monkeypatch):
 
 def test_what_is_too_old_is_deleted_and_what_is_not_stays(stage):
     with stage.database.write() as connection:
-        made = {"a" * 64: result_cache_db.Known(1, 1.0, 50.0, {}), "b" * 64: result_cache_db.Known(1, 1.0, 150.0, {})}
-        result_cache_db.keep(connection, made)
-    gone = Chores(stage.database, None, now=lambda: 100.0).run()
+        made = {
+            "a" * 64: result_cache_db.CacheEntry(1, 1.0, 50.0, {}),
+            "b" * 64: result_cache_db.CacheEntry(1, 1.0, 150.0, {}),
+        }
+        result_cache_db.save(connection, made)
+    gone = Cleanup(stage.database, None, now=lambda: 100.0).run()
     assert gone.outputs == 1
     with stage.database.read() as connection:
         assert list(result_cache_db.find(connection, made)) == ["b" * 64]
@@ -178,9 +181,9 @@ def test_what_is_too_old_is_deleted_and_what_is_not_stays(stage):
 def key_of(task=None, *, params=None, index=-1, outputs=None, at=0.0, **fields):
     plain = {"type": "shell", "params": {"script": "go"}, "cache_s": 5, **(task or {})}
     tasks = [{"name": "before", "type": "noop"}, {"name": "a", "after": ["before"], **plain}]
-    definition = checked({"name": "flow", "tasks": tasks, **fields}, TaskTypes()).definition
+    definition = validated({"name": "flow", "tasks": tasks, **fields}, TaskTypes()).definition
     quoted = TaskTypes().get(plain["type"]).quoted
-    run = Run(definition, 1, at, params or {})
+    run = RunContext(definition, 1, at, params or {})
     return cache_key_of(run, definition.task("a"), 1, outputs or {}, quoted=quoted, index=index)
 
 
@@ -198,8 +201,8 @@ DAY = {"params": {"day": "x"}}
         ({"outputs": {"before": {"rows": 1}}}, {"outputs": {"before": {"rows": 2}}}),
         ({"task": {"env": {"A": "1"}}}, {"task": {"env": {"A": "2"}}}),
         (
-            {"task": {"params": {"script": "echo $business_date"}}, "at": 0.0},
-            {"task": {"params": {"script": "echo $business_date"}}, "at": 86_400.0},
+            {"task": {"params": {"script": "echo $logical_date"}}, "at": 0.0},
+            {"task": {"params": {"script": "echo $logical_date"}}, "at": 86_400.0},
         ),
         ({"task": {"type": "noop", "params": {}}}, {"task": {"type": "shell"}}),
         (
@@ -222,7 +225,9 @@ def test_what_a_task_does_not_look_at_makes_no_other_key():
 
 def test_what_a_secret_is_a_part_of_is_refused_by_its_place():
     for where in ({"params": {"script": "true"}, "env": {"P": "${secret:pw}"}}, {"env": {"P": "a${secret:pw}b"}}):
-        with pytest.raises(DefinitionInvalid, match=r"tasks\[0\].cache_s: what a secret was a part of"):
+        with pytest.raises(
+            DefinitionInvalid, match=r"tasks\[0\].cache_s: outputs of a task with secrets are not cached"
+        ):
             a_workflow(tasks={"a": {"cache_s": 5, **where}})
 
 
@@ -253,5 +258,7 @@ def test_a_backfill_takes_what_is_known_or_runs_it_all_also_for_those_that_follo
     assert sorted(taken) == ["a"] * 2 * no_cache + ["b"] * 2
     assert [each.counts for each in client.backfills.list()] == [{"success": 2}] * 2
     with stage.database.read() as connection:
-        fresh = connection.execute(sa.select(instance.c.fresh).where(instance.c.backfill.is_not(None))).scalars()
+        fresh = connection.execute(
+            sa.select(workflow_run.c.fresh).where(workflow_run.c.backfill.is_not(None))
+        ).scalars()
         assert list(fresh) == [no_cache] * 4

@@ -7,8 +7,8 @@ from latchwork_workflows.db import Database, definitions, tables, workflow_queri
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.installation import initialize
-from latchwork_workflows.maintenance import document_of, import_document, missing_bundles
-from latchwork_workflows.model.yaml_format import as_yaml, read
+from latchwork_workflows.maintenance import export_document, import_document, missing_bundles
+from latchwork_workflows.model.yaml_format import parse, values_to_yaml
 from latchwork_workflows.web import Role
 from workflows.hands import a_workflow
 
@@ -27,8 +27,8 @@ def full(database_url):
     initialize(made, shards=2)
     with made.write() as connection:
         schedule = {"cron": "0 3 * * *", "tz": "Europe/Berlin"}
-        found = definitions.apply(connection, a_workflow("nightly", schedule=schedule), shards=2)
-        definitions.apply(connection, a_workflow("off", project="billing"), shards=2, online=False)
+        found = definitions.save(connection, a_workflow("nightly", schedule=schedule), shards=2)
+        definitions.save(connection, a_workflow("off", project="billing"), shards=2, online=False)
         connection.execute(sa.update(tables.schedule).where(tables.schedule.c.code == found.code).values(enabled=False))
         connection.execute(sa.insert(tables.parameter).values(project="", name="bucket", value={"a": [1, None]}))
         connection.execute(sa.insert(tables.environment).values(project="", name="test", variables={"X": "on"}))
@@ -48,15 +48,15 @@ def changes(found):
 
 
 def test_what_is_exported_is_imported_and_then_the_same(full, other):
-    document = document_of(full)
-    found = import_document(other, read(as_yaml({**document, "exported_at": "now"})), by="test")
+    document = export_document(full)
+    found = import_document(other, parse(values_to_yaml({**document, "exported_at": "now"})), by="test")
     assert {each.what for each in found} == {"new"}
-    assert document_of(other) == document
+    assert export_document(other) == document
     assert {each.what for each in import_document(other, document, by="test")} == {"same"}
     assert "a long password" not in str(document)
     assert "scrypt" not in str(document)
     with other.read() as connection:
-        (row,) = [each for each in workflow_queries.listed(connection) if each.name == "nightly"]
+        (row,) = [each for each in workflow_queries.list_workflows(connection) if each.name == "nightly"]
         assert (row.online, row.scheduled) == (True, False)
         kinds = connection.execute(sa.select(tables.event.c.kind)).scalars().all()
     assert kinds == ["import"]
@@ -65,13 +65,13 @@ def test_what_is_exported_is_imported_and_then_the_same(full, other):
 
 
 def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
-    document = document_of(full)
+    document = export_document(full)
     import_document(other, document, by="test")
     document["pools"][1]["size"] = 4
     document["accounts"][0]["roles"] = {"": "viewer"}
     document["workflows"][1]["definition"]["timeout_s"] = 60.0
     document["workflows"][0]["online"] = True
-    before = document_of(other)
+    before = export_document(other)
     found = changes(import_document(other, document, by="test", dry_run=True))
     assert found == {
         ("workflow", "billing.off"): ("changed", "online"),
@@ -83,21 +83,21 @@ def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
         ("pool", "@billing"): ("same",),
         ("account", "eve"): ("changed", "roles"),
     }
-    assert document_of(other) == before
+    assert export_document(other) == before
     assert changes(import_document(other, document, by="test")) == found
-    assert document_of(other) == document
+    assert export_document(other) == document
 
 
 def test_what_a_document_does_not_name_stays(full):
-    before = document_of(full)
+    before = export_document(full)
     import_document(full, {"latchwork_workflows": 1, "pools": [{"name": "new", "size": 1}]}, by="test")
-    after = document_of(full)
+    after = export_document(full)
     assert [each["name"] for each in after.pop("pools")] == ["@billing", "db", "new"]
     assert after == {name: each for name, each in before.items() if name != "pools"}
 
 
 def test_an_import_keeps_the_password_of_who_is_there(full):
-    document = document_of(full)
+    document = export_document(full)
     document["accounts"][0]["roles"] = {}
     import_document(full, document, by="test")
     (eve,) = DatabaseAccounts(full).accounts()
@@ -105,19 +105,19 @@ def test_an_import_keeps_the_password_of_who_is_there(full):
 
 
 def test_a_document_with_problems_is_refused_whole_with_each_by_its_place(full, other):
-    document = document_of(full)
+    document = export_document(full)
     document["workflows"][1]["definition"]["tasks"][0]["type"] = "shel"
     document["workflows"].append(document["workflows"][0])
     with pytest.raises(DefinitionInvalid) as refused:
         import_document(other, document, by="test")
     found = {each.path: each.message for each in refused.value.problems}
     assert "did you mean 'shell'?" in found["workflows[1].definition.tasks[0].type"]
-    assert found["workflows"] == "billing.off is there twice"
+    assert found["workflows"] == "billing.off is listed twice"
     document = {"latchwork_workflows": 2, "pools": [{"name": "db", "size": 0}], "more": 1}
     with pytest.raises(DefinitionInvalid) as refused:
         import_document(other, document, by="test")
     assert {each.path for each in refused.value.problems} == {"latchwork_workflows", "pools[0].size", "more"}
-    assert document_of(other)["workflows"] == []
+    assert export_document(other)["workflows"] == []
 
 
 def test_an_import_that_fails_on_its_way_writes_nothing(full, other, monkeypatch):
@@ -126,12 +126,12 @@ def test_an_import_that_fails_on_its_way_writes_nothing(full, other, monkeypatch
 
     monkeypatch.setattr("latchwork_workflows.maintenance.transfer._put_account", fail)
     with pytest.raises(RuntimeError):
-        import_document(other, document_of(full), by="test")
-    assert document_of(other)["workflows"] == []
+        import_document(other, export_document(full), by="test")
+    assert export_document(other)["workflows"] == []
 
 
 def test_bundles_that_a_log_store_has_not_are_named(full):
-    document = document_of(full)
+    document = export_document(full)
     sha256 = "ab" * 32
     row = {"name": "p", "type": "python", "params": {"function": "flows:p", "bundle": sha256}}
     document["workflows"][0]["definition"]["tasks"].append(row)
@@ -140,9 +140,9 @@ def test_bundles_that_a_log_store_has_not_are_named(full):
 
 
 def test_a_workflow_that_does_not_say_whether_it_is_online_or_scheduled_stays_as_it_is(full):
-    before = document_of(full)
+    before = export_document(full)
     plain = [{"definition": {**each["definition"], "timeout_s": 60.0}} for each in before["workflows"]]
     import_document(full, {"latchwork_workflows": 1, "workflows": plain}, by="test")
-    after = document_of(full)["workflows"]
+    after = export_document(full)["workflows"]
     assert [(each["online"], each["scheduled"]) for each in after] == [(False, True), (True, False)]
     assert [(each["online"], each["scheduled"]) for each in before["workflows"]] == [(False, True), (True, False)]

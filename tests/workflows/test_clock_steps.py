@@ -4,7 +4,7 @@ import pytest
 
 from latchwork_workflows.model.model import plan_of
 from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
-from latchwork_workflows.state.records import Instance
+from latchwork_workflows.state.records import WorkflowRun
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -50,7 +50,7 @@ def test_a_clock_that_goes_back_an_hour_makes_nobody_wait_longer_than_it_was_tol
 def retried(now):
     found = a_workflow(tasks={"a": {"retries": 1, "retry_interval_s": 60}})
     plan = plan_of(found.definition, found.order)
-    known = advance(plan, Instance(), [Start()], now)
+    known = advance(plan, WorkflowRun(), [Start()], now)
     return plan, advance(plan, known, [Claimed("a", 1), Ended("a", 1, Outcome.FAILURE)], now)
 
 

@@ -17,7 +17,7 @@ from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.home import Home
-from latchwork_workflows.keys import Item, workflows_store
+from latchwork_workflows.keys import ItemName, workflows_store
 from latchwork_workflows.serve import Serve, ServeOptions
 from latchwork_workflows.web import Role
 from latchwork_workflows.worker import WorkerOptions
@@ -25,7 +25,7 @@ from patience import eventually
 
 NIGHTLY = """
 name: nightly
-params: {day: "${business_date}"}
+params: {day: "${logical_date}"}
 schedule: {cron: "0 3 * * *", tz: Europe/Berlin}
 tasks:
   - name: extract
@@ -131,8 +131,8 @@ def test_what_a_definition_needs_stored_is_told_by_validate_and_refused_by_apply
     told = flows("validate", "needs.yaml")
     assert told.code == 0
     assert told.out.splitlines() == [
-        "valid, if this is stored for its project:",
-        "tasks[0].params.parameters.day: '${dya}' is no parameter, and no task comes before 'a'",
+        "valid, if its project has these settings:",
+        "tasks[0].params.parameters.day: '${dya}' is not a parameter, and no task precedes 'a'",
         "tasks[0].params.connection: connection 'shop'",
     ]
     assert [each["path"] for each in flows("validate", "needs.yaml", "--json").json["needs"]] == [
@@ -200,7 +200,7 @@ def test_commands_ask_an_api_by_its_url(flows, nightly, served, monkeypatch, tmp
     assert flows("logs", ended["run"], "extract", "--url", served.url).out
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_URL", served.url)
     assert flows("show", ended["run"], "--json").json["by"] == "remote"
-    flows("online", nightly).refused(1, "remote is no editor")
+    flows("online", nightly).refused(1, "remote does not have the role editor")
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_TOKEN", "lw_wrong")
     flows("runs").refused(1, "token is not valid")
     flows("runs", "--url", "flows.example.org").refused(2, "is the address of an API")
@@ -286,7 +286,8 @@ def test_a_task_is_forced_by_a_command(flows, tmp_path):
     flows("force-start", number, "first").refused(1, "failure")
     told = flows("force-success", number, "first")
     assert told.out == (
-        f"run {number}: task first counts as success; the run is failure; recover it, and what follows goes on\n"
+        f"run {number}: task first is marked as successful; the run is failure; "
+        "recover it to run the tasks that follow\n"
     )
     flows("force-success", number, "first").refused(1, "first")
     assert flows("recover", number, "--wait", "--json").json["state"] == "success"
@@ -314,7 +315,7 @@ def test_mistakes_are_one_line_that_says_what_to_do(flows, nightly, tmp_path):
     flows("start", nightly, "--scope", "all").refused(2, "--scope")
     flows("show", "999999").refused(1, "no run 999999")
     flows("logs", "1").refused(2, "a run and a task")
-    flows("logs", "x", "y").refused(2, "no number")
+    flows("logs", "x", "y").refused(2, "is not a run ID")
     flows("schedule", "--off").refused(2, "name the workflow")
     flows("deploy", "missing.py").refused(2, "missing.py")
     flows("list", "--home", tmp_path / "empty").refused(2, "no database")
@@ -336,7 +337,7 @@ def test_a_log_that_cannot_be_read_is_one_clear_error(flows, nightly, served):
     (log,) = (served.home.folder / "logs").rglob(f"{attempt.split('.')[0]}/*.log")
     log.unlink()
     log.symlink_to("/etc/passwd")
-    flows("logs", attempt).refused(1, f"the log of attempt {attempt} cannot be read now: where it should be is a link")
+    flows("logs", attempt).refused(1, f"the log of attempt {attempt} cannot be read now: its path is a link")
 
 
 def test_secrets_are_kept_for_this_machine_and_never_shown(flows, tmp_path, monkeypatch):
@@ -386,16 +387,16 @@ def test_a_client_waits_follows_and_asks(served, nightly):
 
 def test_the_doctor_finds_what_is_wrong_and_has_it_mended(flows, served):
     told = flows("doctor")
-    assert (told.code, told.out) == (0, "nothing is wrong\n")
-    item = "default/backlog/partitions/nobodys/items/s1/" + Item(987654, 1, 0).id
+    assert (told.code, told.out) == (0, "no problems found\n")
+    item = "default/backlog/partitions/nobodys/items/s1/" + ItemName(987654, 1, 0).id
     with latchwork.connect(served.home.store) as opened:
         store = workflows_store(opened)
         store.create(item, b'{"attempts": 0, "why": "", "size": 2, "data": ""}\n{}')
         found = flows("doctor", "--json")
         assert (found.code, found.json["ok"]) == (1, False)
         assert [(each["kind"], each["shard"]) for each in found.json["findings"]] == [("item without task", 0)]
-        mended = flows("doctor", "--mend")
-        assert (mended.code, mended.out, mended.err) == (0, "1 finding mended\nnothing is wrong\n", "")
+        mended = flows("doctor", "--repair")
+        assert (mended.code, mended.out, mended.err) == (0, "1 finding repaired\nno problems found\n", "")
         assert store.get(item) is None
 
 
@@ -425,7 +426,7 @@ def test_all_that_people_wrote_is_exported_and_imported(flows, nightly, tmp_path
 def test_a_backfill_runs_each_date_and_is_listed_and_stopped(flows, nightly):
     done = flows("backfill", nightly, "--from", "2025-10-25", "--to", "2025-10-27", "--parallel", "2", "--wait")
     assert done.code == 0
-    assert re.search(r"backfill (\d+) of default.nightly is started: 3 runs", done.out)
+    assert re.search(r"backfill (\d+) of default.nightly started: 3 runs", done.out)
     assert done.out.endswith("success, 3 success\n")
     number = int(re.search(r"backfill (\d+)", done.out)[1])
     (listed,) = [each for each in flows("backfills", nightly, "--json").json["backfills"] if each["backfill"] == number]
@@ -438,7 +439,7 @@ def test_a_backfill_runs_each_date_and_is_listed_and_stopped(flows, nightly):
 
 def test_a_backfill_of_wrong_dates_is_one_clear_error(flows, nightly):
     flows("backfill", nightly, "--from", "2025-10-25").refused(2, "give --from and --to, or --dates")
-    flows("backfill", nightly, "--dates", "yesterday").refused(2, "'yesterday' is no date; write it as 2026-11-22")
+    flows("backfill", nightly, "--dates", "yesterday").refused(2, "'yesterday' is not a date; write it as 2026-11-22")
     flows("backfill", nightly, "--from", "2025-10-25", "--to", "2025-10-24").refused(2, "put the earlier date first")
     flows("backfill", nightly, "--dates", "2025-10-25", "--order", "up").refused(2, "order: Input should be")
 

@@ -20,8 +20,8 @@ def test_each_command_is_done_once_whoever_has_the_shard(stage, monkeypatch):
         sent += [stage.send("start", code=version.code, version=1) for _ in range(3)]
     with stage.master():
         eventually(lambda: not stage.commands_open())
-    assert stage.instances() == len(sent)
-    assert len({stage.command(each).instance for each in sent}) == len(sent)
+    assert stage.runs() == len(sent)
+    assert len({stage.command(each).run_id for each in sent}) == len(sent)
 
 
 def test_commands_are_done_in_their_order(stage):
@@ -52,13 +52,13 @@ def test_what_cannot_be_done_says_why_and_holds_nothing_up(stage):
     ]
     good = stage.send("start", code=version.code, version=1)
     with stage.master():
-        eventually(lambda: stage.command(good).instance)
+        eventually(lambda: stage.command(good).run_id)
     found = [stage.command(each).error for each in bad]
     for error, words in zip(
-        found, ("no version 1", "no task 'z'", "is no start", "no run 12345", "does not know"), strict=True
+        found, ("no version 1", "no task 'z'", "is not a valid start", "no run 12345", "does not know"), strict=True
     ):
         assert words in error
-    assert stage.instances() == 1
+    assert stage.runs() == 1
 
 
 def test_a_start_from_chosen_tasks_runs_these_and_what_follows(stage):

@@ -6,9 +6,9 @@ from latchwork.types import Create
 from latchwork_workflows import WrongState
 from latchwork_workflows.db import pools
 from latchwork_workflows.errors import BadRequest, UnknownWorkflow
-from latchwork_workflows.keys import lane_of, pool_key, pools_of, workflows_store
-from latchwork_workflows.state import InstanceState
-from latchwork_workflows.state.concurrency import Other, Turn, verdict
+from latchwork_workflows.keys import partition_of, pool_key, pools_of, workflows_store
+from latchwork_workflows.state import RunState
+from latchwork_workflows.state.concurrency import ActiveRun, StartDecision, decide_start
 from latchwork_workflows.worker.pools import PoolSlots
 from patience import eventually
 from workflows.hands import a_workflow
@@ -16,10 +16,10 @@ from workflows.hands import a_workflow
 #: Where the tasks of the project `default` wait while it has a pool.
 LANES = ("default", "default~=default")
 ONE, TWO, ENDS = (
-    Other(number, 0, state)
-    for number, state in enumerate((InstanceState.RUNNING, InstanceState.PAUSED, InstanceState.READY_STOP), 1)
+    ActiveRun(number, 0, state)
+    for number, state in enumerate((RunState.RUNNING, RunState.PAUSED, RunState.READY_STOP), 1)
 )
-WAITS = Other(9, 0, InstanceState.SERIAL_WAIT)
+WAITS = ActiveRun(9, 0, RunState.SERIAL_WAIT)
 
 
 # Runs of a workflow
@@ -28,17 +28,17 @@ WAITS = Other(9, 0, InstanceState.SERIAL_WAIT)
 @pytest.mark.parametrize(
     ("policy", "others", "expected"),
     [
-        ("parallel", [ONE], (Turn.RUN, ())),
-        ("parallel", [ONE, TWO], (Turn.WAIT, ())),
-        ("wait", [ONE, WAITS], (Turn.WAIT, ())),
-        ("discard", [ONE, TWO], (Turn.DISCARD, ())),
-        ("priority", [ONE, TWO], (Turn.WAIT, (ONE,))),
-        ("priority", [ONE, ENDS], (Turn.WAIT, ())),
-        ("priority", [ONE, TWO, WAITS], (Turn.WAIT, (ONE, WAITS))),
+        ("parallel", [ONE], (StartDecision.RUN, ())),
+        ("parallel", [ONE, TWO], (StartDecision.WAIT, ())),
+        ("wait", [ONE, WAITS], (StartDecision.WAIT, ())),
+        ("discard", [ONE, TWO], (StartDecision.DISCARD, ())),
+        ("priority", [ONE, TWO], (StartDecision.WAIT, (ONE,))),
+        ("priority", [ONE, ENDS], (StartDecision.WAIT, ())),
+        ("priority", [ONE, TWO, WAITS], (StartDecision.WAIT, (ONE, WAITS))),
     ],
 )
 def test_what_becomes_of_a_start_of_a_workflow_of_which_two_runs_go(policy, others, expected):
-    assert verdict(policy, others, max_runs=2)[:2] == expected
+    assert decide_start(policy, others, max_runs=2)[:2] == expected
 
 
 def test_so_many_runs_go_at_a_time_and_the_next_when_one_has_ended(stage, client):
@@ -94,25 +94,25 @@ def test_a_task_of_two_pools_takes_a_slot_of_each_or_none(store):
     session = store.open_session(10.0)
     slots = PoolSlots(store, keys, ["default"], lambda: None, session)
     slots.begin(5.0)
-    eventually(lambda: len(slots.lanes()) == 4)
-    checks, ops = slots.take("default~few~=p", "1.1")
+    eventually(lambda: len(slots.available_partitions()) == 4)
+    checks, ops = slots.reserve("default~few~=p", "1.1")
     assert len(checks) == 2
     assert {each.key for each in ops if isinstance(each, Create)} == {keys.slot("few", 0), keys.slot("=p", 0)}
     store.commit(checks, ops)
-    slots.taken("1.1")
-    eventually(lambda: sorted(slots.lanes()) == ["default", "default~few"])
-    assert slots.take("default~few~=p", "2.1") is None
-    assert slots.take("default~=p", "2.1") is None
-    assert slots.take("default~few", "2.1") is not None
-    store.commit([], slots.release("1.1"))
-    slots.given_up("1.1")
-    eventually(lambda: "default~=p" in slots.lanes())
+    slots.confirm("1.1")
+    eventually(lambda: sorted(slots.available_partitions()) == ["default", "default~few"])
+    assert slots.reserve("default~few~=p", "2.1") is None
+    assert slots.reserve("default~=p", "2.1") is None
+    assert slots.reserve("default~few", "2.1") is not None
+    store.commit([], slots.release_ops("1.1"))
+    slots.forget("1.1")
+    eventually(lambda: "default~=p" in slots.available_partitions())
     slots.close()
     session.close()
 
 
 def test_a_lane_names_what_a_task_of_it_needs():
-    assert lane_of("w", "g", "@p") == "w~g~=p"
+    assert partition_of("w", "g", "@p") == "w~g~=p"
     assert pools_of("w~g~=p") == ("g", "=p")
     assert pools_of("w") == ()
     assert len(pool_key("@" + "p" * 100)) == 33
@@ -138,7 +138,7 @@ def test_a_start_that_is_refused_for_its_project_ends_no_other(stage, client):
     client.pools.set("@default", 1, "fail")
     with stage.master():
         first = client.runs.start("flow").id()
-        with pytest.raises(WrongState, match="starts are refused meanwhile"):
+        with pytest.raises(WrongState, match="so starts are refused"):
             client.runs.start("flow").id()
         assert stage.state(first) == "running"
         assert not stage.commands_open()
@@ -153,7 +153,7 @@ def test_a_run_waits_until_its_tasks_fit_into_its_project(stage, client):
         first = client.runs.start("flow").id()
         wide = client.runs.start("wide").id()  # two side by side, and there is room for one
         assert stage.state(wide) == "serial_wait"
-        assert "waits for its turn" in client.runs.explain(wide).tasks["x"]
+        assert "waits for the concurrency limit" in client.runs.explain(wide).tasks["x"]
         assert stage.state(client.runs.start("flow").id()) == "running"
         for _ in range(2):
             hand.end(eventually(lambda: hand.take(limit=1, lanes=LANES).get("a")))
@@ -171,10 +171,10 @@ def test_active_tasks_are_counted_per_project(stage, client):
         assert pools.active_count(connection, "default") == 1
 
 
-@pytest.mark.parametrize(("most", "admission"), [(0, "suspend"), (10_001, "suspend"), (1, "maybe")])
-def test_an_invalid_pool_of_a_project_is_refused(client, most, admission):
+@pytest.mark.parametrize(("limit", "admission"), [(0, "suspend"), (10_001, "suspend"), (1, "maybe")])
+def test_an_invalid_pool_of_a_project_is_refused(client, limit, admission):
     with pytest.raises(BadRequest):
-        client.pools.set("@default", most, admission)
+        client.pools.set("@default", limit, admission)
     with pytest.raises(UnknownWorkflow, match="there is no pool '@default'"):
         client.pools.remove("@default")
 

@@ -13,10 +13,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.db import Database, Shard, pools, related_runs
+from latchwork_workflows.db import Database, ShardGuard, pools, related_runs
 from latchwork_workflows.db.database import DatabaseUnavailable, FairLock
 from latchwork_workflows.db.migrations import needs_upgrade, upgrade, versions
-from latchwork_workflows.db.tables import about, instance, metadata, shard
+from latchwork_workflows.db.tables import about, metadata, shard, workflow_run
 from latchwork_workflows.errors import NotOwner, SchemaTooNew
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.state.related_runs import Span
@@ -66,47 +66,47 @@ def shards(database):
 
 
 def test_a_former_owner_writes_nothing(shards):
-    old, new = Shard(0, 2**40), Shard(0, 2**40 + 1)
+    old, new = ShardGuard(0, 2**40), ShardGuard(0, 2**40 + 1)
     with shards.write() as connection:
-        assert old.own(connection, "a") == 0
+        assert old.acquire(connection, "a") == 0
     with shards.write() as connection:
-        assert old.guard(connection) == 1
+        assert old.check_owner(connection) == 1
     with shards.write() as connection:
-        assert new.own(connection, "b") == 1
-    for attempt in (old.guard, lambda connection: old.own(connection, "a")):
+        assert new.acquire(connection, "b") == 1
+    for attempt in (old.check_owner, lambda connection: old.acquire(connection, "a")):
         with pytest.raises(NotOwner), shards.write() as connection:
             attempt(connection)
     with shards.write() as connection:
-        assert Shard(1, 1).own(connection, "a") == 0
+        assert ShardGuard(1, 1).acquire(connection, "a") == 0
 
 
 def test_a_run_that_starts_again_under_its_hold_owns_the_shard_again(shards):
     for _ in range(2):
         with shards.write() as connection:
-            Shard(0, 5).own(connection, "a")
+            ShardGuard(0, 5).acquire(connection, "a")
 
 
 def test_a_transaction_that_a_new_owner_overtakes_is_undone(shards):
     """The guard comes first, so the new owner waits for it, or it for the new owner: never do both write."""
-    old, new = Shard(0, 1), Shard(0, 2)
+    old, new = ShardGuard(0, 1), ShardGuard(0, 2)
     with shards.write() as connection:
-        old.own(connection, "old")
+        old.acquire(connection, "old")
     taken = threading.Event()
 
     def take_over():
         with shards.write() as connection:
-            new.own(connection, "new")
+            new.acquire(connection, "new")
         taken.set()
 
     thread = threading.Thread(target=take_over)
     with shards.write() as connection:
-        old.guard(connection)
+        old.check_owner(connection)
         thread.start()
         assert not taken.wait(0.2)  # it waits for the transaction that was there first
         connection.execute(sa.insert(about).values(name="written by", value="old"))
     thread.join()
     with pytest.raises(NotOwner), shards.write() as connection:
-        old.guard(connection)
+        old.check_owner(connection)
         connection.execute(sa.update(about).values(value="old again"))
     with shards.read() as connection:
         assert connection.execute(sa.select(about.c.value)).scalars().all() == ["old"]
@@ -163,10 +163,10 @@ def test_a_database_file_that_cannot_be_written_says_so(tmp_path):
 
 def test_ids_and_tokens_have_64_bits(shards):
     with shards.write() as connection:
-        Shard(0, 2**62).own(connection, "a")
+        ShardGuard(0, 2**62).acquire(connection, "a")
     with shards.read() as connection:
         assert connection.execute(sa.select(shard.c.token).where(shard.c.id == 0)).scalar() == 2**62
-    assert str(instance.c.id.type.dialect_impl(sa.dialects.postgresql.dialect())) == "BIGINT"
+    assert str(workflow_run.c.id.type.dialect_impl(sa.dialects.postgresql.dialect())) == "BIGINT"
 
 
 def test_a_fair_lock_passes_in_the_order_of_arrival():
@@ -229,12 +229,12 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_replaced_before_it
 
 
 def test_the_dates_of_a_backfill_are_counted_by_an_index_that_has_all_that_is_asked(database):
-    text = "SELECT state, count(*) FROM instance WHERE backfill = 7 GROUP BY state"
+    text = "SELECT state, count(*) FROM workflow_run WHERE backfill = 7 GROUP BY state"
     with database.write() as connection:
         if not database.is_sqlite:
             connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # there is not a row in it
         explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
-        assert "ix_instance_backfill_state" in str(connection.exec_driver_sql(f"{explain} {text}").all())
+        assert "ix_workflow_run_backfill_state" in str(connection.exec_driver_sql(f"{explain} {text}").all())
 
 
 def test_the_tasks_in_hands_are_counted_by_the_runs_that_go_and_not_by_all_tasks_there_ever_were(database):
@@ -248,7 +248,7 @@ def test_the_tasks_in_hands_are_counted_by_the_runs_that_go_and_not_by_all_tasks
         explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
         for text, given in asked[:2]:
             plan = str(connection.exec_driver_sql(f"{explain} {text}", given).all())
-            assert re.search(r"ix_instance_(going|state_id|code_state_id)", plan), plan
+            assert re.search(r"ix_workflow_run_(going|state_id|code_state_id)", plan), plan
             assert not re.search(r"SCAN task|Scan on task", plan), plan
 
 
@@ -267,13 +267,13 @@ def test_the_newest_run_of_a_span_is_found_without_a_look_at_those_of_other_span
 
         @sa.event.listens_for(connection, "before_cursor_execute", retval=True)
         def explained(_connection, _cursor, text, given, _context, _many):
-            if text.startswith("SELECT instance.id") and not said:
+            if text.startswith("SELECT workflow_run.id") and not said:
                 said.append((f"{'EXPLAIN QUERY PLAN' if database.is_sqlite else 'EXPLAIN'} {text}", given))
             return text, given
 
-        related_runs.newest(connection, 7, Span(0.0, 1.0), [1, 2])
+        related_runs.newest_run(connection, 7, Span(0.0, 1.0), [1, 2])
         told = str(connection.exec_driver_sql(*said[0]).all())
-        assert "ix_instance_code_schedule_time_id" in told
+        assert "ix_workflow_run_code_schedule_time_id" in told
         assert "Sort" not in told
         assert "ORDER BY" not in told
 

@@ -13,11 +13,11 @@ from latchwork.schedules import Cron
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.builder import Workflow, add, shell, task, workflow
 from latchwork_workflows.model.model import Definition, plan_of
-from latchwork_workflows.model.settings.usage import Settings
+from latchwork_workflows.model.settings.usage import StoredSettings
 from latchwork_workflows.model.templates import fill
-from latchwork_workflows.model.validate import checked, validate
-from latchwork_workflows.model.values import Run, values_of
-from latchwork_workflows.model.yaml_format import read, write
+from latchwork_workflows.model.validate import find_problems, validated
+from latchwork_workflows.model.values import RunContext, values_of
+from latchwork_workflows.model.yaml_format import parse, to_yaml
 from latchwork_workflows.types import TaskTypes
 from workflows.flows import extract, load, nightly
 
@@ -29,7 +29,7 @@ schedule:
   cron: 0 3 * * *
   tz: Europe/Berlin
 params:
-  day: ${business_date}
+  day: ${logical_date}
 on_failure: end
 tasks:
 - name: extract
@@ -60,12 +60,12 @@ tasks:
 
 
 def test_python_and_yaml_say_the_same():
-    assert nightly.definition == checked(read(NIGHTLY), TYPES).definition
+    assert nightly.definition == validated(parse(NIGHTLY), TYPES).definition
 
 
 def test_what_is_written_is_read_back_the_same():
-    assert checked(read(write(nightly.definition)), TYPES).definition == nightly.definition
-    assert checked(json.loads(nightly.definition.to_json()), TYPES).definition == nightly.definition
+    assert validated(parse(to_yaml(nightly.definition)), TYPES).definition == nightly.definition
+    assert validated(json.loads(nightly.definition.to_json()), TYPES).definition == nightly.definition
 
 
 def test_a_task_outside_a_workflow_is_the_function():
@@ -103,7 +103,7 @@ def test_text_of_python_code_is_meant_as_it_stands():
         (lambda got: bool(got["rows"]), "has no value while the workflow is built"),
         (lambda got: got["rows"] == 3, "has no value while the workflow is built"),
         (lambda got: list(got["rows"]), "has no value while the workflow is built"),
-        (lambda got: load(object()), "object is no plain value"),
+        (lambda got: load(object()), "object is not a plain value"),
         (lambda got: got.after("load"), "after takes tasks"),
         (lambda got: shell("x", colour="red"), "a task has no option 'colour'"),
         (lambda got: [shell("x", name="same"), shell("y", name="same")], "two tasks are called 'same'"),
@@ -137,12 +137,12 @@ def test_shell_outside_a_workflow_says_where_it_belongs():
 
 
 def test_a_function_inside_a_function_is_no_task():
-    with pytest.raises(TypeError, match="put it into the module"):
+    with pytest.raises(TypeError, match="at the top level of the module"):
         task(lambda: None)
 
 
 PROBLEMS = {
-    "name: 'bad name'": "name: 'bad name' is no name",
+    "name: 'bad name'": "name: 'bad name' is not a valid name",
     "colour: red": "colour: there is no such field",
     "on_failure: explode": "on_failure: input should be 'continue' or 'end', not 'explode'",
     "timeout_s: .inf": "timeout_s:",
@@ -151,46 +151,46 @@ PROBLEMS = {
     "schedule: {cron: 0 0 30 2 *}": "schedule.cron:",
     "schedule: {cron: 0 0 * * *, start: 2026-01-02, end: 2026-01-01}": "schedule.end: it is not after",
     "schedule: {cron: 0 0 1 1 *, start: 2026-01-02, end: 2026-02-01}": "schedule: it never fires",
-    "params: {a-b: 1}": "params.a-b: 'a-b' is no name of a variable",
+    "params: {a-b: 1}": "params.a-b: 'a-b' is not a valid variable name",
     "environment: prod": "environment: there is no environment 'prod' of project default or of all, nor any other",
-    "params: {a: '${secret:b}'}": "params.a: '${secret:b}' is known to workers alone",
+    "params: {a: '${secret:b}'}": "params.a: '${secret:b}' is known to workers only",
     "params: {a: '${b}'}": "params.a: '${b}' is neither a parameter, nor stored, nor built in",
 }
 TASK_PROBLEMS = {
     "type: shel": "tasks[0].type: no task type 'shel'; did you mean 'shell'?",
-    "params: {}": "tasks[0].params.script: this has to be given",
+    "params: {}": "tasks[0].params.script: this is required",
     "params: {script: x, colour: 1}": "tasks[0].params.colour: there is no such field",
     "after: [nobody]": "tasks[0].after[0]: there is no task 'nobody'",
-    "after: [a]": "tasks: these wait for each other: a -> a",
+    "after: [a]": "tasks: these tasks wait for each other: a -> a",
     "retries: -1": "tasks[0].retries:",
     "env: {A: '${'}": "tasks[0].env.A: '${' at character 1 is not closed",
-    "env: {A: '${nobody}'}": "tasks[0].env.A: '${nobody}' is no parameter",
+    "env: {A: '${nobody}'}": "tasks[0].env.A: '${nobody}' is not a parameter",
     "env: {A: '${zz.rows}'}": "tasks[0].env.A: '${zz.rows}' names no task",
-    "env: {A: '${time:%Y,-1q}'}": "tasks[0].env.A: '-1q' is no shift of a time",
+    "env: {A: '${time:%Y,-1q}'}": "tasks[0].env.A: '-1q' is not a time shift",
     "environment: prod": "tasks[0].environment: there is no environment 'prod'",
     "env: {A: '${connection:shop}'}": "tasks[0]: there is no connection 'shop' of project default or of all",
-    "params: {script: 'x ${connection:shop}'}": "tasks[0].params.script: a secret cannot be part of it",
-    "name: b/c": "tasks[0].name: 'b/c' is no name",
+    "params: {script: 'x ${connection:shop}'}": "tasks[0].params.script: it cannot contain a secret",
+    "name: b/c": "tasks[0].name: 'b/c' is not a valid name",
 }
 
 
 @pytest.mark.parametrize("line", PROBLEMS)
 def test_a_problem_is_told_by_its_place(line):
-    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}}], **read(line)}
-    found = [str(each) for each in validate(given, TYPES, Settings())]
+    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}}], **parse(line)}
+    found = [str(each) for each in find_problems(given, TYPES, StoredSettings())]
     assert any(each.startswith(PROBLEMS[line]) for each in found), found
 
 
 @pytest.mark.parametrize("line", TASK_PROBLEMS)
 def test_a_problem_of_a_task_is_told_by_its_place(line):
-    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}, **read(line)}]}
-    found = [str(each) for each in validate(given, TYPES, Settings())]
+    given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}, **parse(line)}]}
+    found = [str(each) for each in find_problems(given, TYPES, StoredSettings())]
     assert any(each.startswith(TASK_PROBLEMS[line]) for each in found), found
 
 
 def test_all_problems_are_told_at_once():
     given = {"name": "x y", "colour": 1, "tasks": [{"name": "a", "type": "shell", "retries": -1}]}
-    assert [each.path for each in validate(given, TYPES)] == ["name", "tasks[0].retries", "colour"]
+    assert [each.path for each in find_problems(given, TYPES)] == ["name", "tasks[0].retries", "colour"]
 
 
 @pytest.mark.parametrize("size", [5_001])
@@ -199,12 +199,12 @@ def test_too_many_tasks_are_refused(size):
         "name": "x",
         "tasks": [{"name": f"t{i}", "type": "shell", "params": {"script": "true"}} for i in range(size)],
     }
-    assert "at most 5,000" in str(validate(given, TYPES)[0])
+    assert "at most 5,000" in str(find_problems(given, TYPES)[0])
 
 
 def test_a_list_that_is_longer_than_a_map_may_be_is_refused_before_it_fails():
     given = {"name": "x", "tasks": [{"name": "t", "type": "noop", "params": {}, "map": list(range(1_001))}]}
-    (problem,) = validate(given, TYPES)
+    (problem,) = find_problems(given, TYPES)
     assert str(problem) == "tasks[0].map: it has 1,001 items; a map has at most 1,000"
 
 
@@ -230,8 +230,8 @@ NO_DEFINITIONS = {
     "": "begins with 'name:'",
     "[]": "begins with 'name:'",
     "a: [": "line 1, column 5",
-    "name: x\nname: y": "line 2, column 1: the key 'name' stands there twice",
-    "? [1]\n: 2": "a key has to be text",
+    "name: x\nname: y": "line 2, column 1: the key 'name' occurs twice",
+    "? [1]\n: 2": "a key must be text",
     "!!python/object:os.system x": "could not determine a constructor",
     "{" * 5000: "more than 50 levels",
     "- " * 5000: "more than 50 levels",
@@ -245,13 +245,13 @@ NO_DEFINITIONS = {
 @pytest.mark.parametrize("text", NO_DEFINITIONS, ids=lambda text: text[:12])
 def test_text_that_is_no_definition_is_one_clear_error(text):
     with pytest.raises(DefinitionInvalid) as caught:
-        read(text)
+        parse(text)
     assert NO_DEFINITIONS[text] in str(caught.value)
 
 
 def test_merges_of_merges_are_refused_or_stay_as_small_as_they_are():
     try:
-        found = read(NESTED)
+        found = parse(NESTED)
     except DefinitionInvalid as error:
         found = str(error)
     small = {"name": "flow", **{f"l{each}": {"x": 1} for each in range(12)}, "x": 1}
@@ -266,9 +266,9 @@ def test_merges_of_merges_are_refused_or_stay_as_small_as_they_are():
     )
 )
 def test_any_plain_values_are_a_definition_or_have_problems(given_):
-    found = validate(given_, TYPES)
+    found = find_problems(given_, TYPES)
     assert found
-    assert validate({"name": "x", "tasks": given_, "params": given_}, TYPES) is not None
+    assert find_problems({"name": "x", "tasks": given_, "params": given_}, TYPES) is not None
 
 
 MOMENT = datetime(2026, 3, 1, 4, 5, tzinfo=UTC)
@@ -317,7 +317,7 @@ def test_parameters_that_have_each_other_many_times_are_refused_before_they_are_
     for params in (text, values):
         body = Definition(name="w", params=params, tasks=[{"name": "t", "type": "noop"}])
         with pytest.raises(ValueError, match="has more than 1,000,000 characters with its values filled in"):
-            values_of(Run(body, 1, 0.0, {}), body.task("t"), 1, {})
+            values_of(RunContext(body, 1, 0.0, {}), body.task("t"), 1, {})
 
 
 def test_an_output_that_is_too_large_for_a_variable_is_sent_to_tasks_that_name_it():
@@ -326,7 +326,7 @@ def test_an_output_that_is_too_large_for_a_variable_is_sent_to_tasks_that_name_i
     def found(**params):
         tasks = [{"name": "near", "type": "x"}, {"name": "t", "type": "x", "after": ["near"], "params": params}]
         body = Definition(name="w", tasks=tasks)
-        return set(values_of(Run(body, 1, 0.0, {}), body.task("t"), 1, outputs)) & {"files", "rows"}
+        return set(values_of(RunContext(body, 1, 0.0, {}), body.task("t"), 1, outputs)) & {"files", "rows"}
 
     assert found(script="echo $rows") == {"rows"}
     assert found(script="echo $files") == found(x="${files}") == found(when="len(files) > 3") == {"files", "rows"}
@@ -340,7 +340,7 @@ def test_a_script_has_an_output_by_the_name_of_its_task_and_its_own_wherever_it_
         tasks = [{"name": each, "type": "x", "after": after.get(each, [])} for each in ("far.off", "near", "beside")]
         task = {"name": "t", "type": "x", "after": after["t"], "params": {"script": script}}
         body = Definition(name="w", tasks=[*tasks, task])
-        values = values_of(Run(body, 1, 0.0, {}), body.task("t"), 1, outputs)
+        values = values_of(RunContext(body, 1, 0.0, {}), body.task("t"), 1, outputs)
         return {name: value for name, value in values.items() if "." in name or name == "rows"}
 
     assert found("echo\n$rows") == {"rows": 2}
@@ -358,7 +358,7 @@ def test_the_plan_has_the_rules_of_the_tasks():
 def test_a_definition_is_no_larger_than_a_megabyte():
     given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "x" * 400_000}}] * 1}
     given["tasks"] = [{**given["tasks"][0], "name": f"a{i}"} for i in range(3)]
-    assert any("at most 1,000,000" in each.message for each in validate(given, TYPES))
+    assert any("at most 1,000,000" in each.message for each in find_problems(given, TYPES))
 
 
 def test_other_types_can_be_added_in_python():

@@ -13,8 +13,8 @@ import latchwork
 from latchwork_workflows.db.tables import waiting
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.master import held_tasks
-from latchwork_workflows.state import InstanceState, Outcome, TaskState
-from latchwork_workflows.state.related_runs import WINDOWS, of_run, spans
+from latchwork_workflows.state import Outcome, RunState, TaskState
+from latchwork_workflows.state.related_runs import WINDOWS, is_fulfilled, spans_of_window
 from patience import eventually
 from workflows.hands import Stage, a_workflow
 
@@ -70,11 +70,11 @@ def test_a_failure_fails_who_depends_on_it_or_is_mended_while_they_wait(stage):
         stage.until(failed, "failure")
         stage.until(stage.start(at_once, schedule_time=DAY), "failure")
         patient = stage.start(stage.apply(a_dependent("target", on_failure="wait", wait_s=3600)), schedule_time=DAY)
-        eventually(lambda: stage.known(patient).tasks["dep"].until)
+        eventually(lambda: stage.known(patient).tasks["dep"].fails_at)
         stage.send("recover", failed)
         hand.end(hand.wait("t"))
         hand.wait("go")
-    assert ("what it waits for has failed") in [error for *_, error in stage.attempts()]
+    assert ("a dependency has failed") in [error for *_, error in stage.attempts()]
 
 
 def test_one_task_or_each_of_them_can_be_waited_for_while_their_run_goes_on(stage):
@@ -140,7 +140,7 @@ def test_who_depends_in_another_shard_hears_of_an_end_within_a_moment(database_u
         hand = stage.hand()
         with stage.master(0, poll_s=3600.0), stage.master(1, poll_s=3600.0):
             asked = stage.send("start", on=1, code=version.code, version=1, schedule_time=DAY)
-            made = eventually(lambda: stage.command(asked).instance)
+            made = eventually(lambda: stage.command(asked).run_id)
             stage.until_task(made, dep="running")
             stage.send("start", on=0, code=target.code, version=1, schedule_time=DAY)
             hand.end(hand.wait("t"))
@@ -149,7 +149,7 @@ def test_who_depends_in_another_shard_hears_of_an_end_within_a_moment(database_u
 
 
 def test_more_than_look_in_one_transaction_look_in_rounds_of_several(stage, monkeypatch):
-    monkeypatch.setattr(held_tasks, "MOST_WOKEN", 2)
+    monkeypatch.setattr(held_tasks, "MAX_WOKEN", 2)
     hand = stage.hand()
     target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
     with stage.master():
@@ -163,7 +163,7 @@ def test_more_than_look_in_one_transaction_look_in_rounds_of_several(stage, monk
 
 def test_what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked(stage, monkeypatch):
     """The rest of a round is a command, and so is what ended behind those that have looked: they look once more."""
-    monkeypatch.setattr(held_tasks, "MOST_WOKEN", 2)
+    monkeypatch.setattr(held_tasks, "MAX_WOKEN", 2)
     hand = stage.hand()
     target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
     with stage.master():
@@ -221,7 +221,7 @@ def test_a_message_that_was_lost_costs_half_a_minute_and_no_more(stage):
     ],
 )
 def test_a_window_is_spans_of_local_time(window, count, first, end):
-    found = spans(window, datetime(2026, 3, 29, 4, 30, tzinfo=BERLIN))
+    found = spans_of_window(window, datetime(2026, 3, 29, 4, 30, tzinfo=BERLIN))
     assert len(found) == count
     assert found[0].start == datetime(*first, tzinfo=BERLIN).timestamp()
     assert found[-1].end == datetime(*end, tzinfo=BERLIN).timestamp()
@@ -231,17 +231,17 @@ def test_a_window_is_spans_of_local_time(window, count, first, end):
 def test_every_window_has_spans_in_every_month():
     for month in range(1, 13):
         for name in WINDOWS:
-            assert all(each.start < each.end for each in spans(name, datetime(2026, month, 1, tzinfo=BERLIN)))
+            assert all(each.start < each.end for each in spans_of_window(name, datetime(2026, month, 1, tzinfo=BERLIN)))
 
 
 def test_what_is_tried_again_or_paused_has_not_failed_and_what_never_started_in_a_run_that_is_over_has():
-    run, task = InstanceState, TaskState
-    assert of_run(run.RUNNING, "a", {"a": task.RETRY_WAIT}) is None
-    assert of_run(run.PAUSED, "a", {"a": task.PAUSED}) is None
-    assert of_run(run.PAUSED, "", {}) is None
-    assert of_run(run.STOPPED, "", {}) is False
-    assert of_run(run.FAILURE, "a", {"a": task.WAITING}) is False
-    assert of_run(run.FAILURE, "a", {"a": task.SUCCESS}) is True
-    assert of_run(run.RUNNING, "*", {"a": task.SUCCESS, "b": task.SKIPPED}) is True
-    assert of_run(run.RUNNING, "*", {"a": task.SUCCESS, "b": task.RUNNING}) is None
-    assert of_run(run.SUCCESS, "gone", {"a": task.SUCCESS}) is False
+    run, task = RunState, TaskState
+    assert is_fulfilled(run.RUNNING, "a", {"a": task.RETRY_WAIT}) is None
+    assert is_fulfilled(run.PAUSED, "a", {"a": task.PAUSED}) is None
+    assert is_fulfilled(run.PAUSED, "", {}) is None
+    assert is_fulfilled(run.STOPPED, "", {}) is False
+    assert is_fulfilled(run.FAILURE, "a", {"a": task.WAITING}) is False
+    assert is_fulfilled(run.FAILURE, "a", {"a": task.SUCCESS}) is True
+    assert is_fulfilled(run.RUNNING, "*", {"a": task.SUCCESS, "b": task.SKIPPED}) is True
+    assert is_fulfilled(run.RUNNING, "*", {"a": task.SUCCESS, "b": task.RUNNING}) is None
+    assert is_fulfilled(run.SUCCESS, "gone", {"a": task.SUCCESS}) is False

@@ -9,7 +9,7 @@ from latchwork.errors import LatchworkError
 from latchwork_workflows.db.schedules import ScheduleRow
 from latchwork_workflows.db.tables import command, shard, task
 from latchwork_workflows.installation import join_store
-from latchwork_workflows.keys import Item
+from latchwork_workflows.keys import ItemName
 from latchwork_workflows.maintenance import Doctor
 from latchwork_workflows.master import Master
 from patience import eventually
@@ -27,7 +27,7 @@ def joined(stage):
 def findings(stage, later=0.0, between=lambda: None):
     """What is wrong, but that no master lives, as someone finds it who looks later."""
     looks = Doctor(stage.database, stage.store, now=lambda: time.time() + later, wait=lambda _: between())
-    return [each for each in looks.look() if each.kind != "no master"]
+    return [each for each in looks.check() if each.kind != "no master"]
 
 
 def kinds(stage, later=0.0):
@@ -35,13 +35,13 @@ def kinds(stage, later=0.0):
 
 
 def mend(stage):
-    found = Doctor(stage.database, stage.store, wait=lambda _: None).look()
-    numbers = Doctor(stage.database, stage.store).ask_to_mend(found, by="eve")
+    found = Doctor(stage.database, stage.store, wait=lambda _: None).check()
+    numbers = Doctor(stage.database, stage.store).request_repair(found, by="eve")
     return [eventually(lambda each=each: stage.command(each).done_at and stage.command(each)) for each in numbers]
 
 
 def plant_item(stage, name, shelf="s1"):
-    made = Item(999, 1, 0).id if name is None else name
+    made = ItemName(999, 1, 0).id if name is None else name
     stage.store.put(f"{stage.keys.backlog}/partitions/default/sort_keys/{shelf}", b"")
     value = b'{"attempts": 0, "why": "", "size": 2, "data": ""}\n{}'
     stage.store.create(f"{stage.keys.backlog}/partitions/default/items/{shelf}/{made}", value)
@@ -62,10 +62,10 @@ def test_nothing_is_wrong_with_what_works(joined):
 
 
 def test_who_looks_is_told_that_no_master_lives(joined):
-    (found,) = Doctor(joined.database, joined.store).look()
-    assert (found.kind, found.can_mend) == ("no master", False)
+    (found,) = Doctor(joined.database, joined.store).check()
+    assert (found.kind, found.can_repair) == ("no master", False)
     with Master(joined.database, joined.store):
-        eventually(lambda: Doctor(joined.database, joined.store).look() == [])
+        eventually(lambda: Doctor(joined.database, joined.store).check() == [])
 
 
 def test_an_item_that_nobody_waits_for_is_found_and_dropped(joined):
@@ -162,19 +162,19 @@ def test_a_command_that_no_master_does_is_named_with_its_run_and_not_said_to_be_
     monkeypatch.setattr(ScheduleRow, "next_fire", never)
     found = {each.subject: each for each in findings(joined, LATER)}
     assert {"2 (start of default.flow)", f"3 (pause of run {run})", "default.flow"} <= found.keys()
-    assert not any(each.can_mend for each in found.values() if each.kind in {"open command", "broken schedule"})
-    assert "no master has shard 0" in found["2 (start of default.flow)"].why
+    assert not any(each.can_repair for each in found.values() if each.kind in {"open command", "broken schedule"})
+    assert "no master owns shard 0" in found["2 (start of default.flow)"].why
     with joined.database.write() as connection:
         connection.execute(sa.update(shard).values(owner="node-1"))
     (found,) = (each for each in findings(joined, LATER) if each.subject == f"3 (pause of run {run})")
-    assert "node-1 has not done it: read its log for shard 0" in found.why
+    assert "node-1 has not executed it: check its log for shard 0" in found.why
 
 
 def test_a_key_that_nobody_of_ours_wrote_is_told_and_left(joined):
     plant_item(joined, "nonsense")
     joined.store.put(f"{joined.keys.cancels}/what", b"")
     found = findings(joined)
-    assert [(each.kind, each.can_mend) for each in found] == [("unknown key", False)] * 2
+    assert [(each.kind, each.can_repair) for each in found] == [("unknown key", False)] * 2
 
 
 def test_what_is_gone_at_the_second_look_was_only_passing(joined):
@@ -190,8 +190,8 @@ def test_what_is_gone_at_the_second_look_was_only_passing(joined):
 def test_a_store_of_another_database_is_told_before_anything_else(joined):
     plant_item(joined, None)
     joined.store.put(joined.keys.id, b"another")
-    (found,) = Doctor(joined.database, joined.store).look()
-    assert (found.kind, found.can_mend) == ("wrong store", False)
+    (found,) = Doctor(joined.database, joined.store).check()
+    assert (found.kind, found.can_repair) == ("wrong store", False)
 
 
 def test_nobody_may_ask_for_a_mending_by_the_api(client, stage):
@@ -201,9 +201,9 @@ def test_nobody_may_ask_for_a_mending_by_the_api(client, stage):
     with stage.master():
         run = stage.start(version)
         with pytest.raises(NotAllowed):
-            client.runs.act(run, "mend")
+            client.runs.act(run, "repair")
     with stage.database.read() as connection:
-        assert connection.execute(sa.select(command.c.id).where(command.c.type == "mend")).first() is None
+        assert connection.execute(sa.select(command.c.id).where(command.c.type == "repair")).first() is None
 
 
 def test_a_store_with_an_installation_of_the_old_layout_is_refused_and_keys_of_a_user_are_not(stage):

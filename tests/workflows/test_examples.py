@@ -10,10 +10,10 @@ import pytest
 
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.home import Home
-from latchwork_workflows.local_run import try_out
+from latchwork_workflows.local_run import run_locally
 from latchwork_workflows.model.backfill_dates import DateRange
-from latchwork_workflows.model.validate import checked
-from latchwork_workflows.model.yaml_format import read
+from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.yaml_format import parse
 from latchwork_workflows.serve import Serve, ServeOptions
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker import WorkerOptions
@@ -63,11 +63,11 @@ def test_the_nightly_sums_are_those_of_the_day_and_the_same_when_it_runs_again(n
 
 
 def test_the_cleanup_reports_what_went(tmp_path):
-    found = checked(read((FOLDER / "cleanup.yaml").read_text()), TaskTypes())
+    found = validated(parse((FOLDER / "cleanup.yaml").read_text()), TaskTypes())
     (tmp_path / "caches").mkdir()
     (tmp_path / "caches" / "old").touch()
     __import__("os").utime(tmp_path / "caches" / "old", (0, 0))
-    try_out(found.definition, found.order, {"root": str(tmp_path)}).check()
+    run_locally(found.definition, found.order, {"root": str(tmp_path)}).check()
     assert (tmp_path / "report.txt").read_text() == "caches 1, uploads 0\n"
 
 

@@ -5,12 +5,12 @@ import tracemalloc
 
 import pytest
 
-from latchwork_workflows.model.expressions import MOST_STEPS, Budget, Expression, ExpressionError
-from latchwork_workflows.model.logical import chosen
+from latchwork_workflows.model.expressions import MAX_STEPS, Budget, Expression, ExpressionError
+from latchwork_workflows.model.logical import choose_branch
 from latchwork_workflows.model.model import TaskSpec
-from latchwork_workflows.model.settings.usage import Settings
-from latchwork_workflows.model.validate import validate
-from latchwork_workflows.model.yaml_format import read
+from latchwork_workflows.model.settings.usage import StoredSettings
+from latchwork_workflows.model.validate import find_problems
+from latchwork_workflows.model.yaml_format import parse
 from latchwork_workflows.types import TaskTypes
 
 NAMES = {
@@ -61,9 +61,9 @@ def test_an_expression_has_the_value_that_its_text_says(source):
 
 
 WITHOUT_VALUE = {
-    "nobody > 1": "nothing has the name 'nobody'",
+    "nobody > 1": "there is no 'nobody'",
     "list.nobody": "list has no 'nobody'; it has files, size-of",
-    "files[2]": "files has 2 items, and none at 2",
+    "files[2]": "files has 2 items, none of them at 2",
     "files.x": "files is a list, which has no field 'x'",
     "files[True]": "has no field True",
     "1 / (rows - 17)": "1 / (rows - 17): division by zero",
@@ -78,14 +78,14 @@ WITHOUT_VALUE = {
     "int('3.5')": "int() takes a number, or text that is a whole one; '3.5' is text",
     "int('" + "1" * 39 + "')": "int() takes a number",
     "float('nan')": "float() takes a number",
-    "float('1e999')": "inf is no finite number",
+    "float('1e999')": "inf is not a finite number",
     "len(rows)": "len() takes text, a list or an object; rows is a number 17",
     "str(files)": "str() takes text, a number",
     "abs(day)": "abs() takes a number",
     "min(rows, day)": "min() takes numbers or texts, not a number and text",
     "max([])": "max() takes several values, or a list of some",
     "9223372036854775807 + 1": "a whole number has more than 64 bits",
-    "1e308 * 10": "inf is no finite number",
+    "1e308 * 10": "inf is not a finite number",
 }
 
 
@@ -98,7 +98,7 @@ def test_an_expression_without_a_value_says_what_its_operands_are(source):
 def test_a_comparison_of_text_with_a_number_names_task_field_and_operand(operator):
     task = TaskSpec(name="size", type="switch", params={"cases": [{"when": f"list.rows {operator} 10", "then": []}]})
     with pytest.raises(ValueError, match="cannot be used here") as error:
-        chosen(task, {}, {"list": {"rows": "17"}})
+        choose_branch(task, {}, {"list": {"rows": "17"}})
     said = "list.rows is text '17', and 10 is a number; write int(list.rows) if it is a number"
     assert str(error.value).startswith("task 'size', params.cases[0].when, 'list.rows")
     assert str(error.value).endswith(said)
@@ -108,9 +108,9 @@ INVALID = {
     "9 ** 9 ** 9": "'9 ** 9 ** 9' is not supported",
     "1 << 9999": "is not supported",
     "len('%999999999d' % 1) > 0 if 1 else 2": "is not supported",
-    "'a'.zfill(999999999)": "'a'.zfill\" is no function",
-    "str.format('{0.__class__}', 1)": "str.format' is no function",
-    "open('/etc/passwd')": "'open' is no function; there are len, int, float, str, abs, min, max",
+    "'a'.zfill(999999999)": "'a'.zfill\" is not a function",
+    "str.format('{0.__class__}', 1)": "str.format' is not a function",
+    "open('/etc/passwd')": "'open' is not a function; there are len, int, float, str, abs, min, max",
     "len(x=1)": "len() takes values, without names",
     "len(*files)": "without names or stars",
     "len(files, 1)": "len() takes one value, not 2",
@@ -123,19 +123,19 @@ INVALID = {
     "{'a': 1}": "is not supported",
     "(rows := 1)": "is not supported",
     "rows is None": "is not supported",
-    "b'x' == 1": "is no number, text",
-    "1j": "is no number, text",
-    "...": "is no number, text",
+    "b'x' == 1": "is not a number, text",
+    "1j": "is not a number, text",
+    "...": "is not a number, text",
     "99999999999999999999": "more than 64 bits",
-    "1e999": "inf is no finite number",
-    "${rows} > 1": "an expression has the names themselves",
+    "1e999": "inf is not a finite number",
+    "${rows} > 1": "an expression uses plain names",
     "rows >": "is not an expression",
     "x" * 1001: "string should have at most 1000 characters",
     "-" * 400 + "1": "nested more than 40 deep",
     "(" * 300 + "1" + ")" * 300: "is not an expression",
     "not " * 200 + "1": "nested more than 40 deep",
     "+".join(["1"] * 400): "nested more than 40 deep",
-    "\0": "text holds a NUL",
+    "\0": "text contains a NUL",
     "": "string should have at least 1 character",
     " ": "is not an expression",
 }
@@ -145,7 +145,7 @@ INVALID = {
 def test_what_no_expression_has_is_refused_when_a_workflow_is_applied(source):
     case = {"when": source, "then": []}
     flow = {"name": "flow", "tasks": [{"name": "s", "type": "switch", "params": {"cases": [case]}}]}
-    found = validate(flow, TaskTypes())
+    found = find_problems(flow, TaskTypes())
     said = [each.message for each in found if each.path == "tasks[0].params.cases[0].when"]
     assert any(INVALID[source] in each for each in said), found
 
@@ -156,7 +156,7 @@ def test_the_attributes_of_python_are_no_fields_of_values():
 
 
 def test_a_name_that_no_task_before_can_have_put_out_is_refused_when_a_workflow_is_applied():
-    flow = read("""
+    flow = parse("""
 name: flow
 params: {limit: 3}
 tasks:
@@ -165,10 +165,10 @@ tasks:
 - {name: s, type: switch, after: [list], params: {cases: [{when: "list.rows > limit and other.rows > 1", then: []}]}}
 - {name: first, type: switch, params: {cases: [{when: "len(rows) > limit", then: []}]}}
 """)
-    found = [str(each) for each in validate(flow, TaskTypes(), Settings())]
+    found = [str(each) for each in find_problems(flow, TaskTypes(), StoredSettings())]
     assert found == [
-        "tasks[2].params.cases[0].when: 'other.rows' is of 'other', which does not come before; add it to 'after'",
-        "tasks[3].params.cases[0].when: 'rows' is no parameter, and no task comes before 'first'",
+        "tasks[2].params.cases[0].when: 'other.rows' is of 'other', which is not upstream; add it to 'after'",
+        "tasks[3].params.cases[0].when: 'rows' is not a parameter, and no task precedes 'first'",
     ]
 
 
@@ -202,7 +202,7 @@ def test_no_expression_takes_noticeable_time_or_memory(source):
     tracemalloc.start()
     began = time.process_time()
     with pytest.raises(ValueError, match=r"steps|at most|more than") as error:
-        chosen(task, LARGE, {})
+        choose_branch(task, LARGE, {})
     took_s, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert str(error.value).startswith("task 's', params.cases[")
@@ -211,7 +211,7 @@ def test_no_expression_takes_noticeable_time_or_memory(source):
 
 
 def test_all_expressions_of_a_switch_share_one_budget():
-    budget, half = Budget(), {"many": list(range(MOST_STEPS // 2 - 10))}
+    budget, half = Budget(), {"many": list(range(MAX_STEPS // 2 - 10))}
     for _ in range(2):
         assert not Expression("-1 in many").is_true(half, budget)
     with pytest.raises(ExpressionError, match="it takes more than 100,000 steps"):

@@ -6,7 +6,7 @@ from workflows.hands import a_workflow
 FOUR = {"ended": [], "runs": [], "queued": [], "after": ["ended"]}
 
 
-def test_a_new_master_resumes_instances_leaves_queued_and_running_tasks_alone_and_takes_results_in(stage):
+def test_a_new_master_resumes_runs_leaves_queued_and_running_tasks_alone_and_takes_results_in(stage):
     version = stage.apply(a_workflow(tasks=FOUR))
     hand = stage.hand()
     with stage.master():

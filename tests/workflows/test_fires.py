@@ -1,4 +1,4 @@
-"""Schedules: one instance for each fire time, whoever dies when; windows, time zones, what is missed."""
+"""Schedules: one run for each fire time, whoever dies when; windows, time zones, what is missed."""
 
 import time
 from dataclasses import replace
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from latchwork.schedules import WallClock
 from latchwork_workflows.db import schedules
 from latchwork_workflows.db.schedules import ScheduleRow
-from latchwork_workflows.db.tables import fire, instance, schedule
+from latchwork_workflows.db.tables import fire, schedule, workflow_run
 from latchwork_workflows.maintenance import Doctor
 from latchwork_workflows.services.schedules import next_fires
 from patience import eventually
@@ -53,11 +53,11 @@ def scheduled(stage, **fields):
 
 def times(stage):
     with stage.database.read() as connection:
-        found = sa.select(instance.c.schedule_time).order_by(instance.c.schedule_time)
+        found = sa.select(workflow_run.c.schedule_time).order_by(workflow_run.c.schedule_time)
         return [(each - NOON) / 60 for each in connection.execute(found).scalars()]
 
 
-def test_a_fire_time_starts_one_instance_when_it_comes(stage):
+def test_a_fire_time_starts_one_run_when_it_comes(stage):
     scheduled(stage)
     clock = [NOON + 599]
     with stage.master(now=lambda: clock[0], poll_s=0.05):
@@ -90,7 +90,7 @@ def test_what_was_missed_is_made_up_for_as_the_schedule_says(stage, misfire, exp
         eventually(lambda: times(stage) == expected)
 
 
-def test_masters_that_die_at_every_step_of_a_fire_start_one_instance(stage, monkeypatch):
+def test_masters_that_die_at_every_step_of_a_fire_start_one_run(stage, monkeypatch):
     """The transaction is left before each of its statements in turn, and again when its answer is lost."""
     scheduled(stage)
     for step in range(4):
@@ -109,9 +109,9 @@ def test_masters_that_die_at_every_step_of_a_fire_start_one_instance(stage, monk
 def test_a_fire_that_somebody_has_written_is_not_started_again(stage):
     version = scheduled(stage)
     with stage.database.write() as connection:
-        found = schedules.rows(connection, 0)[0]
-        assert schedules.start(connection, found, NOON + 600) is not None
-        assert schedules.start(connection, found, NOON + 600) is None
+        found = schedules.load_schedules(connection, 0)[0]
+        assert schedules.start_fire(connection, found, NOON + 600) is not None
+        assert schedules.start_fire(connection, found, NOON + 600) is None
     assert stage.count(fire) == 1
     assert version.number == 1
 
@@ -182,7 +182,7 @@ def test_a_new_version_leaves_a_workflow_offline_and_its_schedule_switched_off(s
     assert not applied(client, schedule=cron, timeout_s=60).online
     assert not applied(client, schedule={"cron": "0 * * * *"}).online
     with stage.database.read() as connection:
-        (found,) = schedules.rows(connection)
+        (found,) = schedules.load_schedules(connection)
     assert (found.cron, found.online, found.enabled) == ("0 * * * *", False, False)
     assert client.workflows.apply(a_workflow(tasks={"a": []}).definition.to_json(), online=True).online
 
@@ -195,7 +195,7 @@ def test_missed_fire_times_survive_a_version_with_the_same_schedule_and_no_other
         eventually(lambda: times(stage) == [10, 20])
     applied(client, schedule={**every, "cron": "*/5 * * * *"})
     with stage.database.read() as connection:
-        (found,) = schedules.rows(connection)
+        (found,) = schedules.load_schedules(connection)
     assert found.cursor > time.time() - 60
 
 
@@ -218,12 +218,12 @@ def test_a_schedule_that_a_clock_ahead_has_settled_is_named_and_set_back(stage, 
     ahead = time.time() + 3600
     with stage.database.write() as connection:
         connection.execute(sa.update(schedule).values(cursor=ahead))
-    (found,) = Doctor(stage.database, stage.store, wait=lambda _: None).look()[-1:]
+    (found,) = Doctor(stage.database, stage.store, wait=lambda _: None).check()[-1:]
     assert (found.kind, found.subject) == ("schedule ahead", "default.flow")
     with stage.master(poll_s=0.05) as run:
         eventually(lambda: run.turns > 3)
         assert stage.count(fire) == 0
-        assert caplog.text.count("switch it off and on again") == 1
+        assert caplog.text.count("then disable and enable it") == 1
         client.schedules.set_enabled("flow", enabled=False)
         client.schedules.set_enabled("flow", enabled=True)
         eventually(lambda: stage.count(fire) >= 2)

@@ -11,7 +11,7 @@ import typer
 
 from latchwork.cli.main import application
 from latchwork.errors import LatchworkError
-from latchwork_workflows.app import check_reach, make_site
+from latchwork_workflows.app import check_exposure, make_web_app
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
@@ -53,7 +53,7 @@ def test_pages_alone_start_runs_that_masters_and_workers_elsewhere_do(start, tmp
     with Serve(home, ServeOptions(has_pages=False, worker=worker)):
         start("api", "--port", "0")
         out = tmp_path / "out-0"
-        eventually(lambda: "nobody can sign in yet" in out.read_text(), 60.0)
+        eventually(lambda: "no account can sign in yet" in out.read_text(), 60.0)
         address = re.search(r"at (http://\S+)", out.read_text())[1]
         with urllib.request.urlopen(f"{address}/healthz", timeout=30) as answer:
             assert answer.status == 200
@@ -131,12 +131,12 @@ def test_pages_alone_make_no_database(flows, tmp_path):
 
 
 def test_accounts_are_made_changed_and_listed(flows, monkeypatch):
-    assert "no users; make one with" in flows("users", "list").out
+    assert "no users; create one with" in flows("users", "list").out
     monkeypatch.setattr(sys, "stdin", StringIO("correct horse battery\n"))
     made = flows("users", "set", "ann", "--role", "admin", "--password", "--json").json
     assert made == {"is_new": True, "user": "ann", "enabled": True, "has_password": True, "roles": {"": "admin"}}
     assert (
-        "user bob is made: operator of billing"
+        "user bob created: operator of billing"
         in flows("users", "set", "bob", "--role", "operator", "--project", "billing").out
     )
     flows("users", "set", "bob", "--role", "viewer")
@@ -149,11 +149,11 @@ def test_accounts_are_made_changed_and_listed(flows, monkeypatch):
     assert "viewer of all, operator of billing" in flows("users", "list").out
     flows("users", "set", "bob", "--role", "none", "--project", "billing")
     assert flows("users", "set", "bob", "--off", "--json").json["roles"] == {"": "viewer"}
-    flows("users", "link", "bob").refused(2, "user bob is off")
+    flows("users", "link", "bob").refused(2, "user bob is disabled")
     monkeypatch.setattr(sys, "stdin", StringIO("short"))
     flows("users", "set", "ann", "--password").refused(2, "10 to 200 characters")
     flows("users", "set", "carl", "--role", "king").refused(2, "no role 'king'", "viewer, operator, editor, admin")
-    flows("users", "set", "a b").refused(2, "is no name")
+    flows("users", "set", "a b").refused(2, "is not a valid name")
     flows("users", "link", "carl").refused(1, "no account 'carl'")
     assert [each["user"] for each in flows("users", "list", "--json").json["users"]] == ["ann", "bob"]
 
@@ -190,7 +190,7 @@ def test_each_setting_of_a_node_can_be_a_variable(name):
 
 def test_a_setting_that_is_a_variable_counts_unless_an_option_says_otherwise(flows, monkeypatch):
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_ORDER", "random")
-    flows("master").refused(2, "--order is instance or submitted, not 'random'")
+    flows("master").refused(2, "--order is run or submitted, not 'random'")
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_ON_DISCONNECT", "shrug")
     flows("worker").refused(2, "on_disconnect must be 'wait' or 'stop', not 'shrug'")
     flows("worker", "--on-disconnect", "panic").refused(2, "not 'panic'")
@@ -199,17 +199,17 @@ def test_a_setting_that_is_a_variable_counts_unless_an_option_says_otherwise(flo
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "flows.example.org"])
 def test_other_machines_are_let_in_only_once_somebody_has_a_password(served, host):
     database = Database(served.home.database)
-    accounts, app = DatabaseAccounts(database), make_site(database)
+    accounts, app = DatabaseAccounts(database), make_web_app(database)
     accounts.create("ann", None, by="test")
     for local in ("127.0.0.1", "::1", "[::1]", "localhost"):
-        check_reach(app, local)
+        check_exposure(app, local)
     with pytest.raises(LatchworkError, match=f"--host {re.escape(host)} lets other machines ask.*users set NAME"):
-        check_reach(app, host)
+        check_exposure(app, host)
     accounts.set_password("ann", "correct horse battery", by="test")
-    check_reach(app, host)
+    check_exposure(app, host)
     accounts.set_enabled("ann", False, by="test")
     with pytest.raises(LatchworkError, match="no account has a password"):
-        check_reach(app, host)
+        check_exposure(app, host)
     database.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from disks import mounted
 from latchwork._base.files import replace_file, trouble_of
-from latchwork_workflows.cli.options import Repeats
+from latchwork_workflows.cli.options import RepeatFilter
 from levels import LONG
 from patience import eventually
 
@@ -88,7 +88,7 @@ def refused(told, *words):
 
 def test_a_disk_that_is_full_under_everything_is_told_by_all_and_what_ran_goes_on(flows, disk, tmp_path):
     server, out = flows("serve", "--port", "0", "--slots", "2", "--session-ttl-s", "5", is_node=True)
-    eventually(lambda: "sign in" in out.read_text(), 60.0)
+    eventually(lambda: "sign-in link" in out.read_text(), 60.0)
     eventually(lambda: "takes tasks, 2 at a time" in out.read_text(), 60.0)  # nodes told nothing at all
     flows("apply", "flow.yaml")
     number = json.loads(flows("start", "flow", "-p", f"go={tmp_path}/go", "--json").stdout)["run"]
@@ -97,7 +97,7 @@ def test_a_disk_that_is_full_under_everything_is_told_by_all_and_what_ran_goes_o
     full = f"the disk of {disk}/home is full: free space there"
     refused(flows("start", "flow"), full)
     refused(flows("apply", "flow.yaml", "--offline"), full)
-    refused(flows("deploy", "coded.py"), "the code bundle cannot be kept now", "No space left on device")
+    refused(flows("deploy", "coded.py"), "the code bundle cannot be stored now", "No space left on device")
     refused(
         flows("secrets", "set", "KEY", given="hunter2"), f"{disk}/home/secrets/default/KEY", "No space left on device"
     )
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_under_everything_is_told_by_all_and_what_ran_goes_o
     (disk / "filler").unlink()
     eventually(lambda: json.loads(flows("show", number, "--json").stdout)["state"] == "success", 90.0, every_s=1.0)
     assert flows("start", "flow", "-p", f"go={tmp_path}/go", "--wait").returncode == 0
-    assert flows("doctor").stdout == "nothing is wrong\n"
+    assert flows("doctor").stdout == "no problems found\n"
     server.send_signal(signal.SIGTERM)
     assert server.wait(60) == 0
     lines = [re.sub(r"^\S+ \S+ ", "", each) for each in out.read_text().splitlines() if "cannot grow" in each]
@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_replaced_stays_and_nothing_is_left_beside_it(tmp_
 
 def test_a_line_that_repeats_itself_is_told_once_a_minute_with_how_often_it_was_not():
     clock = [0.0]
-    lets = Repeats(lambda: clock[0])
+    lets = RepeatFilter(lambda: clock[0])
 
     def told(text, *args):
         record = logging.LogRecord("latchwork.x", logging.WARNING, "", 0, text, args, None)

@@ -7,10 +7,10 @@ import pytest
 
 import latchwork
 from latchwork_workflows.db import grants
-from latchwork_workflows.db.commands import CommandType, ask
-from latchwork_workflows.db.history import of_people
+from latchwork_workflows.db.commands import CommandType, send_command
+from latchwork_workflows.db.history import user_actions
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
-from latchwork_workflows.maintenance import document_of, import_document
+from latchwork_workflows.maintenance import export_document, import_document
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.web import Role
@@ -48,7 +48,7 @@ def waits(workflow="a.payroll", project="b"):
 def let(stage, role, grantee="b"):
     """Project `a` lets another use it."""
     with stage.database.write() as connection:
-        grants.put(connection, Grant(project="a", grantee=grantee, role=role.word))
+        grants.save(connection, Grant(project="a", grantee=grantee, role=role.label))
 
 
 def errors(stage):
@@ -57,7 +57,7 @@ def errors(stage):
 
 def told(stage, project):
     with stage.database.read() as connection:
-        return [each for each in of_people(connection, projects=[project]) if each.project == project]
+        return [each for each in user_actions(connection, projects=[project]) if each.project == project]
 
 
 # When it is applied
@@ -117,7 +117,7 @@ def test_a_sub_process_of_a_project_without_the_role_starts_nothing_and_fails(st
     with stage.master():
         made = stage.start(stage.apply(starts()))
         stage.until(made, "failure")
-    assert stage.instances() == 1
+    assert stage.runs() == 1
     (why,) = errors(stage)
     assert "project 'a' does not let project 'b' start its workflows" in why
 
@@ -144,9 +144,9 @@ def test_the_audit_of_a_project_names_the_person_who_had_a_workflow_of_it_starte
     version = client.workflows.apply(starts().definition)
     with stage.master():
         made = client.runs.start("b.thief").id(30)
-        eventually(lambda: stage.instances() == 2)
+        eventually(lambda: stage.runs() == 2)
     (used,) = [each for each in told(stage, "a") if each.kind == "start"]
-    assert (used.by, used.instance, version.version) == ("ann", made + 1, 1)
+    assert (used.by, used.run_id, version.version) == ("ann", made + 1, 1)
     assert used.details == {"workflow": "a.payroll", "from": "b.thief", "task": "call", "from_run": made}
 
 
@@ -157,9 +157,9 @@ def test_the_audit_names_who_wrote_a_workflow_that_its_schedule_starts(stage):
     with stage.master():
         with stage.database.write() as connection:
             args = {"code": version.code, "version": 1, "schedule_time": 1.0}
-            ask(connection, CommandType.TIMER, shard_id=0, args=args, by="schedule")
+            send_command(connection, CommandType.TIMER, shard_id=0, args=args, by="schedule")
         stage.poke()
-        eventually(lambda: stage.instances() == 2)
+        eventually(lambda: stage.runs() == 2)
     assert [each.by for each in told(stage, "a") if each.kind == "start"] == ["mallory"]
 
 
@@ -185,7 +185,7 @@ def test_a_dependent_of_a_project_that_is_listed_gets_outputs_and_the_audit_says
         made = stage.start(version, schedule_time=2.0)
         assert hand.spec(hand.wait("show")).values["salary"] == 7
     (used,) = [each for each in told(stage, "a") if each.kind == "use outputs"]
-    assert (used.by, used.instance, used.details["from_run"]) == ("bob", run, made)
+    assert (used.by, used.run_id, used.details["from_run"]) == ("bob", run, made)
 
 
 def test_nobody_is_told_of_runs_that_a_dependent_may_not_see(stage, client):
@@ -228,7 +228,7 @@ def test_grants_are_listed_removed_and_told(stage, client):
 def test_grants_are_carried_to_another_database_and_an_import_needs_them(stage, client):
     client.grants.set("a", "b", "operator")
     client.workflows.apply(starts().definition)
-    document = document_of(stage.database)
+    document = export_document(stage.database)
     assert document["grants"] == [{"project": "a", "grantee": "b", "role": "operator"}]
     client.grants.remove("a", "b")
     assert [each.what for each in import_document(stage.database, document, by="ann") if each.kind == "grant"] == [

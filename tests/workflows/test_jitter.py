@@ -79,7 +79,7 @@ def test_task_of_a_worker_that_is_killed_or_frozen_runs_again_after_it_has_ended
         if how == signal.SIGSTOP:
             first.send_signal(signal.SIGCONT)  # it wakes up, and its end is refused
             time.sleep(1.0)
-            assert working.Result.of(store.get(KEYS.result(0, x)).value).worker == "w2"
+            assert working.AttemptResult.from_bytes(store.get(KEYS.result(0, x)).value).worker == "w2"
             assert len(journal(path)) == 2
     finally:
         end_process(first)

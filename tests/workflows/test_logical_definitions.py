@@ -4,8 +4,8 @@ import pytest
 
 from latchwork_workflows import On, conditions, dependent, shell, sub_process, switch, task, workflow
 from latchwork_workflows.errors import DefinitionInvalid, WrongState
-from latchwork_workflows.model.validate import checked, problems_of
-from latchwork_workflows.model.yaml_format import read, write
+from latchwork_workflows.model.validate import problems_in_text, validated
+from latchwork_workflows.model.yaml_format import parse, to_yaml
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
 
@@ -26,7 +26,7 @@ def close(day: str):
     shell("true")
 
 
-@workflow(name="all_of_them", params={"day": "${business_date}"})
+@workflow(name="all_of_them", params={"day": "${logical_date}"})
 def python_flow(day: str):
     ready = dependent(On(close) & (On("sales.load", task="facts", window="yesterday") | On("x")), wait_s=60)
     got = listed(day).after(ready)
@@ -42,7 +42,7 @@ def python_flow(day: str):
 
 YAML_FLOW = """
 name: all_of_them
-params: {day: "${business_date}"}
+params: {day: "${logical_date}"}
 tasks:
 - name: dependent
   type: dependent
@@ -88,26 +88,26 @@ tasks:
 
 
 def test_python_and_yaml_say_the_same_and_what_is_written_is_read_back():
-    assert checked(read(YAML_FLOW.replace("HERE", __name__)), TYPES).definition == python_flow.definition
-    assert checked(read(write(python_flow.definition)), TYPES).definition == python_flow.definition
+    assert validated(parse(YAML_FLOW.replace("HERE", __name__)), TYPES).definition == python_flow.definition
+    assert validated(parse(to_yaml(python_flow.definition)), TYPES).definition == python_flow.definition
 
 
 PROBLEMS = """
-{name: a, type: noop, map_parallel: 2} | tasks[0].map_parallel: without 'map' there is nothing that it limits
-{name: a, type: noop, map: "one"} | tasks[0].map: 'one' is no list
+{name: a, type: noop, map_parallel: 2} | tasks[0].map_parallel: without 'map' it has no effect
+{name: a, type: noop, map: "one"} | tasks[0].map: 'one' is not a list
 {name: a, type: noop, map: "${nobody.files}"} | tasks[0].map: '${nobody.files}' names no task
 {name: a, type: dependent, map: [1], params: {on: x}} | tasks[0].map: a dependent decides once
 {name: a, type: sub_process, params: {workflow: flow}} | tasks[0].params.workflow: default.flow would start itself
-{name: a, type: sub_process, params: {}} | tasks[0].params.workflow: this has to be given
+{name: a, type: sub_process, params: {}} | tasks[0].params.workflow: this is required
 {name: a, type: sub_process, retries: 3, params: {workflow: b}} | tasks[0].retries: a sub_process is decided by its
 {name: a, type: sub_process, timeout_s: 3, params: {workflow: b}} | tasks[0].timeout_s: a sub_process has none; give
-{name: a, type: sub_process, params: {workflow: b, params: {x: "${secret:y}"}}} | tasks[0].params.params: a password is
+{name: a, type: sub_process, params: {workflow: b, params: {x: "${secret:y}"}}} | tasks[0].params.params: only workers
 {name: a, type: dependent, params: {on: {workflow: b, window: soon}}} | tasks[0].params.on.window: value error, there is
 {name: a, type: dependent, params: {on: {all: [b, {task: c}]}}} | tasks[0].params.on.all[1]: value error, give one of
 {name: a, type: dependent, params: {on: {any: []}}} | tasks[0].params.on: value error, 'any' is empty
-{name: a, type: dependent, params: {on: b, wait_s: 5}} | tasks[0].params: value error, on_failure 'wait' and wait_s
+{name: a, type: dependent, params: {on: b, wait_s: 5}} | tasks[0].params: value error, wait_s is required with
 {name: a, type: dependent, worker_group: g, params: {on: b}} | tasks[0].worker_group: a dependent is decided by its
-{name: a, type: conditions, params: {}} | tasks[0].after: conditions look at tasks before; name them
+{name: a, type: conditions, params: {}} | tasks[0].after: conditions evaluate earlier tasks; name them
 {name: a, type: conditions, params: {when: z, success: [b]}} | tasks[0].params.when: it looks at 'z', which is not in
 {name: a, type: conditions, params: {success: [b]}} | tasks[0].params.success[0]: there is no task 'b'
 {name: a, type: conditions, params: {failure: [last]}} | tasks[0].params.failure[0]: 'last' does not come after 'a'
@@ -121,7 +121,9 @@ PROBLEMS = """
 @pytest.mark.parametrize("line", [each for each in PROBLEMS.splitlines() if each])
 def test_a_problem_of_a_logical_task_is_told_by_its_place(line):
     given, told = line.split(" | ")
-    found = [str(each) for each in problems_of(f"name: flow\ntasks:\n- {given}\n- {{name: last, type: noop}}", TYPES)]
+    found = [
+        str(each) for each in problems_in_text(f"name: flow\ntasks:\n- {given}\n- {{name: last, type: noop}}", TYPES)
+    ]
     assert any(each.startswith(told) for each in found), found
 
 
@@ -162,7 +164,7 @@ def test_why_says_which_run_a_sub_process_waits_for_and_a_child_is_mended_by_its
         client.runs.stop(made)
         stage.until(made, "stopped")
         assert f"Its run {child} is stopped: recover this run" in client.runs.explain(made).tasks["sub"]
-        with pytest.raises(WrongState, match=f"run {child} is a part of run {made}; recover that one"):
+        with pytest.raises(WrongState, match=f"run {child} is a part of run {made}; recover that run"):
             client.runs.recover(child)
 
 

@@ -14,8 +14,8 @@ import pytest
 from latchwork.testing import VirtualClock
 from latchwork_workflows.logs import (
     AttemptLog,
-    Health,
     LogMissing,
+    LogStoreHealth,
     LogStoreMismatch,
     Mask,
     clean_text,
@@ -130,7 +130,7 @@ def test_logs_of_two_claims_of_one_attempt_are_two_logs(logs):
     assert read_all(logs, "7/11/42/1.100.log")[0] == b"claim 100"
 
 
-def test_log_of_an_instance_is_removed_with_all_its_parts_and_no_other(logs):
+def test_log_of_a_run_is_removed_with_all_its_parts_and_no_other(logs):
     for ref in (REF, "7/11/43/2.5.log", "7/12/44/1.6.log"):
         log = AttemptLog(logs, ref)
         log.write(b"x")
@@ -146,18 +146,18 @@ def test_log_of_an_instance_is_removed_with_all_its_parts_and_no_other(logs):
     "ref", ["../../etc/passwd", "/etc/passwd", "7/11/42/../../1.log", "7/11/42/1.99.log/0", "", "7/11/42/1.99.log\n"]
 )
 def test_reference_that_is_a_path_of_anybodys_choice_is_no_log(logs, ref):
-    with pytest.raises(LogMissing, match="no reference of a log"):
+    with pytest.raises(LogMissing, match="not a log reference"):
         logs.read(ref)
 
 
 def test_log_store_of_other_workflows_is_refused(logs):
     with pytest.raises(LogStoreMismatch, match="belongs to no workflows"):
-        logs.check("abc")
-    logs.mark("abc")
-    logs.mark("abc")
-    logs.check("abc")
+        logs.check_owner("abc")
+    logs.set_owner("abc")
+    logs.set_owner("abc")
+    logs.check_owner("abc")
     with pytest.raises(LogStoreMismatch, match="belongs to workflows abc, not to def"):
-        logs.mark("def")
+        logs.set_owner("def")
 
 
 def test_files_are_kept_by_name_and_replaced_at_once(logs):
@@ -168,7 +168,7 @@ def test_files_are_kept_by_name_and_replaced_at_once(logs):
     logs.remove_file("bundles/a1")
     logs.remove_file("bundles/a1")
     assert logs.get_file("bundles/a1") is None
-    with pytest.raises(ValueError, match="no name of a file"):
+    with pytest.raises(ValueError, match="not a file name"):
         logs.get_file("bundles/../../x")
 
 
@@ -205,7 +205,7 @@ while True:
 def test_secret_is_masked_wherever_the_stream_is_cut():
     secrets = ["hunter2!", "hunter2!and-more", "b\nlong line of a key\nanother line of it\n", "pa ss&word"]
     text = b"x hunter2! y hunter2!and-more z hunter2!and pa%20ss%26word pa+ss%26word a long line of a key b hunter2"
-    want = Mask(secrets).whole(text)
+    want = Mask(secrets).mask_bytes(text)
     assert b"hunter2!" not in want
     assert b"long line" not in want
     assert b"%26" not in want
@@ -234,7 +234,7 @@ def test_secret_is_hidden_from_the_log_from_its_readers_and_from_the_last_line(f
 
 def test_json_form_of_a_secret_is_masked():
     secret = 'quo"te'
-    assert b"quo" not in Mask([secret]).whole(json.dumps({"password": secret}).encode())
+    assert b"quo" not in Mask([secret]).mask_bytes(json.dumps({"password": secret}).encode())
 
 
 # Floods, and a full disk
@@ -255,7 +255,7 @@ def test_log_that_is_flooded_keeps_its_beginning_and_its_end(folder_logs):
 
 def test_full_disk_delays_a_log_and_what_does_not_fit_is_counted_in_it(folder_logs, virtual_clock):
     trouble, told = Trouble(folder_logs), []
-    health = Health(lambda: told.append(health.is_ok))
+    health = LogStoreHealth(lambda: told.append(health.is_ok))
     log = AttemptLog(trouble, REF, health=health, clock=virtual_clock)
     log.write(b"before\n")
     assert log.flush()
@@ -330,7 +330,7 @@ def test_what_a_task_puts_where_its_log_should_be_is_not_followed_and_holds_up_n
     else:
         place.mkdir()
     for look in (folder_logs.read, folder_logs.size, folder_logs.tail):
-        with pytest.raises(OSError, match="where it should be is a link, a pipe or the like"):
+        with pytest.raises(OSError, match="its path is a link, a pipe or the like"):
             look(REF)
 
 

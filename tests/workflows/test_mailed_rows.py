@@ -6,15 +6,15 @@ from contextlib import closing
 
 import pytest
 
-from latchwork_workflows.alerts.messages import Message, Told, with_rows
-from latchwork_workflows.alerts.sender import Sender
+from latchwork_workflows.alerts.messages import AlertRecord, Message, attach_rows
+from latchwork_workflows.alerts.sender import AlertSender
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.keys import rows_ref
+from latchwork_workflows.keys import rows_file
 from latchwork_workflows.logs.files import FileLogs
-from latchwork_workflows.model.validate import checked
+from latchwork_workflows.model.validate import validated
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.services import alerts as desk
-from latchwork_workflows.services.parts import Parts
+from latchwork_workflows.services.parts import ServiceContext
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Identity, Role
@@ -41,7 +41,7 @@ def query(store, task, shop, statement, **more):
 
 
 def rows_of(logs, found, size=20_000_000):
-    return logs.read(rows_ref(found.log_ref), 0, size).data.decode()
+    return logs.read(rows_file(found.log_ref), 0, size).data.decode()
 
 
 def test_all_rows_of_the_last_statement_are_kept_however_few_the_log_shows(store, logs, worker, shop):
@@ -77,7 +77,7 @@ def test_rows_that_cannot_be_kept_fail_their_task_and_say_so(store, logs, worker
     monkeypatch.setattr(FileLogs, "create", full)
     found = result(store, query(store, 1, shop, "SELECT id FROM orders"))
     assert found.outcome is Outcome.FAILURE
-    assert "its rows could not be kept for a mail: [Errno 28] No space left on device" in found.error
+    assert "its rows could not be stored for a mail: [Errno 28] No space left on device" in found.error
 
 
 def test_of_more_rows_than_a_mail_takes_the_beginning_is_kept_and_told(store, logs, worker, shop):
@@ -87,12 +87,12 @@ def test_of_more_rows_than_a_mail_takes_the_beginning_is_kept_and_told(store, lo
     text = rows_of(logs, found)
     assert 8_900_000 < len(text) < 10_000_000
     assert text.endswith("\r\n")
-    said = {"mail": MAIL, "log_ref": rows_ref(found.log_ref), "count_rows": 120_000}
-    made = with_rows(Message("<1@x>", "s", "t", {}), Told(1, 1, 1, "rows", 1.0, 1, "orders", said), logs)
+    said = {"mail": MAIL, "log_ref": rows_file(found.log_ref), "count_rows": 120_000}
+    made = attach_rows(Message("<1@x>", "s", "t", {}), AlertRecord(1, 1, 1, "rows", 1.0, 1, "orders", said), logs)
     assert "attached as orders.csv, their beginning" in made.text
-    whole = with_rows(
+    whole = attach_rows(
         Message("<1@x>", "s", "t", {}),
-        Told(1, 1, 1, "rows", 1.0, 1, "orders", {**said, "count_rows": text.count("\n") - 1}),
+        AlertRecord(1, 1, 1, "rows", 1.0, 1, "orders", {**said, "count_rows": text.count("\n") - 1}),
         logs,
     )
     assert "beginning" not in whole.text
@@ -101,15 +101,15 @@ def test_of_more_rows_than_a_mail_takes_the_beginning_is_kept_and_told(store, lo
 def test_rows_of_a_run_come_by_mail_as_a_table(stage, store, logs, worker, shop):
     """The whole way: master, worker, log store, sender, and a mail server."""
     with running(MailServer()) as server:
-        parts = Parts(stage.database, DatabaseAccounts(stage.database))
+        context = ServiceContext(stage.database, DatabaseAccounts(stage.database))
         options = {"host": "127.0.0.1", "port": server.port, "security": "none", "sender": "flows@example.org"}
-        desk.set_channel(parts, Identity("ann", {"": Role.ADMIN}), "boss", "smtp", options)
+        desk.set_channel(context, Identity("ann", {"": Role.ADMIN}), "boss", "smtp", options)
         params = {"connection": shop, "statement": "SELECT id, name FROM orders ORDER BY id", "mail": MAIL}
         tasks = [{"name": "orders", "type": "sql", "params": params}]
-        version = stage.apply(checked({"name": "report", "tasks": tasks}, TaskTypes()))
+        version = stage.apply(validated({"name": "report", "tasks": tasks}, TaskTypes()))
         with stage.master():
             stage.until(stage.start(version), "success")
-        sender = Sender(stage.database, Secrets(environ={}, providers=()), token=1, logs=logs, poll_s=0.05)
+        sender = AlertSender(stage.database, Secrets(environ={}, providers=()), token=1, logs=logs, poll_s=0.05)
         thread = threading.Thread(target=sender.run, name="sender")
         thread.start()
         try:

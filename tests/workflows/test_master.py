@@ -11,7 +11,7 @@ from latchwork_workflows.db import runs
 from latchwork_workflows.db.tables import attempt, definition_version, shard
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import adopt_store, join_store
-from latchwork_workflows.keys import x_of
+from latchwork_workflows.keys import attempt_key_of
 from latchwork_workflows.master import inputs
 from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.state import Outcome
@@ -19,7 +19,7 @@ from patience import eventually
 from workflows.hands import a_workflow
 
 
-def test_an_instance_runs_to_its_end_in_the_order_of_its_tasks(stage):
+def test_a_run_runs_to_its_end_in_the_order_of_its_tasks(stage):
     version = stage.apply(a_workflow())
     hand = stage.hand()
     with stage.master():
@@ -37,7 +37,7 @@ def test_an_instance_runs_to_its_end_in_the_order_of_its_tasks(stage):
 
 def test_outputs_and_parameters_reach_the_tasks_behind(stage):
     tasks = {"a": [], "b": {"after": ["a"], "env": {"ROWS": "${a.rows}"}}}
-    version = stage.apply(a_workflow(tasks=tasks, params={"day": "${business_date}", "where": "here"}))
+    version = stage.apply(a_workflow(tasks=tasks, params={"day": "${logical_date}", "where": "here"}))
     hand = stage.hand()
     with stage.master():
         stage.start(version, params={"where": "there"}, schedule_time=86_400.0)
@@ -80,13 +80,13 @@ def test_a_result_that_nobody_could_have_written_ends_its_attempt_and_strange_ke
         made = stage.start(version)
         claim = hand.wait("a")
         row = stage.rows(made)["a"]
-        claim.ack(ops=[Create(stage.keys.result(0, x_of(row, 1)), b"\xff")])
+        claim.ack(ops=[Create(stage.keys.result(0, attempt_key_of(row, 1)), b"\xff")])
         stage.until(made, "failure")
         eventually(lambda: stage.store.list(stage.keys.results_of(0)) == [])
     assert any("cannot be read" in (error or "") for *_, error in stage.attempts())
 
 
-def test_an_instance_that_raises_fails_and_its_shard_goes_on(stage, monkeypatch):
+def test_a_run_that_raises_fails_and_its_shard_goes_on(stage, monkeypatch):
     poisoned, healthy = stage.apply(a_workflow("poisoned")), stage.apply(a_workflow("healthy"))
     hand = stage.hand()
     with stage.master():
@@ -105,7 +105,7 @@ def test_an_instance_that_raises_fails_and_its_shard_goes_on(stage, monkeypatch)
     assert "error" in stage.events(sick)
 
 
-def test_a_row_that_the_database_refuses_ends_its_instance_and_not_its_shard(stage, monkeypatch):
+def test_a_row_that_the_database_refuses_ends_its_run_and_not_its_shard(stage, monkeypatch):
     version = stage.apply(a_workflow())
     hand, save = stage.hand(), runs.save
     with stage.master():
@@ -159,17 +159,17 @@ def test_a_commit_whose_answer_is_lost_is_read_again_and_done_once(stage, monkey
     assert stage.attempts() == [(1, "first", "success", "hand", None)] * 2
 
 
-def test_an_instance_whose_start_had_no_answer_is_found(stage, monkeypatch):
+def test_a_run_whose_start_had_no_answer_is_found(stage, monkeypatch):
     version = stage.apply(a_workflow(tasks={"a": []}))
     hand = stage.hand()
     with stage.master():
         eventually(lambda: stage.owner() == "node")
-        lost = stage.lose_answers(monkeypatch, every=1, most=1)
+        lost = stage.lose_answers(monkeypatch, every=1, limit=1)
         made = stage.start(version)
         assert lost
         hand.end(hand.wait("a"))
         stage.until(made, "success")
-    assert stage.instances() == 1
+    assert stage.runs() == 1
 
 
 def test_a_master_of_before_writes_nothing_once_another_has_the_shard(stage):
@@ -208,7 +208,7 @@ def test_a_store_that_knows_nothing_of_the_database_is_refused_until_it_is_adopt
 
 
 def test_a_database_from_before_is_refused_where_results_were_deleted_since(stage):
-    stage.store.put(stage.keys.high(0), b"17")
+    stage.store.put(stage.keys.restore_mark(0), b"17")
     with pytest.raises(StoreMismatch, match="restored from a backup"), stage.master() as run:
         eventually(lambda: stage.is_over(run))
 
@@ -231,7 +231,7 @@ def test_the_history_of_a_run_that_is_over_still_gets_its_late_results(stage):
         stage.until(made, "failure")
         eventually(lambda: stage.left() == [])
         row = stage.rows(made)["a"]
-        stage.store.put(stage.keys.result(0, x_of(row, 1)), stage.result(claim=2**61))
+        stage.store.put(stage.keys.result(0, attempt_key_of(row, 1)), stage.result(claim=2**61))
         eventually(lambda: stage.count(attempt) == 2)
         eventually(lambda: stage.left() == [])
     assert stage.state(made) == "failure"
@@ -242,13 +242,13 @@ def test_the_history_of_a_run_that_is_over_still_gets_its_late_results(stage):
 
 def test_the_next_task_is_put_before_what_has_ended_is_tidied(stage, monkeypatch):
     version = stage.apply(a_workflow())
-    hand, tidied, tidy = stage.hand(), threading.Event(), Dispatcher.tidy
+    hand, tidied, tidy = stage.hand(), threading.Event(), Dispatcher.delete_results
 
     def late(*args):
         tidied.wait(30.0)
         tidy(*args)
 
-    monkeypatch.setattr(Dispatcher, "tidy", late)
+    monkeypatch.setattr(Dispatcher, "delete_results", late)
     with stage.master():
         made = stage.start(version)
         hand.end(hand.wait("a"))

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from latchwork_workflows.state.records import MOST_IN_HANDS
+from latchwork_workflows.state.records import MAX_IN_HANDS
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -24,7 +24,7 @@ def sub(of, **params):
 def started(stage, version):
     """One transaction makes 250 runs, or has 500 tasks look: that takes longer than other starts do."""
     number = stage.send("start", code=version.code, version=version.number)
-    return eventually(lambda: stage.command(number).instance, 60.0, "the start")
+    return eventually(lambda: stage.command(number).run_id, 60.0, "the start")
 
 
 def test_fifty_levels_of_runs_and_two_hundred_siblings_end_with_one_slot_and_one_thread(stage):
@@ -52,12 +52,12 @@ def test_fifty_levels_of_runs_and_two_hundred_siblings_end_with_one_slot_and_one
         eventually(work, 120.0)
         assert threading.active_count() < 30
         assert done == 201
-    assert stage.instances() == 1 + 50 + 200
+    assert stage.runs() == 1 + 50 + 200
 
 
 def test_parents_that_wait_take_no_place_among_the_tasks_that_workers_may_have(stage):
-    """As many as an instance may have with workers wait, and the tasks behind them are queued all the same."""
-    tasks = {f"dep{index}": {"type": "dependent", "params": {"on": "nobody"}} for index in range(MOST_IN_HANDS)}
+    """As many as a run may have with workers wait, and the tasks behind them are queued all the same."""
+    tasks = {f"dep{index}": {"type": "dependent", "params": {"on": "nobody"}} for index in range(MAX_IN_HANDS)}
     version = stage.apply(a_workflow("top", tasks={**tasks, "a": []}))
     hand = stage.hand()
     with stage.master():

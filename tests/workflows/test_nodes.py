@@ -60,7 +60,7 @@ def test_masters_share_the_shards_and_one_that_leaves_hands_its_own_over(stage, 
     eventually(lambda: owners(stage) == {"m1", "m2"}, 30.0)
     version = stage.apply(a_workflow())
     runs = [stage.send("start", on=each, code=version.code, version=1) for each in range(4)]
-    made = [eventually(lambda each=each: stage.command(each).instance, 30.0) for each in runs]
+    made = [eventually(lambda each=each: stage.command(each).run_id, 30.0) for each in runs]
     first.close()
     hand, claims = stage.hand(), {}
     for names in (4, 8):
@@ -78,7 +78,7 @@ def test_a_master_without_its_database_gives_its_shards_away_and_comes_back(stag
     one, database = master("m1")
     eventually(lambda: owners(stage) == {"m1"}, 30.0)
     with monkeypatch.context() as cut:
-        for each in ("read", "write", "ask"):
+        for each in ("read", "write", "ping"):
             cut.setattr(database, each, stage.refused)
         master("m2")
         eventually(lambda: owners(stage) == {"m2"} and not one.health().ok, 30.0)
@@ -92,7 +92,7 @@ def test_a_close_with_less_patience_shortens_the_one_before(stage, master, monke
         begun.set()
         gate.wait()
 
-    monkeypatch.setattr(node.ShardRun, "run", deaf)
+    monkeypatch.setattr(node.ShardLoop, "run", deaf)
     one, _ = master("m1")
     try:
         assert begun.wait(60.0)

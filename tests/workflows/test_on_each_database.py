@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db.tables import backfill, instance
+from latchwork_workflows.db.tables import backfill, workflow_run
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow, stage_in_memory
@@ -22,7 +22,7 @@ def test_two_shards_run_side_by_side_through_failures_a_rerun_and_lost_answers(s
     with stage.master(0), stage.master(1):
         stage.lose_answers(monkeypatch, every=5)
         runs = [stage.send("start", on=each, code=version.code, version=1) for each in (0, 1)]
-        made = [eventually(lambda each=each: stage.command(each).instance) for each in runs]
+        made = [eventually(lambda each=each: stage.command(each).run_id) for each in runs]
         ended = 0
 
         def work():
@@ -36,7 +36,7 @@ def test_two_shards_run_side_by_side_through_failures_a_rerun_and_lost_answers(s
 
         eventually(work, 30.0)
         stage.send("rerun", made[0])
-        eventually(lambda: stage.known(made[0]).run == 2)
+        eventually(lambda: stage.known(made[0]).round == 2)
         eventually(work, 30.0)
     assert len(stage.attempts()) == ended == 9
 
@@ -49,7 +49,7 @@ def test_a_backfill_runs_each_date_once_through_lost_answers(stage, monkeypatch)
     with stage.master(0), stage.master(1):
         stage.lose_answers(monkeypatch, every=5)
         moments = [86_400.0 * each for each in range(1, 6)]
-        kinds = {"moments": moments, "parallel": 2, "order": "desc"}
+        kinds = {"schedule_times": moments, "parallel": 2, "order": "desc"}
         asked = stage.send("backfill", on=1, code=version.code, version=1, **kinds)
 
         def work():
@@ -78,7 +78,7 @@ def test_of_a_serial_workflow_one_run_goes_at_a_time_in_all_shards(stage, monkey
         def work():
             nonlocal ended
             with stage.database.read() as connection:
-                found = connection.execute(sa.select(instance.c.state)).scalars().all()
+                found = connection.execute(sa.select(workflow_run.c.state)).scalars().all()
             assert found.count("running") <= 1
             claims = list(hand.take_all().values())
             assert len(claims) <= 1
@@ -103,7 +103,7 @@ def test_children_maps_and_dependents_of_two_shards_end_once_each_through_lost_a
         lost = stage.lose_answers(monkeypatch, every=4)
         asked = [stage.send("start", on=0, code=version.code, version=1, schedule_time=1.0)]
         asked += [stage.send("start", on=1, code=waiting.code, version=1, schedule_time=1.0)]
-        made = [eventually(lambda each=each: stage.command(each).instance) for each in asked]
+        made = [eventually(lambda each=each: stage.command(each).run_id) for each in asked]
         ended = []
 
         def work():
@@ -115,4 +115,4 @@ def test_children_maps_and_dependents_of_two_shards_end_once_each_through_lost_a
         eventually(work, 60.0)
     assert sorted(ended) == ["c"] * 4 + ["go", "m[0]", "m[1]"]
     assert lost
-    assert stage.instances() == 6
+    assert stage.runs() == 6

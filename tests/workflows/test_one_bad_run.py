@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from latchwork.errors import Unavailable, ValueTooLarge
 from latchwork_workflows.db import attempts, runs
-from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.commands import CommandType, send_command
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.schedules import ScheduleRow
 from latchwork_workflows.db.tables import attempt, command, event, schedule, task
@@ -52,11 +52,11 @@ def on_history(fault, bad, rows):
 
 
 def on_prepare(fault, bad, rows):
-    fault.at(PARCELS, "spec_of", lambda run, *_: run.instance == bad)
+    fault.at(PARCELS, "build_message", lambda run, *_: run.run_id == bad)
 
 
 def on_dispatch(fault, bad, rows):
-    fault.at(Dispatcher, "_ops_of", lambda self, parcel: parcel.place.item.task in rows)
+    fault.at(Dispatcher, "_ops_of", lambda self, task_item: task_item.place.item.task in rows)
 
 
 def two(stage):
@@ -65,33 +65,33 @@ def two(stage):
     return stage.start(bad), stage.start(good)
 
 
-def taken(hand, *instances):
+def taken(hand, *run_ids):
     """What the worker has of each of these runs."""
     found = {}
 
     def look():
-        found.update({hand.spec(claim).head.instance: claim for claim in hand.take_all().values()})
-        return found.keys() == set(instances)
+        found.update({hand.spec(claim).head.run_id: claim for claim in hand.take_all().values()})
+        return found.keys() == set(run_ids)
 
     eventually(look)
     return found
 
 
-def reasons(stage, instance_id):
+def reasons(stage, run_id):
     """What is told of why a run ended."""
     with stage.database.read() as connection:
-        told = sa.select(event.c.details).where(event.c.instance == instance_id, event.c.kind == "error")
+        told = sa.select(event.c.details).where(event.c.run_id == run_id, event.c.kind == "error")
         found = [each["error"] for each in connection.execute(told).scalars()]
-        of_run = sa.select(task.c.id).where(task.c.instance == instance_id)
+        of_run = sa.select(task.c.id).where(task.c.run_id == run_id)
         errors = sa.select(attempt.c.error).where(attempt.c.task.in_(of_run), attempt.c.error.is_not(None))
         return found + list(connection.execute(errors).scalars())
 
 
-def ends(stage, hand, instance_id, claim):
+def ends(stage, hand, run_id, claim):
     """The run goes on to its end."""
     hand.end(claim)
-    hand.end(taken(hand, instance_id)[instance_id])
-    stage.until(instance_id, "success")
+    hand.end(taken(hand, run_id)[run_id])
+    stage.until(run_id, "success")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_run_that_cannot_be_read_ends_when_a_master_takes_its_shard(stage):
         stage.until_task(bad, a="running")
         stage.until_task(good, a="running")
     with stage.database.write() as connection:
-        connection.execute(sa.update(task).where(task.c.instance == bad, task.c.name == "b").values(state="nonsense"))
+        connection.execute(sa.update(task).where(task.c.run_id == bad, task.c.name == "b").values(state="nonsense"))
     with stage.master():
         ends(stage, hand, good, claims[good])
         eventually(lambda: "'nonsense' is not a valid TaskState" in "".join(reasons(stage, bad)))
@@ -183,7 +183,7 @@ def test_a_run_that_cannot_be_read_ends_when_a_master_takes_its_shard(stage):
         hand.end(claims[bad], Outcome.KILLED)
         eventually(lambda: stage.left() == [])
     with stage.database.read() as connection:
-        states = sa.select(task.c.name, task.c.state).where(task.c.instance == bad)
+        states = sa.select(task.c.name, task.c.state).where(task.c.run_id == bad)
         assert dict(list(connection.execute(states))) == {"a": "killed", "b": "killed"}
 
 
@@ -195,10 +195,10 @@ def test_a_child_that_cannot_be_read_fails_the_task_of_its_parent(stage):
     with stage.master():
         outer = stage.start(version)
         claim = hand.wait("x")
-        inner = hand.spec(claim).head.instance
+        inner = hand.spec(claim).head.run_id
         stage.until_task(inner, x="running")
     with stage.database.write() as connection:
-        connection.execute(sa.update(task).where(task.c.instance == inner).values(state="nonsense"))
+        connection.execute(sa.update(task).where(task.c.run_id == inner).values(state="nonsense"))
     with stage.master():
         stage.until(outer, "failure")
     assert f"run {inner}, its child, is failure" in reasons(stage, outer)
@@ -215,10 +215,10 @@ def test_a_run_whose_tasks_cannot_be_taken_back_ends(stage, monkeypatch):
         stage.until_task(bad, a="submitted")
         rows = set(stage.rows(bad).values())
         fault = Fault(monkeypatch, RuntimeError("a defect"))
-        fault.at(Dispatcher, "take_back", lambda self, places: any(each.item.task in rows for each in places.values()))
+        fault.at(Dispatcher, "withdraw", lambda self, places: any(each.item.task in rows for each in places.values()))
         stage.send("pause", bad)
         stage.until(bad, "failure")
-    assert reasons(stage, bad) == [f"run {bad} cannot go on: RuntimeError: a defect"]
+    assert reasons(stage, bad) == [f"run {bad} cannot continue: RuntimeError: a defect"]
 
 
 def test_a_run_whose_worker_cannot_be_looked_for_ends(stage, monkeypatch):
@@ -230,19 +230,19 @@ def test_a_run_whose_worker_cannot_be_looked_for_ends(stage, monkeypatch):
         stage.until_task(good, a="running")
         rows = set(stage.rows(bad).values())
         Fault(monkeypatch, RuntimeError("a defect")).at(
-            Dispatcher, "has_died", lambda self, place: place.item.task in rows
+            Dispatcher, "was_lost", lambda self, place: place.item.task in rows
         )
         stage.lose(first)
         stage.until(bad, "failure")
         claims = {}
         eventually(
             lambda: (
-                claims.update({second.spec(each).head.instance: each for each in second.take_all().values()})
+                claims.update({second.spec(each).head.run_id: each for each in second.take_all().values()})
                 or good in claims
             )
         )
         ends(stage, second, good, claims[good])
-    assert reasons(stage, bad) == [f"run {bad} cannot go on: RuntimeError: a defect"]
+    assert reasons(stage, bad) == [f"run {bad} cannot continue: RuntimeError: a defect"]
 
 
 def test_a_start_that_cannot_be_made_is_refused_and_leaves_no_run(stage, monkeypatch):
@@ -250,16 +250,16 @@ def test_a_start_that_cannot_be_made_is_refused_and_leaves_no_run(stage, monkeyp
     hand = stage.hand()
     with stage.database.write() as connection:
         asked = [
-            ask(connection, CommandType.START, shard_id=0, args={"code": each.code, "version": 1}).id
+            send_command(connection, CommandType.START, shard_id=0, args={"code": each.code, "version": 1}).id
             for each in (bad, good)
         ]
     fault = Fault(monkeypatch, OverflowError("too large"))
     fault.at(runs, "save", lambda connection, before, *_: before.code == bad.code)
     with stage.master():
-        made = eventually(lambda: stage.command(asked[1]).instance)
+        made = eventually(lambda: stage.command(asked[1]).run_id)
         ends(stage, hand, made, taken(hand, made)[made])
     assert "too large" in stage.command(asked[0]).error
-    assert stage.instances() == 1
+    assert stage.runs() == 1
 
 
 def test_a_schedule_that_cannot_be_computed_or_started_holds_up_no_other(stage, monkeypatch):
@@ -273,9 +273,9 @@ def test_a_schedule_that_cannot_be_computed_or_started_holds_up_no_other(stage, 
     computed = Fault(monkeypatch, OverflowError("too large"))
     computed.at(ScheduleRow, "next_fire", lambda self, now: self.code == broken)
     started = Fault(monkeypatch, OverflowError("too large"))
-    started.at("latchwork_workflows.db.schedules", "start", lambda connection, row, _: row.code == refused)
+    started.at("latchwork_workflows.db.schedules", "start_fire", lambda connection, row, _: row.code == refused)
     with stage.master(now=lambda: at + 61, poll_s=0.02) as run:
-        eventually(lambda: stage.instances() == 1)
+        eventually(lambda: stage.runs() == 1)
         turns = run.turns
         eventually(lambda: run.turns > turns + 5)
     assert (computed.hits, started.hits) == (1, 2)  # undone, done again with care, and left out

@@ -1,20 +1,20 @@
-"""The order in which tasks are taken: priority of the instance, instance, priority of the task, task; 9 before 10."""
+"""The order in which tasks are taken: priority of the run, run, priority of the task, task; 9 before 10."""
 
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db.tables import instance
+from latchwork_workflows.db.tables import workflow_run
 from patience import eventually
 from workflows.hands import a_workflow
 
 
 def taken(stage, hand, count):
-    """Names of tasks, with their instances, in the order in which one worker gets them."""
+    """Names of tasks, with their runs, in the order in which one worker gets them."""
     found = []
     while len(found) < count:
         claims = hand.take_all()
         found += [hand.spec(each).head for each in claims.values()]
-    return [(each.instance, each.name) for each in found]
+    return [(each.run_id, each.name) for each in found]
 
 
 def queued(stage, count):
@@ -26,12 +26,12 @@ def hand_lane(stage):
     return stage.hand("looks").backlog
 
 
-@pytest.mark.parametrize("order", ["instance", "submitted"])
-def test_instances_by_priority_then_by_number_with_nine_before_ten(stage, order):
+@pytest.mark.parametrize("order", ["run", "submitted"])
+def test_runs_by_priority_then_by_number_with_nine_before_ten(stage, order):
     version = stage.apply(a_workflow(tasks={"a": []}))
     with stage.database.write() as connection:  # ids begin at 8
         connection.execute(
-            sa.insert(instance).values(
+            sa.insert(workflow_run).values(
                 id=7,
                 code=version.code,
                 version=1,
@@ -45,7 +45,7 @@ def test_instances_by_priority_then_by_number_with_nine_before_ten(stage, order)
             )
         )
         if not stage.database.is_sqlite:
-            connection.exec_driver_sql("SELECT setval(pg_get_serial_sequence('instance', 'id'), 7)")
+            connection.exec_driver_sql("SELECT setval(pg_get_serial_sequence('workflow_run', 'id'), 7)")
     with stage.master(order=order, now=lambda: 1_000_000.0):
         plain = [stage.start(version) for _ in range(4)]
         first = stage.start(version, priority="highest")
@@ -56,7 +56,7 @@ def test_instances_by_priority_then_by_number_with_nine_before_ten(stage, order)
     assert [each for each, _ in taken(stage, stage.hand(), 7)] == [first, high, *plain, last]
 
 
-def test_an_instance_comes_whole_before_the_next_whatever_the_priorities_of_its_tasks(stage):
+def test_a_run_comes_whole_before_the_next_whatever_the_priorities_of_its_tasks(stage):
     tasks = {
         "late": {"priority": "lowest"},
         "a": [],
@@ -71,7 +71,7 @@ def test_an_instance_comes_whole_before_the_next_whatever_the_priorities_of_its_
     assert taken(stage, stage.hand(), 8) == [(one, each) for each in order] + [(two, each) for each in order]
 
 
-def test_by_submission_the_priority_of_a_task_counts_before_its_instance(stage):
+def test_by_submission_the_priority_of_a_task_counts_before_its_run(stage):
     version = stage.apply(a_workflow(tasks={"a": [], "soon": {"priority": "highest"}}))
     with stage.master(order="submitted", now=lambda: 1_000_000.0):
         one, two = stage.start(version), stage.start(version)

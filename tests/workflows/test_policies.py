@@ -12,7 +12,7 @@ SIDE_BY_SIDE = {"bad": [], "good": [], "after": ["good"], "never": ["bad"]}
 # A failure
 
 
-def test_with_continue_the_others_finish_and_the_instance_fails(stage):
+def test_with_continue_the_others_finish_and_the_run_fails(stage):
     version = stage.apply(a_workflow(tasks=SIDE_BY_SIDE, on_failure="continue"))
     hand = stage.hand()
     with stage.master():
@@ -26,7 +26,7 @@ def test_with_continue_the_others_finish_and_the_instance_fails(stage):
     assert stage.states(made) == {"bad": "failure", "good": "success", "after": "success", "never": "waiting"}
 
 
-def test_with_end_those_at_work_are_killed_and_the_instance_fails(stage):
+def test_with_end_those_at_work_are_killed_and_the_run_fails(stage):
     version = stage.apply(a_workflow(tasks={**SIDE_BY_SIDE, "queued": []}, on_failure="end"))
     hand = stage.hand()
     with stage.master():
@@ -97,10 +97,10 @@ def test_a_recovery_runs_what_failed_and_keeps_what_succeeded(stage):
         hand.end(hand.wait("c"))
         stage.until(made, "success")
     assert len(stage.attempts()) == 4
-    assert stage.known(made).run == 1
+    assert stage.known(made).round == 1
 
 
-def test_a_rerun_is_another_run_of_the_same_instance_and_the_old_attempts_stay(stage):
+def test_a_rerun_is_another_run_of_the_same_run_and_the_old_attempts_stay(stage):
     version = stage.apply(a_workflow(tasks={"a": []}))
     hand = stage.hand()
     with stage.master():
@@ -110,9 +110,9 @@ def test_a_rerun_is_another_run_of_the_same_instance_and_the_old_attempts_stay(s
         stage.send("rerun", made)
         hand.end(hand.wait("a"))
         stage.until(made, "success")
-    assert stage.known(made).run == 2
+    assert stage.known(made).round == 2
     assert [outcome for _, _, outcome, *_ in stage.attempts()] == ["failure", "success"]
-    assert stage.instances() == 1
+    assert stage.runs() == 1
 
 
 def test_a_task_that_failed_can_be_forced_to_success_and_a_queued_one_to_start(stage):
@@ -163,7 +163,7 @@ def test_a_pause_and_a_resume_before_anything_was_put_or_taken_back_lose_no_task
     version = stage.apply(a_workflow(tasks={"a": []}))
     start = stage.send("start", code=version.code, version=1)
     with stage.master():
-        made = eventually(lambda: stage.command(start).instance)
+        made = eventually(lambda: stage.command(start).run_id)
     for kind in ("pause", "resume", "pause", "resume"):
         stage.send(kind, made)
     hand = stage.hand()

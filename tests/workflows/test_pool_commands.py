@@ -81,7 +81,7 @@ def test_each_is_a_command_with_a_document_and_an_exit_code(served):
 
 
 def test_pools_are_set_listed_shown_and_removed(served, typed, tmp_path):
-    assert "no pools; a workflow that names one creates it" in typed("pools list")
+    assert "no pools; applying a workflow that names a pool creates it" in typed("pools list")
     assert typed("pools set few --size 1") == "pool few has a size of 1\n"
     assert typed("pools set more --size 2 --json") == {"name": "more", "size": 2, "admission": "suspend"}
     with WorkflowClient.local(served.home) as client:
@@ -93,12 +93,12 @@ def test_pools_are_set_listed_shown_and_removed(served, typed, tmp_path):
             assert (row["name"], row["size"], row["used"], row["waiting"]) == ("few", 1, 1, 1)
             assert row["workflows"] == ["default.holds"]
             shown = typed("pools show few")
-            assert shown.splitlines()[:2] == ["pool few: 1 of 1 slot taken, 1 waiting", "held by"]
+            assert shown.splitlines()[:2] == ["pool few: 1 of 1 slot in use, 1 waiting", "held by"]
             assert "default.holds" in shown
             document = typed("pools show few --json")
             assert {each["name"] for each in document["holders"] + document["queue"]} == {"one", "two"}
             why = typed(f"why {run} --json")
-            assert "the one slot of the pool 'few' is taken, by" in " ".join(why["tasks"].values())
+            assert "the one slot of the pool 'few' is in use by" in " ".join(why["tasks"].values())
             assert why["cause"] == []
             assert "pool few is named by default.holds" in typed("pools rm few", ends=1)
         finally:
@@ -107,7 +107,7 @@ def test_pools_are_set_listed_shown_and_removed(served, typed, tmp_path):
     assert typed("pools rm more --json") == {"name": "more", "removed": True}
     assert "there is no pool 'more'" in typed("pools rm more", ends=1)
     assert "there is no pool 'more'" in typed("pools show more", ends=1)
-    assert "is no name" in typed("pools set a/b --size 1", ends=2)
+    assert "is not a valid name" in typed("pools set a/b --size 1", ends=2)
 
 
 def test_the_pool_of_a_project_is_set_shown_and_removed(served, typed):
@@ -125,7 +125,7 @@ def test_the_pool_of_a_project_is_set_shown_and_removed(served, typed):
     assert lines[0].split() == ["pool", "size", "running", "waiting", "used", "by"]
     assert "the project (precompute)" in lines[1]
     assert "'suspend', 'fail' or 'precompute'" in typed("pools set @default --size 3 --admission maybe", ends=2)
-    assert typed("pools rm @default") == "pool @default is removed\n"
+    assert typed("pools rm @default") == "pool @default deleted\n"
     assert "there is no pool '@default'" in typed("pools rm @default", ends=1)
 
 
@@ -135,7 +135,7 @@ def test_a_backfill_with_dependents_says_which_follow_and_is_waited_for(served, 
             client.workflows.apply(each)
         line = typed("backfill first --from 2025-10-01 --to 2025-10-02 --dependents --no-cache --wait")
         assert line.splitlines() == [
-            "backfill 1 of default.first is started: 2 runs; backfills of default.after follow",
+            "backfill 1 of default.first started: 2 runs; backfills of default.after follow",
             "backfill 1: success, 2 success",
         ]
         eventually(lambda: len(client.backfills.list()) == 2)
@@ -147,7 +147,7 @@ def test_a_backfill_with_dependents_says_which_follow_and_is_waited_for(served, 
     ]
     assert typed("backfill first --dates 2025-10-03 --all-dependents --json")["runs"] == 1
     assert "give --from and --to, or --dates" in typed("backfill first", ends=2)
-    assert "has not come yet" in typed("backfill first --dates 2999-01-01", ends=2)
+    assert "is in the future" in typed("backfill first --dates 2999-01-01", ends=2)
 
 
 def test_projects_that_may_use_another_are_set_listed_and_removed(typed):

@@ -57,7 +57,7 @@ def test_a_master_that_has_lost_the_shard_writes_no_sizes(stage, client, flow):
     run._pools._wanted = {"few": 9}
     give_up()
     with pytest.raises(Exception, match="has another owner"):
-        run._pools.tell()
+        run._pools.write()
     assert stored(stage, "few") is None
 
 
@@ -87,17 +87,17 @@ def test_a_task_of_a_removed_pool_says_so_and_the_doctor_finds_it(stage, client,
         stage.poke()
         eventually(lambda: stored(stage, "few") is None)
         assert "the pool 'few', which does not exist: create it with" in client.runs.explain(made).tasks["a"]
-        found = Doctor(stage.database, stage.store, wait=lambda _: None).look()
+        found = Doctor(stage.database, stage.store, wait=lambda _: None).check()
         of_pool = [(each.kind, each.subject) for each in found if "few" in each.why or each.subject == "few"]
         assert of_pool == [("missing pool", "few")]
         client.pools.set("few", 1)
         eventually(lambda: stored(stage, "few") == 1)
-        found = Doctor(stage.database, stage.store, wait=lambda _: None).look()
+        found = Doctor(stage.database, stage.store, wait=lambda _: None).check()
         assert not [each for each in found if "pool" in each.kind]
 
 
 def test_the_doctor_finds_a_size_that_the_store_was_not_stored(stage, client, flow):
-    found = Doctor(stage.database, stage.store, wait=lambda _: None).look()
+    found = Doctor(stage.database, stage.store, wait=lambda _: None).check()
     assert [(each.subject, each.why) for each in found if each.kind == "size of a pool"] == [
         ("few", "size 1 in the database, none in the store")
     ]

@@ -28,33 +28,33 @@ def test_what_no_worker_takes_in_time_has_failed_counts_as_a_try_and_says_so(sta
     with stage.master(now=lambda: clock[0]):
         made = stage.start(flow)
         eventually(stage.items)
-        assert "If none does in" in client.runs.explain(made).tasks["a"]
+        assert "If none claims it within" in client.runs.explain(made).tasks["a"]
         later(stage, clock, 61)
         stage.until_task(made, a="retry_wait")
-        assert "No worker took attempt 1 in time; the next one starts" in client.runs.explain(made).tasks["a"]
+        assert "No worker claimed attempt 1 in time; the next one starts" in client.runs.explain(made).tasks["a"]
         later(stage, clock, 6)
         stage.until_task(made, a="submitted")
         later(stage, clock, 61)
         stage.until(made, "failure")
         eventually(lambda: stage.left() == [])
-    assert "2 attempts of 2; no worker took the last one in time" in client.runs.explain(made).tasks["a"]
+    assert "2 of 2 attempts; no worker claimed the last one in time" in client.runs.explain(made).tasks["a"]
     assert [(n, outcome, why) for n, _, outcome, _, why in stage.attempts()] == [
-        (1, "not_taken", "no worker took it within 60 s"),
-        (2, "not_taken", "no worker took it within 60 s"),
+        (1, "not_taken", "no worker claimed it within 60 s"),
+        (2, "not_taken", "no worker claimed it within 60 s"),
     ]
     assert stage.events(made) == ["begin", "not_taken", "retry", "not_taken", "failure", "failure"]
 
 
 def test_a_worker_that_takes_it_before_it_is_taken_back_runs_it(stage, flow, clock, monkeypatch):
     hand, taken = stage.hand(), {}
-    take_back = Dispatcher.take_back
+    take_back = Dispatcher.withdraw
 
     def late(sending, places):
         if not taken:
             taken.update(hand.take())
         return take_back(sending, places)
 
-    monkeypatch.setattr(Dispatcher, "take_back", late)
+    monkeypatch.setattr(Dispatcher, "withdraw", late)
     with stage.master(now=lambda: clock[0]):
         made = stage.start(flow)
         eventually(stage.items)
@@ -71,7 +71,7 @@ def test_a_master_that_dies_before_it_has_taken_it_back_leaves_that_to_the_next(
     with monkeypatch.context() as patch, stage.master(now=lambda: clock[0]):
         made = stage.start(flow)
         eventually(stage.items)
-        patch.setattr(Dispatcher, "take_back", lambda _self, _places: [])
+        patch.setattr(Dispatcher, "withdraw", lambda _self, _places: [])
         later(stage, clock, 61)
         eventually(lambda: stage.known(made).tasks["a"].is_overdue)
     assert stage.items()
@@ -89,7 +89,7 @@ def test_its_time_counts_anew_when_its_worker_dies(stage, flow, clock):
         later(stage, clock, 1000)
         stage.lose(hand)
         stage.until_task(made, a="submitted")
-        assert stage.known(made).tasks["a"].until == clock[0] + 60
+        assert stage.known(made).tasks["a"].fails_at == clock[0] + 60
 
 
 def test_a_master_does_not_turn_and_turn_while_a_pause_waits_for_what_runs(stage, clock):

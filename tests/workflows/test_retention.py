@@ -15,15 +15,15 @@ from latchwork_workflows.db.tables import (
     command,
     event,
     fire,
-    instance,
     schedule,
     shard,
     task,
+    workflow_run,
 )
 from latchwork_workflows.installation import initialize, installation_of
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.master import Master, Retention
-from latchwork_workflows.master.cleanup import Chores
+from latchwork_workflows.master.cleanup import Cleanup
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -39,24 +39,32 @@ class Past:
         self.database = Database(url)
         initialize(self.database, shards=2)
         self.logs = open_logs(str(folder))
-        self.logs.mark(installation_of(self.database).id)
+        self.logs.set_owner(installation_of(self.database).id)
         self.id = 0
 
     def run(self, code, days, *, state="success", tasks=2, runs=1, on=0):
         """A run of some days ago."""
         at, over = NOW - days * DAY, state in {"success", "failure"}
         self.id += 1
-        row = {"code": code, "version": 1, "shard": on, "state": state, "active": not over, "run": runs, "priority": 2}
+        row = {
+            "code": code,
+            "version": 1,
+            "shard": on,
+            "state": state,
+            "active": not over,
+            "round": runs,
+            "priority": 2,
+        }
         more = {"params": {}, "schedule_time": at, "created_at": at, "started_at": at, "ended_at": at if over else None}
         with self.database.write() as connection:
-            connection.execute(sa.insert(instance).values(id=self.id, **row, **more))
+            connection.execute(sa.insert(workflow_run).values(id=self.id, **row, **more))
             for number in range(1, runs + 1):
-                rows = [{"instance": self.id, "name": f"t{each}", "run": number} for each in range(tasks)]
+                rows = [{"run_id": self.id, "name": f"t{each}", "round": number} for each in range(tasks)]
                 made = sa.insert(task).values(state="success", n=1, changed_at=at).returning(task.c.id)
                 ids = list(connection.execute(made, rows).scalars())
                 of_task = {"n": 1, "claim": 7, "kind": "first", "worker": "w", "started_at": at}
                 connection.execute(sa.insert(attempt), [{"task": each, **of_task} for each in ids])
-            told = {"at": at, "instance": self.id}
+            told = {"at": at, "run_id": self.id}
             connection.execute(
                 sa.insert(event), [{**told, "kind": "begin", "by": ""}, {**told, "kind": "stop", "by": "eve"}]
             )
@@ -67,9 +75,9 @@ class Past:
 
     def chores(self, **keep):
         keep = Retention(**{"keep_runs": 1, **keep})
-        return Chores(self.database, self.logs, keep, now=lambda: NOW).run()
+        return Cleanup(self.database, self.logs, keep, now=lambda: NOW).run()
 
-    def ids(self, table=instance, column="id"):
+    def ids(self, table=workflow_run, column="id"):
         with self.database.read() as connection:
             return sorted(connection.execute(sa.select(table.c[column])).scalars())
 
@@ -79,7 +87,7 @@ class Past:
 
     def debts(self):
         with self.database.read() as connection:
-            return [run for _, run in retention.logs_left(connection)]
+            return [run for _, run in retention.pending_log_deletions(connection)]
 
     def has_log(self, code, run):
         return (self.folder / str(code) / str(run)).exists()
@@ -100,7 +108,7 @@ def flow(past):
 
 def apply(past, name, **fields):
     with past.database.write() as connection:
-        return definitions.apply(connection, a_workflow(name, **fields), shards=2).code
+        return definitions.save(connection, a_workflow(name, **fields), shards=2).code
 
 
 def test_old_runs_go_with_tasks_attempts_timeline_and_logs_and_what_people_did_stays(past, flow):
@@ -112,7 +120,7 @@ def test_old_runs_go_with_tasks_attempts_timeline_and_logs_and_what_people_did_s
     assert not past.has_log(flow, old)
     assert past.has_log(flow, stays)
     with past.database.read() as connection:
-        kinds = connection.execute(sa.select(event.c.kind).where(event.c.instance == old)).scalars().all()
+        kinds = connection.execute(sa.select(event.c.kind).where(event.c.run_id == old)).scalars().all()
     assert kinds == ["stop"]
     assert past.debts() == []
 
@@ -151,9 +159,9 @@ def test_dates_of_a_backfill_that_is_not_over_stay_and_are_counted(past, flow):
     row |= {"id": 1, "state": "held", "created_at": NOW - 400 * DAY, "ended_at": NOW - 399 * DAY}
     with past.database.write() as connection:
         connection.execute(sa.insert(backfill).values(**row))
-        connection.execute(sa.update(instance).where(instance.c.id.in_(dates)).values(backfill=1))
-        moved = sa.case((instance.c.id == dates[0], 1.0), else_=2.0)
-        connection.execute(sa.update(instance).where(instance.c.id.in_(dates)).values(schedule_time=moved))
+        connection.execute(sa.update(workflow_run).where(workflow_run.c.id.in_(dates)).values(backfill=1))
+        moved = sa.case((workflow_run.c.id == dates[0], 1.0), else_=2.0)
+        connection.execute(sa.update(workflow_run).where(workflow_run.c.id.in_(dates)).values(schedule_time=moved))
     past.chores()
     assert past.ids() == [*dates, newest]
     with past.database.write() as connection:
@@ -167,7 +175,7 @@ def test_the_run_with_the_newest_task_stays_so_that_its_number_is_not_given_agai
     with past.database.write() as connection:
         last = connection.execute(sa.select(sa.func.max(task.c.id))).scalar_one()
         connection.execute(sa.delete(attempt))
-        connection.execute(sa.update(task).where(task.c.instance == old, task.c.name == "t0").values(id=last + 10))
+        connection.execute(sa.update(task).where(task.c.run_id == old, task.c.name == "t0").values(id=last + 10))
     past.chores()
     assert past.ids() == [old, newest]
 
@@ -184,7 +192,7 @@ def test_a_run_that_somebody_runs_again_meanwhile_stays_whole(past, flow):
     def remove():
         started.set()
         with past.database.write() as connection:
-            removed.append(retention.remove(connection, 0, [old], NOW - 180 * DAY))
+            removed.append(retention.delete_runs(connection, 0, [old], NOW - 180 * DAY))
 
     thread = threading.Thread(target=remove)
     with past.database.write() as connection:
@@ -192,7 +200,7 @@ def test_a_run_that_somebody_runs_again_meanwhile_stays_whole(past, flow):
         thread.start()
         started.wait(10.0)
         again = {"state": "running", "active": True, "ended_at": None}
-        connection.execute(sa.update(instance).where(instance.c.id == old).values(**again))
+        connection.execute(sa.update(workflow_run).where(workflow_run.c.id == old).values(**again))
         thread.join(0.5)  # it waits by now
     thread.join(30.0)
     assert removed == [[]]
@@ -209,7 +217,7 @@ def test_large_histories_go_in_transactions_of_some_hundred_rows(past, flow, mon
     before = {}
 
     def rows():
-        return past.count(task) + past.count(instance) + past.count(event)
+        return past.count(task) + past.count(workflow_run) + past.count(event)
 
     def measured():
         before["rows"] = rows()
@@ -222,7 +230,7 @@ def test_large_histories_go_in_transactions_of_some_hundred_rows(past, flow, mon
         sizes.append(before["rows"] - rows())
         return False
 
-    Chores(past.database, past.logs, keep, now=lambda: NOW, pause=pause).run()
+    Cleanup(past.database, past.logs, keep, now=lambda: NOW, pause=pause).run()
     assert max(sizes) <= retention.ROWS
     assert sum(sizes) >= 4 * 300 + 800
     assert past.ids() == [newest]
@@ -252,11 +260,11 @@ def test_logs_that_could_not_be_deleted_are_deleted_by_the_next_pass(past, flow,
 @ON_FILE
 def test_without_the_logs_of_the_workers_runs_stay(past, flow, tmp_path, caplog):
     old, _ = past.run(flow, 300), past.run(flow, 1)
-    Chores(past.database, None, Retention(keep_runs=1), now=lambda: NOW).run()
+    Cleanup(past.database, None, Retention(keep_runs=1), now=lambda: NOW).run()
     other = open_logs(str(tmp_path / "elsewhere"))
-    Chores(past.database, other, Retention(keep_runs=1), now=lambda: NOW).run()
+    Cleanup(past.database, other, Retention(keep_runs=1), now=lambda: NOW).run()
     assert old in past.ids()
-    assert "old runs stay" in caplog.text
+    assert "old runs are kept" in caplog.text
 
 
 def test_commands_that_are_done_go_after_a_week_and_open_ones_stay(past):
@@ -293,7 +301,7 @@ def test_fire_times_go_that_nobody_can_start_again(past):
 
 def test_audit_goes_after_a_year(past):
     with past.database.write() as connection:
-        rows = [{"at": NOW - each * DAY, "kind": "sign in", "by": "eve"} for each in (800, 400, 300, 1)]
+        rows = [{"at": NOW - each * DAY, "kind": "sign-in link", "by": "eve"} for each in (800, 400, 300, 1)]
         connection.execute(sa.insert(event), rows)
     assert past.chores().events == 2
     assert past.count(event) == 2
@@ -319,7 +327,7 @@ def test_a_pass_ends_when_it_is_told_to_and_the_next_goes_on(past, flow):
     past.run(flow, 1)
     pauses = iter([False, False, True])
     keep = Retention(keep_runs=1)
-    first = Chores(past.database, past.logs, keep, now=lambda: NOW, pause=lambda: next(pauses)).run()
+    first = Cleanup(past.database, past.logs, keep, now=lambda: NOW, pause=lambda: next(pauses)).run()
     assert first.runs < 3
     assert first.runs + past.chores().runs == 3
 
@@ -332,17 +340,17 @@ def test_a_retention_that_keeps_nothing_is_refused():
 
 def test_a_master_does_its_chores(stage, tmp_path):
     logs = open_logs(str(tmp_path / "logs"))
-    logs.mark(installation_of(stage.database).id)
+    logs.set_owner(installation_of(stage.database).id)
     version = stage.apply(a_workflow())
     with stage.database.write() as connection:
         for days in (300, 200):
             at = time.time() - days * DAY
             row = {"code": version.code, "version": 1, "shard": 0, "state": "success", "active": False, "priority": 2}
-            made = sa.insert(instance).values(**row, params={}, schedule_time=at, created_at=at, ended_at=at)
+            made = sa.insert(workflow_run).values(**row, params={}, schedule_time=at, created_at=at, ended_at=at)
             connection.execute(made)
     keep = Retention(keep_runs=1)
     with Master(stage.database, stage.store, logs=logs, keep=keep, chores_every_s=0.1):
-        eventually(lambda: stage.count(instance) == 1, 30.0)
+        eventually(lambda: stage.count(workflow_run) == 1, 30.0)
 
 
 def test_a_database_that_is_away_is_left_for_the_next_pass(stage, monkeypatch, caplog):
@@ -358,7 +366,7 @@ def test_a_database_that_is_away_is_left_for_the_next_pass(stage, monkeypatch, c
     monkeypatch.setattr(stage.database, "write", sometimes)
     with Master(stage.database, stage.store, chores_every_s=0.1) as master:
         eventually(refused.is_set, 30.0)
-        eventually(lambda: "what is too old is deleted later" in caplog.text, 30.0)
+        eventually(lambda: "old data is deleted later" in caplog.text, 30.0)
         assert master.health().ok
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from latchwork_workflows.db import definitions
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.maintenance import document_of, import_document
+from latchwork_workflows.maintenance import export_document, import_document
 from workflows.hands import a_workflow, client_of, stage_in_memory
 
 
@@ -34,7 +34,7 @@ def test_the_second_of_two_that_start_each_other_is_refused_with_the_way(stage, 
         client.workflows.apply(plain("b", "x", "a"))
     ((path, why),) = refused.value.problems
     assert path == "tasks[1].params.workflow"
-    assert "again and again: default.b -> default.a -> default.b" in why
+    assert "endlessly: default.b -> default.a -> default.b" in why
     client.workflows.apply(plain("b", "x"))
     client.workflows.apply(plain("a"))
     client.workflows.apply(plain("b", "a"))
@@ -60,14 +60,14 @@ def test_a_workflow_of_the_same_name_in_another_project_closes_no_ring(client):
 
 def test_of_two_that_are_written_at_once_and_start_each_other_one_is_refused(stage, monkeypatch):
     """Neither is there when the other looks, unless one of them waits."""
-    both, write = threading.Barrier(2), definitions.apply
+    both, write = threading.Barrier(2), definitions.save
 
     def slowly(*args, **kwargs):
         with suppress(threading.BrokenBarrierError):
             both.wait(1.0)  # both have looked for rings: the race is lost
         return write(*args, **kwargs)
 
-    monkeypatch.setattr(definitions, "apply", slowly)
+    monkeypatch.setattr(definitions, "save", slowly)
     ends = []
 
     def work(name, other):
@@ -89,11 +89,11 @@ def test_of_two_that_are_written_at_once_and_start_each_other_one_is_refused(sta
 @on_file
 def test_a_document_with_a_ring_is_refused_whole(stage, client):
     client.workflows.apply(plain("a", "b"))
-    document = document_of(stage.database)
+    document = export_document(stage.database)
     ring = {"definition": plain("b", "a"), "online": True, "scheduled": True}
     for dry_run in (True, False):
         with pytest.raises(DefinitionInvalid, match=r"workflows\[1\].definition.tasks\[0\].params.workflow: it would"):
             import_document(
                 stage.database, {**document, "workflows": [*document["workflows"], ring]}, by="eve", dry_run=dry_run
             )
-    assert document_of(stage.database) == document
+    assert export_document(stage.database) == document

@@ -1,4 +1,4 @@
-"""Definitions and instances in the database: what `advance` knows is what was stored."""
+"""Definitions and runs in the database: what `advance` knows is what was stored."""
 
 import pytest
 import sqlalchemy as sa
@@ -8,33 +8,33 @@ from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.db.tables import definition_version, event, schedule
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.model.model import Definition, plan_of
-from latchwork_workflows.model.validate import Checked
+from latchwork_workflows.model.validate import ValidDefinition
 from latchwork_workflows.state import (
     Claimed,
     Ended,
-    InstanceState,
     Outcome,
     Pause,
     Removed,
     Rerun,
     Resume,
+    RunState,
     Start,
     TaskState,
     advance,
 )
 from workflows.flows import nightly
 
-CHECKED = Checked(nightly.definition, nightly.order)
+CHECKED = ValidDefinition(nightly.definition, nightly.order)
 PLAN = plan_of(nightly.definition, nightly.order)
 
 
 def applied(database, checked=CHECKED):
     with database.write() as connection:
-        return definitions.apply(connection, checked, shards=4)
+        return definitions.save(connection, checked, shards=4)
 
 
 def changed(**fields):
-    return Checked(Definition.model_validate({**nightly.definition.model_dump(), **fields}), nightly.order)
+    return ValidDefinition(Definition.model_validate({**nightly.definition.model_dump(), **fields}), nightly.order)
 
 
 def test_a_version_is_written_when_it_differs_and_never_changed(database):
@@ -68,7 +68,7 @@ def test_a_schedule_owes_nothing_from_before_it_was_applied_and_goes_with_its_ve
         assert connection.execute(sa.select(schedule)).all() == []
 
 
-def test_an_instance_is_read_as_it_was_written_after_each_event(database):
+def test_a_run_is_read_as_it_was_written_after_each_event(database):
     version = applied(database)
     with database.write() as connection:
         made = runs.create(
@@ -82,7 +82,7 @@ def test_an_instance_is_read_as_it_was_written_after_each_event(database):
         [Pause()],
         [Removed("load", 1), Ended("report", 1, Outcome.FAILURE)],
         [Rerun()],
-        [Ended("extract", 1, Outcome.SUCCESS, run=2)],
+        [Ended("extract", 1, Outcome.SUCCESS, round=2)],
     ]
     for turn, events in enumerate(story):
         now = 100.0 * (turn + 1)
@@ -97,7 +97,7 @@ def test_an_instance_is_read_as_it_was_written_after_each_event(database):
         assert found.priority == 1
         assert found.params == {"day": "x"}
         assert found.outputs.get("extract") == (None if turn in {0, 6} else found.outputs["extract"])
-    assert found.known.run == 2
+    assert found.known.round == 2
     assert set(found.ids) == {"extract", "load", "report"}
     assert found.outputs["extract"] == {"rows": 7}
     assert found.queue_keys == {"extract": "default/1"}
@@ -107,7 +107,7 @@ def test_an_instance_is_read_as_it_was_written_after_each_event(database):
         assert ("failure", "report") in told
 
 
-def test_active_instances_and_those_that_are_due_are_found(database):
+def test_active_runs_and_those_that_are_due_are_found(database):
     version = applied(database)
     ids = []
     for shard in (0, 0, 1):
@@ -118,24 +118,24 @@ def test_active_instances_and_those_that_are_due_are_found(database):
             failed = advance(PLAN, started, [Claimed("extract", 1), Ended("extract", 1, Outcome.FAILURE)], 100.0)
             runs.save(connection, before, failed, 100.0)
     with database.read() as connection:
-        assert runs.active(connection, 0) == ids[:2]
-        assert runs.due(connection, 0, 129.0) == []
-        assert runs.due(connection, 0, 130.0) == ids[:2]
+        assert runs.active_runs(connection, 0) == ids[:2]
+        assert runs.due_runs(connection, 0, 129.0) == []
+        assert runs.due_runs(connection, 0, 130.0) == ids[:2]
         assert runs.load(connection, [999]) == {}
     with database.write() as connection:
         before = runs.load(connection, [ids[0]])[ids[0]]
         over = advance(PLAN, before.known, [Pause()], 131.0)
-        assert over.state is InstanceState.PAUSED
+        assert over.state is RunState.PAUSED
         assert over.tasks["extract"].state is TaskState.RETRY_WAIT
         runs.save(connection, before, over, 131.0)
     with database.read() as connection:
-        assert runs.active(connection, 0) == ids[1:2]
-        assert runs.due(connection, 0, 200.0) == ids[1:2]
+        assert runs.active_runs(connection, 0) == ids[1:2]
+        assert runs.due_runs(connection, 0, 200.0) == ids[1:2]
     resumed = advance(PLAN, over, [Resume()], 200.0)
     assert resumed.tasks["extract"].state is TaskState.SUBMITTED
 
 
-def test_who_looks_for_active_instances_reads_no_others(tmp_path):
+def test_who_looks_for_active_runs_reads_no_others(tmp_path):
     """SQLite takes a partial index only for the very words of the index: a scan would grow with the history."""
     database = Database(f"sqlite:///{tmp_path}/flows.db")
     upgrade(database)
@@ -143,9 +143,9 @@ def test_who_looks_for_active_instances_reads_no_others(tmp_path):
     sa.event.listen(database.engine, "before_cursor_execute", lambda *args: asked.append(args[2:4]))
     with database.read() as connection:
         for look in (
-            lambda: runs.active(connection, 0),
-            lambda: overview.active(connection),
-            lambda: overview.active(connection, [1, 2]),
+            lambda: runs.active_runs(connection, 0),
+            lambda: overview.active_runs(connection),
+            lambda: overview.active_runs(connection, [1, 2]),
             lambda: overview.active_count(connection),
             lambda: overview.active_count(connection, [1, 2]),
         ):
@@ -153,5 +153,5 @@ def test_who_looks_for_active_instances_reads_no_others(tmp_path):
             look()
             statement, values = asked[0]
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
-            assert "ix_instance_active" in str(plan), (statement, plan)
+            assert "ix_workflow_run_active" in str(plan), (statement, plan)
     database.close()

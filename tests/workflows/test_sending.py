@@ -4,8 +4,8 @@ import pytest
 
 from latchwork.types import At
 from latchwork_workflows.errors import NotOwner
-from latchwork_workflows.keys import Item
-from latchwork_workflows.master.dispatcher import Dispatcher, Place, TaskItem
+from latchwork_workflows.keys import ItemName
+from latchwork_workflows.master.dispatcher import Dispatcher, QueuePlace, TaskItem
 from workflows.hands import Hand
 
 
@@ -19,14 +19,14 @@ def owner(stage):
 
 
 def parcel(task, n=1, value=b"{}", body=None):
-    return TaskItem(Place("default", "s1", Item(task, n, 0)), value, body)
+    return TaskItem(QueuePlace("default", "s1", ItemName(task, n, 0)), value, body)
 
 
 def free(stage):
     hand = Hand(stage.store, stage.keys)
     names = sorted(hand.take_all())
     hand.die()
-    return [Item.of(each.rpartition("/")[2]).x for each in names]
+    return [ItemName.parse(each.rpartition("/")[2]).attempt_key for each in names]
 
 
 def test_items_that_are_there_keep_no_others_from_being_put(owner, stage):
@@ -55,9 +55,9 @@ def test_who_is_owner_no_more_changes_nothing(owner, stage):
     place = parcel(1).place
     for do in (
         lambda: owner.put([parcel(2)]),
-        lambda: owner.take_back({"1.1": place}),
+        lambda: owner.withdraw({"1.1": place}),
         lambda: owner.cancel({"1.1": place}),
-        lambda: owner.tidy(["1.1"], [], 1),
+        lambda: owner.delete_results(["1.1"], [], 1),
         owner.check_owner,
     ):
         with pytest.raises(NotOwner):
@@ -70,10 +70,10 @@ def test_an_item_that_somebody_has_is_not_taken_back(owner, stage):
     hand = stage.hand()
     (claim,) = hand.backlog.try_take(["default"], extra=hand._extra)
     places = {each: parcel(int(each[0])).place for each in ("1.1", "2.1", "9.1")}
-    assert owner.take_back(places) == ["2.1", "9.1"]
-    assert owner.take_back(places) == ["2.1", "9.1"]  # once more: nothing is there, nothing changes
+    assert owner.withdraw(places) == ["2.1", "9.1"]
+    assert owner.withdraw(places) == ["2.1", "9.1"]  # once more: nothing is there, nothing changes
     hand.end(claim, cache_key=None)
-    assert owner.take_back(places) == ["2.1", "9.1"]  # it has ended: it was seen by a worker
+    assert owner.withdraw(places) == ["2.1", "9.1"]  # it has ended: it was seen by a worker
 
 
 def test_what_is_cancelled_is_taken_by_nobody_and_what_has_ended_is_not_cancelled(owner, stage):
@@ -81,7 +81,7 @@ def test_what_is_cancelled_is_taken_by_nobody_and_what_has_ended_is_not_cancelle
     place = parcel(1).place
     assert owner.cancel({"1.1": place, "2.1": parcel(2).place}) == ["1.1"]
     assert free(stage) == []
-    assert owner.take_back({"1.1": place}) == ["1.1"]
+    assert owner.withdraw({"1.1": place}) == ["1.1"]
     assert stage.store.get(stage.keys.cancel("1.1")) is None
 
 
@@ -90,18 +90,21 @@ def test_a_worker_that_has_an_attempt_is_not_dead_one_that_is_gone_is_and_one_th
     first, second = stage.hand("first"), stage.hand("second")
     (dies,) = first.backlog.try_take(["default"], extra=first._extra)
     (leaves,) = second.backlog.try_take(["default"], extra=second._extra)
-    places = {Item.of(each.item.id).x: parcel(Item.of(each.item.id).task).place for each in (dies, leaves)}
-    assert [owner.has_died(each) for each in places.values()] == [None, None]
+    places = {
+        ItemName.parse(each.item.id).attempt_key: parcel(ItemName.parse(each.item.id).task).place
+        for each in (dies, leaves)
+    }
+    assert [owner.was_lost(each) for each in places.values()] == [None, None]
     stage.lose(first)
     second.release(leaves)
-    assert [owner.has_died(each) for each in places.values()] == [True, False]
-    assert owner.has_died(parcel(9).place) is True
+    assert [owner.was_lost(each) for each in places.values()] == [True, False]
+    assert owner.was_lost(parcel(9).place) is True
 
 
 def test_results_go_with_what_was_cancelled_of_them_and_leave_a_mark(owner, stage):
     for each in range(1, 121):
         stage.store.put(stage.keys.result(0, f"{each}.1"), b"{}")
     stage.store.put(stage.keys.cancel("1.1"), b"")
-    owner.tidy([f"{each}.1" for each in range(1, 121)], [], 17)
+    owner.delete_results([f"{each}.1" for each in range(1, 121)], [], 17)
     assert stage.left() == ["lock"] or stage.left() == []
-    assert stage.store.get(stage.keys.high(0)).value == b"17"
+    assert stage.store.get(stage.keys.restore_mark(0)).value == b"17"

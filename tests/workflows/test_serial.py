@@ -7,16 +7,16 @@ import sqlalchemy as sa
 
 from latchwork_workflows import DateRange, WrongState
 from latchwork_workflows.db import definitions
-from latchwork_workflows.db.tables import instance
-from latchwork_workflows.master.state_cache import Plans
-from latchwork_workflows.state import InstanceState, Outcome
-from latchwork_workflows.state.concurrency import Other, Turn, verdict
+from latchwork_workflows.db.tables import workflow_run
+from latchwork_workflows.master.state_cache import VersionCache
+from latchwork_workflows.state import Outcome, RunState
+from latchwork_workflows.state.concurrency import ActiveRun, StartDecision, decide_start
 from patience import eventually
 from workflows.hands import a_workflow
 
-GOES = Other(1, 0, InstanceState.RUNNING)
-ENDS = Other(2, 0, InstanceState.READY_STOP)
-WAITS = Other(3, 1, InstanceState.SERIAL_WAIT)
+GOES = ActiveRun(1, 0, RunState.RUNNING)
+ENDS = ActiveRun(2, 0, RunState.READY_STOP)
+WAITS = ActiveRun(3, 1, RunState.SERIAL_WAIT)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_starts_come_one_after_the_other_each_when_the_one_before_has_ended(stag
     with stage.master():
         runs = [client.runs.start("flow").id() for _ in range(3)]
         assert [stage.state(each) for each in runs] == ["running", "serial_wait", "serial_wait"]
-        assert "waits for its turn" in client.runs.explain(runs[1]).tasks["a"]
+        assert "waits for the concurrency limit" in client.runs.explain(runs[1]).tasks["a"]
         hand.end(hand.wait("a"), Outcome.FAILURE)
         stage.until(runs[0], "failure")
         finish(stage, hand, runs[1])
@@ -89,7 +89,7 @@ def test_a_start_is_discarded_while_another_run_goes_on_or_is_paused(stage, clie
         client.runs.stop(first)
         stage.until(first, "stopped")
         assert stage.state(client.runs.start("flow").id()) == "running"
-    assert stage.instances() == 2
+    assert stage.runs() == 2
     assert stage.events(first).count("discarded") == 2
 
 
@@ -143,7 +143,7 @@ def test_a_dry_run_takes_no_turn(stage, client, of):
     of("wait")
     with stage.master():
         client.runs.start("flow").id()
-        assert client.runs.start("flow", dry_run=True).wait(60).state is InstanceState.SUCCESS
+        assert client.runs.start("flow", dry_run=True).wait(60).state is RunState.SUCCESS
 
 
 def test_masters_that_hear_nothing_of_their_writes_let_one_run_go_at_a_time(stage, client, of, monkeypatch):
@@ -157,7 +157,7 @@ def test_masters_that_hear_nothing_of_their_writes_let_one_run_go_at_a_time(stag
             for claim in hand.take_all().values():
                 hand.end(claim)
             with stage.database.read() as connection:
-                found = connection.execute(sa.select(instance.c.state)).scalars().all()
+                found = connection.execute(sa.select(workflow_run.c.state)).scalars().all()
             assert sum(each == "running" for each in found) <= 1
             return found == ["success"] * 5
 
@@ -171,7 +171,7 @@ def test_a_turn_that_nobody_told_of_is_found(stage, client, of):
     with stage.master(poll_s=0.2):
         first, second = (client.runs.start("flow").id() for _ in range(2))
         with stage.database.write() as connection:
-            gone = sa.update(instance).where(instance.c.id == first)
+            gone = sa.update(workflow_run).where(workflow_run.c.id == first)
             connection.execute(gone.values(state="stopped", active=False))
         stage.until(second, "running")
 
@@ -182,30 +182,30 @@ def test_a_run_that_waits_and_that_no_version_can_start_fails_and_not_its_shard(
         first, second = (client.runs.start("flow").id() for _ in range(2))
         assert stage.state(second) == "serial_wait"
     with stage.database.write() as connection:
-        gone = sa.update(instance).where(instance.c.id == first)
+        gone = sa.update(workflow_run).where(workflow_run.c.id == first)
         connection.execute(gone.values(state="stopped", active=False))
 
     def refuse(*_of):
         raise ValueError("from another time")
 
     monkeypatch.setattr(definitions, "load", refuse)
-    with stage.master(poll_s=0.2, plans=Plans()):
+    with stage.master(poll_s=0.2, plans=VersionCache()):
         stage.until(second, "failure")
 
 
 @pytest.mark.parametrize(
     ("policy", "others", "expected"),
     [
-        ("parallel", [GOES, WAITS], (Turn.RUN, ())),
-        ("wait", [], (Turn.RUN, ())),
-        ("wait", [WAITS], (Turn.WAIT, ())),
-        ("discard", [WAITS], (Turn.DISCARD, ())),
-        ("priority", [GOES, ENDS, WAITS], (Turn.WAIT, (GOES, WAITS))),
-        ("priority", [ENDS], (Turn.WAIT, ())),
+        ("parallel", [GOES, WAITS], (StartDecision.RUN, ())),
+        ("wait", [], (StartDecision.RUN, ())),
+        ("wait", [WAITS], (StartDecision.WAIT, ())),
+        ("discard", [WAITS], (StartDecision.DISCARD, ())),
+        ("priority", [GOES, ENDS, WAITS], (StartDecision.WAIT, (GOES, WAITS))),
+        ("priority", [ENDS], (StartDecision.WAIT, ())),
     ],
 )
 def test_what_becomes_of_a_start(policy, others, expected):
-    assert verdict(policy, others)[:2] == expected
-    wanted = verdict(policy, others, is_wanted=True)
+    assert decide_start(policy, others)[:2] == expected
+    wanted = decide_start(policy, others, must_run=True)
     assert wanted.stop == ()
-    assert wanted.turn is not Turn.DISCARD
+    assert wanted.decision is not StartDecision.DISCARD

@@ -27,7 +27,10 @@ def test_a_child_waits_for_its_turn_and_its_parent_says_so(stage, client, child,
         made = stage.start(parent)
         inner = the_child(stage, made)
         assert (stage.state(inner), stage.states(made)["sub"]) == ("serial_wait", "running")
-        assert f"waits for its run {inner}, which waits for its turn" in client.runs.explain(made).tasks["sub"]
+        assert (
+            f"waits for its run {inner}, which waits for the concurrency limit"
+            in client.runs.explain(made).tasks["sub"]
+        )
         for name in ("a", "b"):
             hand.end(hand.wait(name))
         stage.until(other, "success")
@@ -52,9 +55,9 @@ def test_a_child_that_is_discarded_fails_its_task_with_the_reason(stage, child, 
         made = stage.start(parent)
         stage.until(made, "failure")
     assert [why for *_, why in stage.attempts() if why] == [
-        f"run {other} of default.child is running, and default.child discards starts meanwhile"
+        f"run {other} of default.child is running, and default.child discards further starts"
     ]
-    assert stage.instances() == 2
+    assert stage.runs() == 2
 
 
 def test_a_child_with_priority_ends_the_other_and_begins_then(stage, child, parent):
@@ -128,5 +131,5 @@ def test_a_child_that_would_wait_for_the_run_that_it_is_in_is_refused(stage):
     with stage.master():
         made = stage.start(one)
         stage.until(made, "failure")
-    assert stage.instances() == 2
-    assert any(f"run {made} of default.one has the place" in (why or "") for *_, why in stage.attempts())
+    assert stage.runs() == 2
+    assert any(f"run {made} of default.one has the slot" in (why or "") for *_, why in stage.attempts())

@@ -60,7 +60,7 @@ def test_a_server_that_was_killed_goes_on_where_it_was_when_it_comes_back(start,
     home = Home.of(tmp_path / "home", environ={})
     notes, go = tmp_path / "notes", tmp_path / "go"
     server = start("serve", "--port", "0", "--session-ttl-s", "5", "--slots", "2")
-    eventually(lambda: "sign in" in (tmp_path / "out-0").read_text(), 60.0)
+    eventually(lambda: "sign-in link" in (tmp_path / "out-0").read_text(), 60.0)
     with suppress(PermissionError):  # only root may look
         assert "LATCHWORK_WORKFLOWS_HOME" not in Path(f"/proc/{server.pid}/environ").read_text()
     with WorkflowClient.local(home) as client:
@@ -101,9 +101,9 @@ def is_alive(pid):
     return True
 
 
-def test_when_a_master_is_killed_another_resumes_its_instances(start, tmp_path):
+def test_when_a_master_is_killed_another_resumes_its_runs(start, tmp_path):
     home = Home.of(tmp_path / "home", environ={})
-    home.make()
+    home.create_folder()
     keys = Keys()
     database = Database(home.database)
     initialize(database, shards=2)
@@ -116,7 +116,7 @@ def test_when_a_master_is_killed_another_resumes_its_instances(start, tmp_path):
         claims = {}
         eventually(lambda: claims.update(hand.take_all()) or len(claims) == 4, 30.0)
         second = start("master", "--node-id", "m2", "--lock-ttl-s", "3")
-        eventually(lambda: "at work" in (tmp_path / "out-1").read_text(), 60.0)
+        eventually(lambda: "started" in (tmp_path / "out-1").read_text(), 60.0)
         first.send_signal(signal.SIGKILL)
         killed = time.monotonic()
         for claim in claims.values():
@@ -137,7 +137,7 @@ def test_when_a_master_is_killed_another_resumes_its_instances(start, tmp_path):
 def test_a_master_that_stood_still_longer_than_its_shards_were_its_own_recovers_by_itself(start, tmp_path):
     """DolphinScheduler #18570: a master that was overloaded lost its registration, and never recovered."""
     home = Home.of(tmp_path / "home", environ={})
-    home.make()
+    home.create_folder()
     database = Database(home.database)
     initialize(database, shards=2)
     with closing(database), WorkflowClient.local(home) as client, latchwork.connect(home.store) as store:

@@ -11,7 +11,7 @@ from latchwork_workflows.errors import BadRequest, DefinitionInvalid, UnknownWor
 from latchwork_workflows.maintenance import Doctor, import_document
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.settings.validation import url_problem
-from latchwork_workflows.model.values import Run, values_of
+from latchwork_workflows.model.values import RunContext, values_of
 from latchwork_workflows.services import workflows
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.worker import Secrets
@@ -70,7 +70,7 @@ def run(client, stage, tasks, **fields):
         found = client.runs.start(f"{fields.get('project', 'default')}.flow").wait(60)
     with stage.database.read() as connection:
         chosen = sa.select(task.c.name, task.c.outputs, attempt).join(attempt, attempt.c.task == task.c.id)
-        mine = chosen.where(task.c.instance == found.id).order_by(attempt.c.n)
+        mine = chosen.where(task.c.run_id == found.id).order_by(attempt.c.n)
         return {row.name: row for row in connection.execute(mine)}
 
 
@@ -146,7 +146,7 @@ def test_a_connection_that_is_removed_later_ends_its_attempt_with_one_clear_erro
     assert (row[0], row[2], row[4]) == (
         1,
         "fatal",
-        "there is no connection 'shop'; store one of this name, or give its URL",
+        "there is no connection 'shop'; create it, or give its URL",
     )
 
 
@@ -194,7 +194,7 @@ def test_what_is_nearer_to_the_run_counts():
         name="w", params={"flow": 2, "start": 2}, environment="e", tasks=[{"name": "up", "type": "x"}, spec]
     )
     names = ("start", "flow", "out", "task", "env", "shared")
-    made = Run(
+    made = RunContext(
         body,
         1,
         0.0,
@@ -259,7 +259,7 @@ def test_an_environment_that_is_removed_later_ends_the_attempt(client, stage):
     with stage.master():
         made = stage.start(version)
         stage.until(made, "failure")
-    assert "there is no environment 'prod'; make it, or name another" in stage.attempts()[0][4]
+    assert "there is no environment 'prod'; create it, or name another" in stage.attempts()[0][4]
 
 
 # What is refused
@@ -272,12 +272,12 @@ URLS = {
     "postgresql://u@db/x?password=pw": "looks like a password",
     "postgresql://u@db/x?sslpassword=pw": "looks like a password",
     "mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3Dpw": "looks like a password",
-    "postgresql://u@db/${x}": "nothing is filled into a stored URL",
-    "postgresql://u@db/x y": "it has blanks",
-    "postgresql://u@db/x\x1b[2J": "it has blanks",
-    "postgresql://u@db/\u202ex": "it has blanks",
+    "postgresql://u@db/${x}": "a stored URL cannot contain references",
+    "postgresql://u@db/x y": "it contains spaces",
+    "postgresql://u@db/x\x1b[2J": "it contains spaces",
+    "postgresql://u@db/\u202ex": "it contains spaces",
     "nothing": "does not begin with a kind of database",
-    "": "this has to be given",
+    "": "this is required",
     f"sqlite:///{'x' * 1000}": "at most 1,000",
 }
 
@@ -298,15 +298,18 @@ def test_urls_of_all_kinds_are_taken():
 @EACH
 def test_what_cannot_be_stored_is_refused_by_its_field(client, stage):
     cases = [
-        (lambda: client.connections.set("a/b", "sqlite://"), "'a/b' is no name"),
-        (lambda: client.connections.set("a", "sqlite://", secret="../x"), "secret: this is no name of a secret"),
-        (lambda: client.environments.set("e", {"A-B": "x"}), "variables.A-B: 'A-B' is no name of a variable"),
+        (lambda: client.connections.set("a/b", "sqlite://"), "'a/b' is not a valid name"),
+        (
+            lambda: client.connections.set("a", "sqlite://", secret="../x"),
+            "secret: this is not a valid name of a secret",
+        ),
+        (lambda: client.environments.set("e", {"A-B": "x"}), "variables.A-B: 'A-B' is not a valid variable name"),
         (lambda: client.environments.set("e", {"A": "${"}), "variables.A: .*not closed"),
-        (lambda: client.environments.set("e", {"LATCHWORK_TOKEN": "x"}), "set by workers"),
+        (lambda: client.environments.set("e", {"LATCHWORK_TOKEN": "x"}), "workers set variables of this name"),
         (lambda: client.environments.set("e", {"A": "x" * 100_001}), "at most 100000"),
-        (lambda: client.parameters.set("business_date", 1), "built in, and cannot be replaced"),
+        (lambda: client.parameters.set("logical_date", 1), "built in and cannot be replaced"),
         (lambda: client.parameters.set("a", "x" * 10_001), "at most 10,000"),
-        (lambda: client.parameters.set("a", "x\0"), "holds a NUL"),
+        (lambda: client.parameters.set("a", "x\0"), "contains a NUL"),
         (lambda: client.parameters.set("a", float("nan")), "not finite"),
         (lambda: client.parameters.set("a; DROP TABLE parameter", 1), "should match pattern"),
     ]
@@ -324,7 +327,7 @@ def test_what_cannot_be_stored_is_refused_by_its_field(client, stage):
 def test_a_project_takes_no_more_than_so_many(client, stage):
     with stage.database.write() as connection:
         for number in range(500):
-            settings.write(connection, "parameter", "", f"p{number}", {"value": 1})
+            settings.save(connection, "parameter", "", f"p{number}", {"value": 1})
     client.parameters.set("p1", 2)
     with pytest.raises(WrongState, match="all projects has 500 parameters"):
         client.parameters.set("more", 1)
@@ -345,7 +348,7 @@ def test_what_is_named_and_not_stored_is_refused_by_its_place(client):
         client.workflows.apply(given)
     told = [str(each) for each in refused.value.problems]
     assert [each.partition(", ")[0] for each in told] == [
-        "tasks[1].env.X: '${REGION}' is no parameter",
+        "tasks[1].env.X: '${REGION}' is not a parameter",
         "environment: there is no environment 'prod' of project default or of all",
         "tasks[0].params.connection: there is no connection 'shop' of project default or of all",
         "tasks[1].environment: there is no environment 'nix' of project default or of all",
@@ -360,14 +363,14 @@ def test_what_is_named_and_not_stored_is_refused_by_its_place(client):
 @FILE
 def test_what_was_removed_between_the_check_and_the_write_is_refused_too(client, stage, monkeypatch):
     client.connections.set("shop", "sqlite://")
-    check = workflows.check
+    check = workflows.validate_definition
 
     def checked(*args):
         found = check(*args)
         client.connections.remove("shop")
         return found
 
-    monkeypatch.setattr(workflows, "check", checked)
+    monkeypatch.setattr(workflows, "validate_definition", checked)
     with pytest.raises(DefinitionInvalid, match="no connection 'shop'"):
         client.workflows.apply(flow({"a": of("sql", connection="shop", statement="SELECT 1")}))
 
@@ -384,8 +387,8 @@ def test_doctor_names_workflows_that_name_what_is_not_there(client, stage):
     client.workflows.apply({**flow({"a": of("shell", script="true")}, environment="prod"), "name": "off"}, online=False)
     client.connections.remove("shop")
     client.environments.remove("prod")
-    found = Doctor(stage.database, stage.store, wait=lambda _: None).look()
-    told = [(each.kind, each.subject, each.can_mend) for each in found if each.kind == "missing setting"]
+    found = Doctor(stage.database, stage.store, wait=lambda _: None).check()
+    told = [(each.kind, each.subject, each.can_repair) for each in found if each.kind == "missing setting"]
     assert told == [
         ("missing setting", "default.flow tasks[0].params.connection", False),
         ("missing setting", "default.flow tasks[1].environment", False),

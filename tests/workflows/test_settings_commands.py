@@ -26,7 +26,7 @@ def no_thread_left_behind():
 
 def test_connections_are_set_listed_tried_and_deleted(flows):
     flows("connections", "set", "a", "postgresql://u:hunter2@db/x").refused(2, "url: it has a password")
-    assert "connection shop of all projects is new" in flows("connections", "set", "shop", "sqlite://").out
+    assert "connection shop of all projects created" in flows("connections", "set", "shop", "sqlite://").out
     flows("connections", "set", "gone", "sqlite:////nowhere/x.db", "--secret", "none", "--project", "default")
     assert flows("connections", "list", "--json").json["connections"] == [
         {"project": "", "name": "shop", "url": "sqlite://", "secret": ""},
@@ -34,7 +34,7 @@ def test_connections_are_set_listed_tried_and_deleted(flows):
     ]
     assert "sqlite:////nowhere/x.db" in flows("connections", "list").out
     good = flows("connections", "test", "shop")
-    assert (good.code, "a worker has opened it" in good.out) == (0, True), good.out + good.err
+    assert (good.code, "a worker connected" in good.out) == (0, True), good.out + good.err
     bad = flows("connections", "test", "gone", "--project", "default", "--json")
     assert (bad.code, bad.json["ok"], "no secret 'none'" in bad.json["error"]) == (1, False, True)
     flows("connections", "test", "nix").refused(1, "there is no connection nix of all projects")
@@ -47,12 +47,12 @@ def test_environments_and_parameters_are_set_and_listed(flows):
     flows("environments", "set", "prod", "C=2", "--unset", "A", "--project", "billing")
     rows = flows("environments", "list", "--project", "billing", "--json").json["environments"]
     assert rows == [{"project": "billing", "name": "prod", "variables": {"B": "x=y", "C": "2"}}]
-    flows("environments", "set", "prod", "nonsense").refused(2, "is no variable; write NAME=value")
+    flows("environments", "set", "prod", "nonsense").refused(2, "is not a variable; write NAME=value")
     flows("parameters", "set", "regions", '["eu", 1]')
     assert flows("parameters", "list", "--json").json["parameters"] == [
         {"project": "", "name": "regions", "value": ["eu", 1]}
     ]
-    assert "was there already" in flows("parameters", "set", "regions", "text").out
+    assert "updated" in flows("parameters", "set", "regions", "text").out
     assert (
         flows("parameters", "rm", "regions").code
         == flows("environments", "rm", "prod", "--project", "billing").code
@@ -78,7 +78,7 @@ def test_an_api_is_asked_by_its_url(flows, served, monkeypatch, tmp_path):
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_HOME", str(tmp_path / "nothing"))
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_TOKEN", token)
     to = ("--url", served.url)
-    assert "is new" in flows("connections", "set", "far", "sqlite://", *to).out
+    assert "created" in flows("connections", "set", "far", "sqlite://", *to).out
     assert flows("connections", "test", "far", *to, "--json").json["ok"]
     for kind, name, value in (("environments", "far", "A=1"), ("parameters", "far", "1")):
         assert flows(kind, "set", name, value, *to).code == 0

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 
 from latchwork_workflows.db import definitions
-from latchwork_workflows.db.tables import instance
+from latchwork_workflows.db.tables import workflow_run
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
@@ -17,7 +17,7 @@ def a_parent(child="child", **fields):
 def the_child(stage, parent):
     """The child of the only sub-process of a run."""
     with stage.database.read() as connection:
-        chosen = sa.select(instance.c.id).where(instance.c.parent_task == stage.rows(parent)["sub"])
+        chosen = sa.select(workflow_run.c.id).where(workflow_run.c.parent_task == stage.rows(parent)["sub"])
         return connection.execute(chosen).scalar_one_or_none()
 
 
@@ -115,7 +115,7 @@ def test_a_master_that_comes_after_a_crash_adopts_the_child_and_makes_no_other(s
         hand.end(hand.wait("behind"))
         stage.until(made, "success")
     assert the_child(stage, made) == inner
-    assert stage.instances() == 2
+    assert stage.runs() == 2
     assert stage.known(inner).tasks["a"].n == 1
 
 
@@ -145,12 +145,12 @@ def test_a_master_that_dies_anywhere_in_the_transaction_leaves_one_child_and_a_p
             stage.fail_at(patch, step)
             with stage.master():
                 number = stage.send("start", code=version.code, version=version.number)
-                eventually(lambda number=number: stage.failures or stage.command(number).instance)
+                eventually(lambda number=number: stage.failures or stage.command(number).run_id)
         with stage.master():
-            made = eventually(lambda number=number: stage.command(number).instance)
+            made = eventually(lambda number=number: stage.command(number).run_id)
             hand.end(hand.wait("a"))
             stage.until(made, "success")
-        assert stage.instances() == 2 * (step + 1)
+        assert stage.runs() == 2 * (step + 1)
 
 
 def test_answers_that_are_lost_change_nothing_for_a_parent_and_its_child(stage, monkeypatch):
@@ -162,7 +162,7 @@ def test_answers_that_are_lost_change_nothing_for_a_parent_and_its_child(stage, 
             hand.end(hand.wait(name))
         stage.until(made, "success")
     assert lost
-    assert stage.instances() == 2
+    assert stage.runs() == 2
     assert stage.state(inner) == "success"
 
 
@@ -180,7 +180,7 @@ def test_a_child_that_cannot_be_started_fails_its_task_with_the_reason(stage):
     assert "there is no workflow 'nobody'" in why
     assert "off is offline" in why
     assert "child has no parameter 'colour'; it has day" in why
-    assert "nothing has the name 'lost'" in why
+    assert "a parameter refers to 'lost'" in why
 
 
 def test_a_workflow_that_comes_to_start_itself_fails_at_the_deepest_run(stage, monkeypatch):
@@ -190,8 +190,8 @@ def test_a_workflow_that_comes_to_start_itself_fails_at_the_deepest_run(stage, m
     with stage.master():
         made = stage.start(version)
         stage.until(made, "failure")
-    assert stage.instances() == 6
-    assert any("inside of each other" in (error or "") for *_, error in stage.attempts())
+    assert stage.runs() == 6
+    assert any("are nested here" in (error or "") for *_, error in stage.attempts())
 
 
 def test_a_child_goes_on_by_itself_only_while_its_parent_waits_for_it(stage):
@@ -203,7 +203,7 @@ def test_a_child_goes_on_by_itself_only_while_its_parent_waits_for_it(stage):
         for command in ("recover", "rerun"):
             number = stage.send(command, inner)
             eventually(lambda number=number: stage.command(number).done_at)
-            assert f"is a part of run {made}; {command} that one" in stage.command(number).error
+            assert f"is a part of run {made}; {command} that run" in stage.command(number).error
         stage.send("force_success", inner, task="a")
         eventually(lambda: stage.states(made)["sub"] == "forced_success")
         stage.send("recover", made)
@@ -240,7 +240,7 @@ def test_a_rerun_of_the_parent_has_a_child_of_its_own(stage):
             hand.end(hand.wait(name))
         stage.until(made, "success")
         assert the_child(stage, made) != inner
-    assert stage.instances() == 3
+    assert stage.runs() == 3
 
 
 def test_a_defect_of_the_parent_ends_its_child(stage, monkeypatch):

@@ -207,7 +207,7 @@ def test_of_two_stores_that_are_given_one_database_one_is_refused(path):
         with pytest.raises(StoreMismatch, match="given two stores"):
             join_store(database, second, keys)
         join_store(database, first, keys)
-        assert [each.kind for each in Doctor(database, second).look()] == ["wrong store"]
+        assert [each.kind for each in Doctor(database, second).check()] == ["wrong store"]
 
 
 def test_a_master_whose_store_was_replaced_meanwhile_writes_nothing_more(path):

@@ -29,7 +29,7 @@ def broken() -> None:
     raise ValueError("no such table")
 
 
-@workflow(params={"day": "${business_date}"})
+@workflow(params={"day": "${logical_date}"})
 def nightly(day: str):
     got = flaky(day)
     load(got["rows"])

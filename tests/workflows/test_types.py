@@ -17,7 +17,7 @@ from latchwork.types import Put
 from latchwork_workflows.keys import workflows_store
 from latchwork_workflows.model.builder import shell, workflow
 from latchwork_workflows.model.task_functions import http, mapreduce, noop, of_type, procedure, spark, sql
-from latchwork_workflows.model.validate import validate
+from latchwork_workflows.model.validate import find_problems
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
@@ -36,7 +36,7 @@ def store():
 
 def problems(type_, **params):
     task = {"name": "t", "type": type_, "params": params}
-    return [str(each) for each in validate({"name": "w", "tasks": [task]}, TaskTypes())]
+    return [str(each) for each in find_problems({"name": "w", "tasks": [task]}, TaskTypes())]
 
 
 # Databases
@@ -67,7 +67,7 @@ def test_sql_that_fails_leaves_nothing_and_says_the_words_of_the_database(store,
     put(store, 2, {"connection": url, "statement": "SELECT :nobody"}, type="sql")
     put(store, 3, {"connection": "nosuch://x", "statement": "SELECT 1"}, type="sql")
     assert 'near "nonsense": syntax error' in result(store, "1.1").error
-    assert "binds :nobody, and no parameter or output is called so" in result(store, "2.1").error
+    assert "binds :nobody, but there is no parameter or output of this name" in result(store, "2.1").error
     assert "nosuch" in result(store, "3.1").error
 
 
@@ -96,9 +96,7 @@ def test_procedure_is_called_with_its_arguments_bound(store, logs, worker, datab
 
 
 def test_what_cannot_be_a_statement_or_a_procedure_is_refused_when_it_is_applied():
-    assert (
-        "write :day for what would be ${day}" in problems("sql", connection="sqlite://", statement="SELECT ${day}")[0]
-    )
+    assert "write :day instead of ${day}" in problems("sql", connection="sqlite://", statement="SELECT ${day}")[0]
     assert problems("procedure", connection="sqlite://", procedure="a(); DROP TABLE b")
     assert problems("http", url="file:///etc/passwd") == [
         "tasks[0].params.url: value error, a URL begins with http:// or https://, not 'file:///etc/passwd'"
@@ -237,7 +235,7 @@ def test_a_redirect_to_the_same_origin_has_the_headers_of_the_request_and_none_l
     assert all("t0ps3cret" in each for each in raw.heads)
     raw.answer = b"302 Found\r\nLocation: ftp://127.0.0.1:9/x\r\nContent-Length: 0\r\n\r\n"
     found = result(store, put(store, 2, {"url": url}, type="http"))
-    assert found.error == "ended with code 1: status 302 is none that counts as success"
+    assert found.error == "ended with code 1: status 302 does not count as success"
 
 
 def test_the_outputs_of_a_statement_that_was_committed_are_no_failure(store, worker, tmp_path):
@@ -255,7 +253,7 @@ def test_http_status_and_content_say_how_it_went(store, logs, worker, site):
     put(store, 2, {"url": f"{url}/teapot", "method": "POST", "success": [418]}, type="http")
     put(store, 3, {"url": f"{url}/x", "method": "POST", "contains": "nothing like it"}, type="http")
     put(store, 4, {"url": "http://127.0.0.1:9/x"}, type="http")
-    assert result(store, "1.1").error == "ended with code 1: status 418 is none that counts as success"
+    assert result(store, "1.1").error == "ended with code 1: status 418 does not count as success"
     assert result(store, "2.1").outcome is Outcome.SUCCESS
     assert "does not contain 'nothing like it'" in result(store, "3.1").error
     assert "Connection refused" in result(store, "4.1").error

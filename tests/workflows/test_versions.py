@@ -1,4 +1,4 @@
-"""Versions: an instance keeps the one that it was started with; only what is online starts; the graph is the order."""
+"""Versions: a run keeps the one that it was started with; only what is online starts; the graph is the order."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from latchwork_workflows.errors import WrongState
 from workflows.hands import a_workflow
 
 
-def test_an_instance_keeps_its_version_whatever_is_applied_meanwhile(stage):
+def test_a_run_keeps_its_version_whatever_is_applied_meanwhile(stage):
     first = stage.apply(a_workflow(tasks={"a": [], "b": ["a"]}))
     hand = stage.hand()
     with stage.master():
@@ -38,7 +38,7 @@ def test_a_rerun_and_a_recovery_keep_the_version_too(stage):
         stage.send("rerun", made)
         hand.end(hand.wait("a"))
         stage.until(made, "success")
-    assert stage.known(made).run == 2
+    assert stage.known(made).round == 2
 
 
 def test_only_what_is_online_is_started(client, stage):

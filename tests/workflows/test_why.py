@@ -7,23 +7,34 @@ import pytest
 from latchwork.primitives import Group
 from latchwork.types import Create
 from latchwork_workflows import cluster
-from latchwork_workflows.explain import Ahead, Around, Crew, Full, Known, blamed, causes, why
-from latchwork_workflows.keys import Item
-from latchwork_workflows.model.validate import checked
+from latchwork_workflows.explain import (
+    FullPool,
+    GroupWorkers,
+    QueuePosition,
+    RunFacts,
+    TaskFacts,
+    explain_run,
+    explain_task,
+    failed_upstream_tasks,
+)
+from latchwork_workflows.keys import ItemName
+from latchwork_workflows.model.validate import validated
 from latchwork_workflows.services import explanations
-from latchwork_workflows.state import InstanceState, Outcome, TaskState
+from latchwork_workflows.state import Outcome, RunState, TaskState
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
 from workflows.hands import a_workflow
 
 FLOW = a_workflow(tasks={"a": [], "b": ["a"], "c": ["b"], "d": {"pool": "few"}}).definition
-RUNS = InstanceState.RUNNING
-CREW = Crew(2, 2, 8, 3)
-FULL = Full("few", 2, ("'x' of run 1", "'y' of run 2"))
+RUNS = RunState.RUNNING
+CREW = GroupWorkers(2, 2, 8, 3)
+FULL = FullPool("few", 2, ("'x' of run 1", "'y' of run 2"))
 
 
-def known(state, instance=RUNS, **more):
-    return Known(state, more.pop("n", 1), more.pop("failures", 0), None, instance, more.pop("others", {}), "m", **more)
+def known(state, run_id=RUNS, **more):
+    return TaskFacts(
+        state, more.pop("n", 1), more.pop("failures", 0), None, run_id, more.pop("task_states", {}), "m", **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,67 +44,85 @@ def known(state, instance=RUNS, **more):
         (known(TaskState.RUNNING), "It is running, attempt 1."),
         (
             known(TaskState.FAILURE, failures=1),
-            "It has failed: 1 attempt of 1. Recover the run, or force it to success.",
+            "It failed after 1 of 1 attempt. Recover the run, or mark the task as successful.",
         ),
         (
             known(TaskState.FAILURE, failures=1, error="\nno space\nleft"),
-            "1 attempt of 1; the error: no space. Rec",
+            "1 of 1 attempt: no space. Rec",
         ),
-        (known(TaskState.FAILURE, failures=1, error="x" * 900), f"error: {'x' * 300}... Recover"),
+        (known(TaskState.FAILURE, failures=1, error="x" * 900), f"attempt: {'x' * 300}... Recover"),
         (
-            known(TaskState.SUBMITTED, crew=Crew(0, 0, 0, 0)),
+            known(TaskState.SUBMITTED, group_workers=GroupWorkers(0, 0, 0, 0)),
             "the worker group 'default', which has no worker: start one",
         ),
-        (known(TaskState.SUBMITTED, crew=Crew(1, 0, 4, 0)), "whose worker does not know the task type 'shell'"),
-        (known(TaskState.SUBMITTED, crew=Crew(2, 0, 4, 0)), "none of whose 2 workers knows the task type 'shell'"),
-        (known(TaskState.SUBMITTED, crew=CREW), "it waits for a worker of the group 'default' to take it"),
-        (known(TaskState.SUBMITTED, crew=Crew(2, 2, 8, 3, 1)), "it waits for a worker of the group 'default' to take"),
         (
-            known(TaskState.SUBMITTED, crew=Crew(1, 1, 4, 0, 1)),
-            "whose worker runs no tasks without a tenant: name a `tenant` in the workflow that they list",
+            known(TaskState.SUBMITTED, group_workers=GroupWorkers(1, 0, 4, 0)),
+            "whose worker does not support the task type 'shell'",
         ),
         (
-            known(TaskState.SUBMITTED, crew=Crew(2, 2, 8, 8)),
+            known(TaskState.SUBMITTED, group_workers=GroupWorkers(2, 0, 4, 0)),
+            "none of whose 2 workers supports the task type 'shell'",
+        ),
+        (known(TaskState.SUBMITTED, group_workers=CREW), "it waits for a worker of the group 'default'."),
+        (
+            known(TaskState.SUBMITTED, group_workers=GroupWorkers(2, 2, 8, 3, 1)),
+            "it waits for a worker of the group 'default'.",
+        ),
+        (
+            known(TaskState.SUBMITTED, group_workers=GroupWorkers(1, 1, 4, 0, 1)),
+            "whose worker runs no tasks without a tenant: set a `tenant` of the workflow that they list",
+        ),
+        (
+            known(TaskState.SUBMITTED, group_workers=GroupWorkers(2, 2, 8, 8)),
             "all 8 slots of the 2 workers of the group 'default' are busy",
         ),
-        (known(TaskState.SUBMITTED, crew=Crew(1, 1, 1, 1)), "the slot of the 1 worker of the group 'default' is busy"),
         (
-            known(TaskState.SUBMITTED, crew=CREW, full=[FULL]),
-            "all 2 slots of the pool 'few' are taken, by 'x' of run 1",
+            known(TaskState.SUBMITTED, group_workers=GroupWorkers(1, 1, 1, 1)),
+            "the slot of the 1 worker of the group 'default' is busy",
         ),
         (
-            known(TaskState.SUBMITTED, crew=CREW, full=[Full("@p", 1, ())]),
-            "the one slot of the pool '@p' is taken.",
+            known(TaskState.SUBMITTED, group_workers=CREW, full_pools=[FULL]),
+            "all 2 slots of the pool 'few' are in use by 'x' of run 1",
         ),
-        (known(TaskState.SUBMITTED, crew=CREW, ahead=Ahead(0)), "It is queued, the next in line; it waits for"),
-        (known(TaskState.SUBMITTED, crew=Crew(1, 1, 1, 1), ahead=Ahead(1)), "It is queued behind 1 task; the slot of"),
         (
-            known(TaskState.SUBMITTED, crew=CREW, full=[FULL], ahead=Ahead(200, is_more=True)),
+            known(TaskState.SUBMITTED, group_workers=CREW, full_pools=[FullPool("@p", 1, ())]),
+            "the one slot of the pool '@p' is in use.",
+        ),
+        (
+            known(TaskState.SUBMITTED, group_workers=CREW, ahead=QueuePosition(0)),
+            "It is next in the queue; it waits for",
+        ),
+        (
+            known(TaskState.SUBMITTED, group_workers=GroupWorkers(1, 1, 1, 1), ahead=QueuePosition(1)),
+            "It is queued behind 1 task; the slot of",
+        ),
+        (
+            known(TaskState.SUBMITTED, group_workers=CREW, full_pools=[FULL], ahead=QueuePosition(200, is_more=True)),
             "It is queued behind more than 200 tasks; all 2 slots of the pool 'few'",
         ),
         (
-            known(TaskState.SUBMITTED, crew=Crew(0, 0, 0, 0), ahead=Ahead(5)),
+            known(TaskState.SUBMITTED, group_workers=GroupWorkers(0, 0, 0, 0), ahead=QueuePosition(5)),
             "queued for the worker group 'default', wh",
         ),
         (
-            known(TaskState.RUNNING, InstanceState.READY_STOP, worker="w-1", cancel_sent_at=88.0),
-            "It is being ended, attempt 1: its cancel was sent to worker w-1 12 s ago.",
+            known(TaskState.RUNNING, RunState.READY_STOP, worker="w-1", cancel_sent_at=88.0),
+            "It is being stopped, attempt 1: a cancel request was sent to worker w-1 12 s ago.",
         ),
-        (known(TaskState.RUNNING, cancel_sent_at=0.0), "attempt 1: its cancel was sent to its worker."),
+        (known(TaskState.RUNNING, cancel_sent_at=0.0), "attempt 1: a cancel request was sent to its worker."),
         (
-            known(TaskState.SUBMITTED, crew=CREW, cancel_sent_at=90.0),
-            "Its cancel was sent 10 s ago: no worker takes it",
+            known(TaskState.SUBMITTED, group_workers=CREW, cancel_sent_at=90.0),
+            "It was canceled 10 s ago: no worker claims it",
         ),
         (known(TaskState.SUCCESS, cancel_sent_at=90.0), "It has succeeded."),
     ],
 )
 def test_a_task_says_what_holds_it_up_and_what_would_change_that(given, said):
-    assert said in why("a", given, FLOW, 100.0)
+    assert said in explain_task("a", given, FLOW, 100.0)
 
 
 def test_a_tenant_that_no_worker_lists_is_named_with_what_to_start():
     flow = a_workflow(tasks={"a": []}, tenant="etl").definition
-    told = why("a", known(TaskState.SUBMITTED, crew=Crew(3, 2, 8, 0, 2)), flow, 0.0)
+    told = explain_task("a", known(TaskState.SUBMITTED, group_workers=GroupWorkers(3, 2, 8, 0, 2)), flow, 0.0)
     assert told == (
         "It is queued for the worker group 'default', whose 2 workers run no tasks as the user 'etl': start a worker "
         "there as root with --group default --tenants etl."
@@ -110,68 +139,68 @@ def test_workers_are_asked_for_the_tenant_of_the_workflow(stage, client):
         eventually(lambda: len(stage.items()) == 3)
         told = {each: client.runs.explain(run).tasks["a"] for each, run in runs.items()}
     assert "runs no tasks as the user 'etl'" in told["etl"]
-    assert all("to take it" in told[each] for each in ("web", None))
+    assert all("waits for a worker of the group" in told[each] for each in ("web", None))
 
 
 def test_a_task_far_behind_a_failure_names_it():
     states = {"a": TaskState.FAILURE, "b": TaskState.WAITING, "c": TaskState.WAITING, "d": TaskState.SUCCESS}
-    assert blamed(FLOW, states) == {"b": "a", "c": "a"}
-    assert blamed(FLOW, {**states, "c": TaskState.SKIPPED}) == {"b": "a"}
-    assert blamed(FLOW, {**states, "a": TaskState.SUCCESS}) == {}
-    told = why("c", known(TaskState.WAITING, others=states, blamed="a"), FLOW, 0.0)
+    assert failed_upstream_tasks(FLOW, states) == {"b": "a", "c": "a"}
+    assert failed_upstream_tasks(FLOW, {**states, "c": TaskState.SKIPPED}) == {"b": "a"}
+    assert failed_upstream_tasks(FLOW, {**states, "a": TaskState.SUCCESS}) == {}
+    told = explain_task("c", known(TaskState.WAITING, task_states=states, failed_upstream="a"), FLOW, 0.0)
     assert told == "It waits for 'b', behind 'a', which failed: recover the run."
-    near = why("b", known(TaskState.WAITING, others=states, blamed="a"), FLOW, 0.0)
-    assert near == "It waits for 'a', which failed: it will not start unless the run is recovered."
+    near = explain_task("b", known(TaskState.WAITING, task_states=states, failed_upstream="a"), FLOW, 0.0)
+    assert near == "It waits for 'a', which failed: it starts only if the run is recovered."
 
 
 def test_who_is_to_blame_is_found_in_a_moment_also_in_a_large_workflow():
     names = [f"t{number}" for number in range(2000)]
     rows = [{"name": each, "type": "noop", "after": names[max(0, at - 20) : at]} for at, each in enumerate(names)]
-    large = checked({"name": "large", "tasks": rows}, TaskTypes()).definition
+    large = validated({"name": "large", "tasks": rows}, TaskTypes()).definition
     states = dict.fromkeys(names, TaskState.WAITING) | {"t0": TaskState.FAILURE, "t1": TaskState.FAILURE}
-    found = blamed(large, states)
+    found = failed_upstream_tasks(large, states)
     assert found["t1999"] == "t0"
     assert len(found) == 1998
 
 
-ONE, GOES = {"a": TaskState.RUNNING}, Around(owner="m")
+ONE, GOES = {"a": TaskState.RUNNING}, RunFacts(owner="m")
 
 
 @pytest.mark.parametrize(
     ("state", "tasks", "held", "around", "expected"),
     [
-        (InstanceState.SUBMITTED, {}, (), Around(), [("", "No master has its shard yet: start one.")]),
-        (InstanceState.SUBMITTED, {}, (), GOES, [("", "Its master has not begun it yet.")]),
-        (InstanceState.SUBMITTED, {}, (), Around(backfill=3), [("", "It is a date of backfill 3 that has not begun")]),
-        (InstanceState.SERIAL_WAIT, {}, (), Around((4,)), [("", "run 4 of its workflow goes on.")]),
+        (RunState.SUBMITTED, {}, (), RunFacts(), [("", "No master owns its shard yet: start one.")]),
+        (RunState.SUBMITTED, {}, (), GOES, [("", "Its master has not started it yet.")]),
+        (RunState.SUBMITTED, {}, (), RunFacts(backfill=3), [("", "It belongs to backfill 3, whose earlier dates")]),
+        (RunState.SERIAL_WAIT, {}, (), RunFacts((4,)), [("", "run 4 of its workflow is active.")]),
         (
-            InstanceState.SERIAL_WAIT,
+            RunState.SERIAL_WAIT,
             {},
             (),
-            Around((4, 5, 6, 7)),
-            [("", "runs 4, 5, 6 and 1 more of its workflow go on.")],
+            RunFacts((4, 5, 6, 7)),
+            [("", "runs 4, 5, 6 and 1 more of its workflow are active.")],
         ),
-        (InstanceState.SERIAL_WAIT, {}, (), Around(), [("", "its project has as many tasks as it may")]),
-        (InstanceState.PAUSED, ONE, (), GOES, [("", "It is paused: resume it, or stop it.")]),
-        (InstanceState.READY_PAUSE, ONE, (), GOES, [("", "It pauses when 'a' has ended; nothing more starts.")]),
-        (InstanceState.READY_STOP, {}, (), GOES, [("", "It stops; nothing more starts.")]),
+        (RunState.SERIAL_WAIT, {}, (), RunFacts(), [("", "the pool of its project has room")]),
+        (RunState.PAUSED, ONE, (), GOES, [("", "It is paused: resume or stop it.")]),
+        (RunState.READY_PAUSE, ONE, (), GOES, [("", "It pauses when 'a' has ended; no more tasks start.")]),
+        (RunState.READY_STOP, {}, (), GOES, [("", "It stops; no more tasks start.")]),
         (RUNS, {**ONE, "b": TaskState.RETRY_WAIT}, (), GOES, []),
         (RUNS, {**ONE, "b": TaskState.RETRY_WAIT}, ("a",), GOES, [("a", "why a"), ("b", "why b")]),
-        (InstanceState.FAILURE, {"a": TaskState.SUCCESS, "b": TaskState.FAILURE}, (), GOES, [("b", "why b")]),
-        (InstanceState.SUCCESS, {"a": TaskState.SUCCESS}, (), GOES, []),
+        (RunState.FAILURE, {"a": TaskState.SUCCESS, "b": TaskState.FAILURE}, (), GOES, [("b", "why b")]),
+        (RunState.SUCCESS, {"a": TaskState.SUCCESS}, (), GOES, []),
     ],
 )
 def test_a_run_says_why_it_does_not_go_on_or_why_it_failed(state, tasks, held, around, expected):
-    found = causes(state, tasks, frozenset(held), {name: f"why {name}" for name in tasks}, around)
+    found = explain_run(state, tasks, frozenset(held), {name: f"why {name}" for name in tasks}, around)
     assert [each.task for each in found] == [task for task, _ in expected]
     assert all(text in each.text for each, (_, text) in zip(found, expected, strict=True))
 
 
 def test_of_many_failed_tasks_some_are_named_and_the_others_counted():
     states = {f"t{number}": TaskState.FAILURE for number in range(9)}
-    found = causes(InstanceState.FAILURE, states, frozenset(), dict.fromkeys(states, "it failed"), GOES)
+    found = explain_run(RunState.FAILURE, states, frozenset(), dict.fromkeys(states, "it failed"), GOES)
     assert [each.task for each in found] == ["t0", "t1", "t2", ""]
-    assert "for 6 more tasks" in found[-1].text
+    assert "to 6 more tasks" in found[-1].text
 
 
 def test_a_failed_run_says_by_which_task_and_with_which_error_it_failed(stage, client):
@@ -185,7 +214,7 @@ def test_a_failed_run_says_by_which_task_and_with_which_error_it_failed(stage, c
     explained = client.runs.explain(made)
     cause, tasks = explained.cause, explained.tasks
     assert [each.task for each in cause] == ["a"]
-    assert "1 attempt of 1; the error: exit code 3: no such table. Recover" in cause[0].why
+    assert "1 of 1 attempt: exit code 3: no such table. Recover" in cause[0].why
     assert tasks["c"] == "It waits for 'b', behind 'a', which failed: recover the run."
     assert client.runs.explain(made).tasks == tasks
 
@@ -205,16 +234,18 @@ def test_queued_tasks_say_how_many_are_before_them_and_no_more_than_some_hundred
         high = stage.start(stage.apply(a_workflow("high", tasks={"x": [], "y": []}, priority="high")))
         eventually(lambda: len(stage.items()) == 5)
         told = {**client.runs.explain(high).tasks, **client.runs.explain(low).tasks}
-        place = ["the next in line;", *(f"behind {n} task{'s' if n > 1 else ''};" for n in range(1, 5))]
+        place = ["next in the queue;", *(f"behind {n} task{'s' if n > 1 else ''};" for n in range(1, 5))]
         assert all(each in told[name] for name, each in zip("xyabc", place, strict=True)), told
         hand.take(limit=1)
-        eventually(lambda: "the next in line" in client.runs.explain(high).tasks["y"])  # what is taken is before nobody
-        monkeypatch.setattr(explanations, "MOST_AHEAD", 2)
+        eventually(
+            lambda: "next in the queue" in client.runs.explain(high).tasks["y"]
+        )  # what is taken is before nobody
+        monkeypatch.setattr(explanations, "MAX_AHEAD", 2)
         told = client.runs.explain(low).tasks
         assert ("behind 1 task;" in told["a"], "behind 2 tasks;" in told["b"]) == (True, True)
         assert "It is queued behind more than 2 tasks;" in told["c"]
         hand.take(limit=2)
-        monkeypatch.setattr(cluster, "_MOST_TAKEN", 1)
+        monkeypatch.setattr(cluster, "_MAX_TAKEN", 1)
         assert "It is queued; it waits" in client.runs.explain(low).tasks["c"]  # too many are taken to say
 
 
@@ -227,11 +258,14 @@ def test_a_task_that_is_being_ended_says_that_its_cancel_was_sent_when_and_to_wh
         assert client.runs.explain(run).tasks["a"] == "It is running, attempt 1, on worker w-7."
         stage.send("stop", run)
         eventually(lambda: stage.is_cancelled(claim))
-        wanted = r"It is being ended, attempt 1: its cancel was sent to worker w-7 \d s ago\."
+        wanted = r"It is being stopped, attempt 1: a cancel request was sent to worker w-7 \d s ago\."
         assert re.fullmatch(wanted, client.runs.explain(run).tasks["a"])
-        key = stage.keys.cancel(Item.of(claim.item.id).x)
+        key = stage.keys.cancel(ItemName.parse(claim.item.id).attempt_key)
         stage.store.put(key, b"\xff{nonsense")
-        assert client.runs.explain(run).tasks["a"] == "It is being ended, attempt 1: its cancel was sent to worker w-7."
+        assert (
+            client.runs.explain(run).tasks["a"]
+            == "It is being stopped, attempt 1: a cancel request was sent to worker w-7."
+        )
         hand.end(claim, Outcome.KILLED)
         stage.until(run, "stopped")
 
@@ -260,7 +294,7 @@ def test_who_has_the_slots_of_a_group_and_who_is_next_is_seen(stage, client):
         ]
         assert next(each.name for each in found.queue) == "x"  # of a run that comes first
         assert [each.run for each in found.queue] == [second, first, first, first]
-        first_two = client.pools.get("few", most=2)
+        first_two = client.pools.get("few", limit=2)
         assert (first_two.queue, first_two.waiting) == (found.queue[:2], 4)
         assert client.pools.list()[0].model_dump() == found.model_dump(exclude={"holders", "queue"})
         told = client.runs.explain(second).tasks

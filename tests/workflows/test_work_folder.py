@@ -90,7 +90,7 @@ def bundle(tmp_path):
 def unpacked(bundle, tmp_path):
     """The folder of a bundle that another process unpacked, and the log store that has it."""
     logs = open_logs(tmp_path / "logs")
-    logs.put_file(bundle.file, bundle.data)
+    logs.put_file(bundle.file_name, bundle.data)
     return BundleCache(tmp_path / "bundles").path(bundle.sha256, logs), logs
 
 
@@ -138,12 +138,12 @@ def test_bundle_that_was_changed_on_disk_is_unpacked_again_before_its_first_use(
 
 
 def test_intact_bundle_is_used_without_the_log_store(unpacked, bundle):
-    unpacked[1].remove_file(bundle.file)
+    unpacked[1].remove_file(bundle.file_name)
     assert again(unpacked, bundle) == "print('honest')\n"
 
 
 def test_changed_bundle_that_the_log_store_no_longer_has_is_not_used(unpacked, bundle):
-    unpacked[1].remove_file(bundle.file)
+    unpacked[1].remove_file(bundle.file_name)
     change(unpacked[0])
     with pytest.raises(BadBundle, match="deploy the workflow again"):
         again(unpacked, bundle)

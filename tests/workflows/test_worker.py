@@ -25,7 +25,7 @@ from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import Command, TaskTypes
 from latchwork_workflows.types.shell import ShellParams
 from latchwork_workflows.worker import Secrets, preparation
-from latchwork_workflows.worker.attempt import outputs_of
+from latchwork_workflows.worker.attempt import parse_outputs
 from latchwork_workflows.worker.session import WorkflowHooks, WorkflowSession
 from patience import eventually
 
@@ -63,7 +63,7 @@ def test_failure_says_code_and_last_line_and_signal(store, logs, worker):
     assert (first.outcome, first.exit_code) == (Outcome.FAILURE, 3)
     assert first.error == "ended with code 3: the disk is on fire"
     assert (second.outcome, second.exit_code) == (Outcome.FAILURE, -9)
-    assert "SIGKILL, which nobody here sent: the machine may have been out of memory" in second.error
+    assert "SIGKILL, not sent by this worker: the machine may be out of memory" in second.error
 
 
 def test_python_task_is_called_with_its_arguments_and_returns_outputs(store, logs, worker, tmp_path):
@@ -72,7 +72,7 @@ def test_python_task_is_called_with_its_arguments_and_returns_outputs(store, log
         "def fail():\n    raise ValueError('no money')\n"
     )
     bundle = pack(tmp_path / "shopping.py")
-    logs.put_file(bundle.file, bundle.data)
+    logs.put_file(bundle.file_name, bundle.data)
     args = {"item": "${what}", "count": 2}
     put(
         store,
@@ -168,9 +168,9 @@ def test_large_spec_is_read_from_its_own_key_which_goes_with_the_item(store, log
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ("nonsense", "line 1 of $LATCHWORK_OUTPUT, 'nonsense', is no name=value"),
+        ("nonsense", "line 1 of $LATCHWORK_OUTPUT, 'nonsense', is not name=value"),
         ("#json [1]", "has [1] after #json; write an object"),
-        ("a<<END\\nb", "ends at a line 'END'; none comes"),
+        ("a<<END\\nb", "ends at a line 'END', which is missing"),
     ],
 )
 def test_outputs_that_cannot_be_used_fail_the_task_and_say_which_line(store, logs, worker, lines, why):
@@ -210,11 +210,11 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("text", OUTPUTS)
 def test_an_output_of_a_shell_is_a_number_a_list_or_text(text):
-    assert outputs_of(f"name={text}\n".encode()) == {"name": OUTPUTS[text]}
+    assert parse_outputs(f"name={text}\n".encode()) == {"name": OUTPUTS[text]}
 
 
 def test_an_output_of_several_lines_is_text():
-    assert outputs_of(b"name<<END\n17\nEND\n") == {"name": "17"}
+    assert parse_outputs(b"name<<END\n17\nEND\n") == {"name": "17"}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_value_that_cannot_be_a_variable_fails_no_task_that_has_it_as_an_argum
 def test_an_output_may_have_any_letter_but_the_end_of_its_line():
     """What else separates lines in Unicode began another line, which was no name=value: the task failed."""
     text = 'a=x\u2028y\x0bz\x85\r\nb<<END\r\n1\x0c\n2\nEND\n#json {"c": "\u2029"}\nd= '
-    assert outputs_of(text.encode()) == {"a": "x\u2028y\x0bz\x85", "b": "1\x0c\n2", "c": "\u2029", "d": " "}
+    assert parse_outputs(text.encode()) == {"a": "x\u2028y\x0bz\x85", "b": "1\x0c\n2", "c": "\u2029", "d": " "}
 
 
 def test_outputs_that_are_too_large_or_no_file_fail_the_task(store, logs, worker):
@@ -253,7 +253,7 @@ def test_outputs_that_are_too_large_or_no_file_fail_the_task(store, logs, worker
     shell(store, 2, 'rm "$LATCHWORK_OUTPUT"; ln -s /etc/passwd "$LATCHWORK_OUTPUT"')
     assert "more than 64,000 bytes" in result(store, "1.1").error
     linked = result(store, "2.1")
-    assert "is no file any more" in linked.error
+    assert "is no longer a file" in linked.error
     assert linked.outputs == {}
 
 
@@ -268,7 +268,7 @@ def test_task_that_takes_too_long_is_ended_though_it_ignores_sigterm_and_has_for
     x = shell(store, 1, script, timeout_s=3.0)
     found = result(store, x)
     assert found.outcome is Outcome.FAILURE
-    assert found.error.startswith("it took longer than 3 s, and was ended")
+    assert found.error.startswith("it took longer than 3 s and was stopped")
     size = mark.stat().st_size
     time.sleep(0.3)
     assert mark.stat().st_size == size
@@ -298,7 +298,7 @@ def test_processes_that_a_task_leaves_behind_end_with_it(store, logs, worker, tm
     mark = tmp_path / "alive"
     found = result(store, shell(store, 1, f"setsid sh -c 'while :; do date >> {mark}; sleep 0.02; done' & sleep 0.3"))
     assert found.outcome is Outcome.SUCCESS
-    assert "behind, ended with it" in log_of(logs, found)
+    assert "that it left running" in log_of(logs, found)
     size = mark.stat().st_size
     time.sleep(0.2)
     assert mark.stat().st_size == size
@@ -347,16 +347,16 @@ def test_items_that_nobody_of_ours_wrote_get_out_of_the_way(store, logs, worker)
     backlog = WorkQueue(store, KEYS.backlog)
     backlog.put("default", "00", "nonsense", b"nonsense")
     good = shell(store, 1, "true")
-    broken = working.Item(5, 1, 0)
+    broken = working.ItemName(5, 1, 0)
     backlog.put("default", "00", broken.id, b"nonsense")
-    stranger = working.Item(6, 1, 0)
+    stranger = working.ItemName(6, 1, 0)
     entry = store.get(backlog.key("default", "00", broken.id))
     assert entry is not None or store.get(KEYS.result(0, "5.1")) is not None
-    head = working.Head(0, 7, 1, 11, 7, 1, "f", "t", "shell")
-    backlog.put("default", "00", stranger.id, working.Spec(head).to_bytes()[0])
+    head = working.TaskHead(0, 7, 1, 11, 7, 1, "f", "t", "shell")
+    backlog.put("default", "00", stranger.id, working.TaskMessage(head).to_bytes()[0])
     assert result(store, good).outcome is Outcome.SUCCESS
     assert "cannot be read" in result(store, "5.1").error
-    assert "that of attempt 7.1" in result(store, "6.1").error
+    assert "belongs to attempt 7.1" in result(store, "6.1").error
     eventually(lambda: [each.id for each in backlog.dead_letters()] == ["nonsense"], what="the dead letter")
     assert backlog.items() == []
 
@@ -399,7 +399,7 @@ def _read(logs, ref):
 
 def test_worker_refuses_a_log_store_that_is_not_that_of_its_masters(store, tmp_path):
     working.begun(store, tmp_path / "a")
-    open_logs(tmp_path / "b" / "logs").mark("others")
+    open_logs(tmp_path / "b" / "logs").set_owner("others")
     with pytest.raises(latchwork.WaitTimeout, match="belongs to workflows others"):
         _refused(store, tmp_path / "b")
     with pytest.raises(latchwork.WaitTimeout, match="belongs to no workflows"):
@@ -441,8 +441,8 @@ def test_worker_takes_nothing_while_its_logs_cannot_be_written_and_goes_on_when_
     made = working.worker(store, tmp_path)
     assert result(store, shell(store, 1, "true")).outcome is Outcome.SUCCESS
     shift_health = made._work.health
-    monkeypatch.setattr(type(made._logs), "probe", _no_space)
-    shift_health.note(OSError(28, "No space left on device"))
+    monkeypatch.setattr(type(made._logs), "check_writable", _no_space)
+    shift_health.record(OSError(28, "No space left on device"))
     assert "logs cannot be written" in made.health().reasons[0]
     shell(store, 2, "true")
     time.sleep(0.5)
@@ -609,7 +609,7 @@ def test_tenant_that_the_machine_does_not_know_is_a_failure_that_names_it(store,
 
 
 def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, tmp_path, monkeypatch):
-    monkeypatch.setattr("latchwork_workflows.worker.session.may_become", lambda tenant, _allowed: tenant is None)
+    monkeypatch.setattr("latchwork_workflows.worker.session.may_run_as", lambda tenant, _allowed: tenant is None)
     made = working.worker(store, tmp_path)
     shell(store, 1, "true", tenant="somebody")
     assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS
@@ -634,10 +634,10 @@ def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, 
     ],
 )
 def test_worker_that_is_root_runs_tasks_as_the_users_on_its_list_alone(tenant, allowed, may):
-    assert preparation.may_become(tenant, allowed) is may
+    assert preparation.may_run_as(tenant, allowed) is may
     if not may:
-        with pytest.raises(preparation.NoTenant, match="name that user with its --tenants"):
-            preparation.user_of(tenant, allowed)
+        with pytest.raises(preparation.NoTenant, match="list that user in its --tenants"):
+            preparation.user_for(tenant, allowed)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="others become nobody else")

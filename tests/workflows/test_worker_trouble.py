@@ -91,7 +91,7 @@ def test_daemon_that_a_task_makes_is_gone_before_its_end_is_told(store, logs, wo
     wanted = {"by itself": Outcome.SUCCESS, "its time": Outcome.FAILURE, "a command": Outcome.KILLED}
     assert found.outcome is wanted[end]
     if end == "by itself":
-        assert "it had left one process behind, ended with it" in log_of(logs, found)
+        assert "stopped one process that it left running" in log_of(logs, found)
 
 
 @pytest.mark.parametrize("killed", ["worker", "supervisor"])

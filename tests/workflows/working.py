@@ -8,9 +8,9 @@ from pathlib import Path
 import latchwork
 from latchwork.primitives import WorkQueue
 from latchwork.types import Create
-from latchwork_workflows.keys import Item, Keys, shelf_of, workflows_store
+from latchwork_workflows.keys import ItemName, Keys, sort_key_of, workflows_store
 from latchwork_workflows.logs import open_logs
-from latchwork_workflows.messages import Head, Result, Running, Spec
+from latchwork_workflows.messages import AttemptResult, RunningRecord, TaskHead, TaskMessage
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 from patience import eventually
 
@@ -35,7 +35,7 @@ DEAF = "\n".join("trap '' TERM" if line.startswith("trap") else line for line in
 def begun(store, folder):
     """A log store, and a store that know each other, as ``init`` makes them."""
     logs = open_logs(Path(folder) / "logs")
-    logs.mark("testing")
+    logs.set_owner("testing")
     workflows_store(store).commit([], [Create(KEYS.id, b"testing")])
     return logs
 
@@ -61,13 +61,13 @@ def worker(store, folder, *, name="w1", secrets=None, types=None, **fields):
 def put(store, task, params=None, *, type="shell", n=1, shard=0, lane="default", shelf=None, **more):  # noqa: A002
     """Put an attempt, and say what it is called."""
     env, values, known = (more.pop(each, {}) for each in ("env", "values", "connections"))
-    about = Head(shard, task, n, 11, 7, 1, "default.flow", f"task{task}", type, **{"project": "default", **more})
-    spec = Spec(about, params or {}, env, values, 1_700_000_000.0, connections=known)
+    about = TaskHead(shard, task, n, 11, 7, 1, "default.flow", f"task{task}", type, **{"project": "default", **more})
+    spec = TaskMessage(about, params or {}, env, values, 1_700_000_000.0, connections=known)
     item, body = spec.to_bytes()
-    ops = [Create(KEYS.data(about.x), body)] if body is not None else []
-    shelf = shelf or shelf_of("instance", 11, 2, 2, 0.0)
-    WorkQueue(workflows_store(store), KEYS.backlog).put(lane, shelf, Item(task, n, shard).id, item, ops=ops)
-    return about.x
+    ops = [Create(KEYS.data(about.attempt_key), body)] if body is not None else []
+    shelf = shelf or sort_key_of("run", 11, 2, 2, 0.0)
+    WorkQueue(workflows_store(store), KEYS.backlog).put(lane, shelf, ItemName(task, n, shard).id, item, ops=ops)
+    return about.attempt_key
 
 
 def shell(store, task, script, **more):
@@ -77,13 +77,13 @@ def shell(store, task, script, **more):
 def result(store, x, shard=0, timeout_s=60.0):
     key = KEYS.result(shard, x)
     entry = eventually(lambda: workflows_store(store).get(key), timeout_s, f"the result of {x}")
-    return Result.of(entry.value)
+    return AttemptResult.from_bytes(entry.value)
 
 
 def running(store, x, shard=0, timeout_s=60.0):
     key = KEYS.running(shard, x)
     entry = eventually(lambda: workflows_store(store).get(key), timeout_s, f"a worker of {x}")
-    return Running.of(entry.value)
+    return RunningRecord.from_bytes(entry.value)
 
 
 def log_of(logs, found):

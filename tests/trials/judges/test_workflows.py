@@ -58,8 +58,8 @@ def test_runs_that_went_as_they_should_are_fine():
         ({"commands": put(FINE.commands, 1, error="away")}, "command 6 (start) failed: away"),
         ({"keys": {"k": {6, 7}}}, "its asker was told of [6, 7]"),
         ({"keys": {"other": set()}}, "key other has the commands []"),
-        ({"commands": put(FINE.commands, 1, instance=None)}, "key k has no run"),
-        ({"commands": put(FINE.commands, 1, instance=1)}, "run 1 is that of 2 starts"),
+        ({"commands": put(FINE.commands, 1, run_id=None)}, "key k has no run"),
+        ({"commands": put(FINE.commands, 1, run_id=1)}, "run 1 is that of 2 starts"),
         ({"runs": put(FINE.runs, 1, state="ready_stop")}, "run 2 of flow never ended: it is ready_stop"),
         ({"runs": put(FINE.runs, 0, ended_at=5.5)}, "0.500 s later its b wrote 'end'"),
         ({"lines": (*LINES, Line("begin", 9, "a", 1, 30, 3.0))}, "run 9 wrote lines, and is not there"),
@@ -100,9 +100,9 @@ def test_an_attempt_that_was_lost_may_have_written_anything_and_be_followed_by_a
 
 def test_a_rerun_begins_anew_and_waits_for_its_own_tasks():
     again = tuple(each._replace(claim=each.claim + 10, at=each.at + 10) for each in LINES)
-    tasks = (*FINE.tasks, *(each._replace(id=each.id + 2, run=2) for each in FINE.tasks))
+    tasks = (*FINE.tasks, *(each._replace(id=each.id + 2, round=2) for each in FINE.tasks))
     attempts = (*FINE.attempts, *(each._replace(task=each.task + 2, claim=each.claim + 10) for each in FINE.attempts))
-    runs = put(FINE.runs, 0, run=2, ended_at=17.0)
+    runs = put(FINE.runs, 0, round=2, ended_at=17.0)
     given = {"tasks": tasks, "attempts": attempts, "runs": runs}
     assert broken(lines=(*LINES, *again), **given) == []
     early = (*LINES, *again[4:], *again[:4])

@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
     Attributes:
         word: which.
-        instance: of which.
+        run_id: of which run.
         task: its name.
         n: the number of the attempt.
         claim: the token of its claim.
@@ -36,7 +36,7 @@ class Line(NamedTuple):
     """
 
     word: str
-    instance: int
+    run_id: int
     task: str
     n: int
     claim: int
@@ -56,30 +56,30 @@ class Command(NamedTuple):
 
     id: int
     type: str
-    instance: int | None
+    run_id: int | None
     key: str | None
     is_done: bool
     error: str | None
 
 
 class Run(NamedTuple):
-    """An instance, as it was left."""
+    """A run, as it was left."""
 
     id: int
     workflow: str
     state: str
-    run: int
+    round: int
     schedule_time: float
     ended_at: float | None
 
 
 class Task(NamedTuple):
-    """A row of a task: of one run of an instance."""
+    """A row of a task: of one round of a run."""
 
     id: int
-    instance: int
+    run_id: int
     name: str
-    run: int
+    round: int
     state: str
     n: int
 
@@ -138,7 +138,7 @@ def _of_fires(facts: Facts) -> Iterator[str]:
         if count != 1:
             yield f"fire time {fire.time:.0f} of {fire.workflow} has {count} runs"
         found = by_id.get(fire.command)
-        if found is None or not found.is_done or found.instance is None:
+        if found is None or not found.is_done or found.run_id is None:
             yield f"fire time {fire.time:.0f} of {fire.workflow} has the command {found}"
     for workflow, times in facts.owed.items():
         there = {each.time for each in facts.fires if each.workflow == workflow}
@@ -160,17 +160,17 @@ def _of_commands(facts: Facts) -> Iterator[str]:
         found = by_key.get(key, [])
         if len(found) != 1 or not told <= {found[0].id}:
             yield f"key {key} has the commands {[each.id for each in found]}, and its asker was told of {sorted(told)}"
-        elif found[0].type == "start" and found[0].instance not in known:
+        elif found[0].type == "start" and found[0].run_id not in known:
             yield f"key {key} has no run"
-    taken = Counter(each.instance for each in facts.commands if each.type in {"start", "timer"} and each.instance)
+    taken = Counter(each.run_id for each in facts.commands if each.type in {"start", "timer"} and each.run_id)
     yield from (f"run {run} is that of {count} starts" for run, count in taken.items() if count > 1)
 
 
 def _of_runs(facts: Facts) -> Iterator[str]:
     last: dict[int, Line] = {}
     for line in facts.lines:
-        if line.instance not in last or last[line.instance].at < line.at:
-            last[line.instance] = line
+        if line.run_id not in last or last[line.run_id].at < line.at:
+            last[line.run_id] = line
     for run in facts.runs:
         if run.state not in _SETTLED:
             yield f"run {run.id} of {run.workflow} never ended: it is {run.state}"
@@ -188,15 +188,15 @@ def _of_runs(facts: Facts) -> Iterator[str]:
 def _of_overlaps(facts: Facts) -> Iterator[str]:
     latest: dict[tuple[int, str], int] = {}
     for line in facts.lines:
-        of = (line.instance, line.task)
+        of = (line.run_id, line.task)
         if line.word in {"overlap", "clash"}:
             other = "another attempt of it" if line.word == "overlap" else "another run of its workflow"
-            yield f"{line.task} of run {line.instance} (claim {line.claim}) began while {other} was there"
+            yield f"{line.task} of run {line.run_id} (claim {line.claim}) began while {other} was there"
         elif line.word == "begin":
             latest[of] = line.claim
         elif latest.get(of) != line.claim:
             yield (
-                f"{line.task} of run {line.instance}: claim {line.claim} wrote {line.word!r} after claim "
+                f"{line.task} of run {line.run_id}: claim {line.claim} wrote {line.word!r} after claim "
                 f"{latest.get(of)} had begun"
             )
 
@@ -205,69 +205,69 @@ def _of_states(facts: Facts) -> Iterator[str]:
     by_id = {each.id: each for each in facts.tasks}
     wrote: dict[tuple[int, str, int], list[str]] = {}
     for line in facts.lines:
-        wrote.setdefault((line.instance, line.task, line.claim), []).append(line.word)
-    writers = {(each.instance, each.name) for each in facts.tasks} & {of[:2] for of in wrote}
+        wrote.setdefault((line.run_id, line.task, line.claim), []).append(line.word)
+    writers = {(each.run_id, each.name) for each in facts.tasks} & {of[:2] for of in wrote}
     succeeded: dict[int, list[Attempt]] = {}
     for each in facts.attempts:
         task = by_id[each.task]
-        words = wrote.get((task.instance, task.name, each.claim), [])
-        where = f"{task.name} of run {task.instance} (attempt {each.n}, claim {each.claim})"
+        words = wrote.get((task.run_id, task.name, each.claim), [])
+        where = f"{task.name} of run {task.run_id} (attempt {each.n}, claim {each.claim})"
         if each.outcome is None:
             yield f"{where} never ended"
         elif each.outcome == "success":
             succeeded.setdefault(each.task, []).append(each)
-            if words != ["begin", "end"] and (task.instance, task.name) in writers:
+            if words != ["begin", "end"] and (task.run_id, task.name) in writers:
                 yield f"{where} has succeeded, and wrote {words}"
         elif each.outcome == "failure" and words != ["begin", "fail"]:
             yield f"{where} has failed, and wrote {words}"
     for task in facts.tasks:
-        if task.state == "success" and (task.instance, task.name) in writers:
+        if task.state == "success" and (task.run_id, task.name) in writers:
             found = succeeded.get(task.id, [])
             if len(found) != 1 or found[0].n != task.n:
-                yield f"{task.name} of run {task.instance} has succeeded, by the attempts {found}"
+                yield f"{task.name} of run {task.run_id} has succeeded, by the attempts {found}"
     yield from _of_what_began(facts, by_id)
 
 
 def _of_what_began(facts: Facts, by_id: Mapping[int, Task]) -> Iterator[str]:
     """Nothing begins after the success of its row; what the history does not know was followed by what it knows."""
-    rows = {(by_id[each.task].instance, by_id[each.task].name, each.claim): each.task for each in facts.attempts}
+    rows = {(by_id[each.task].run_id, by_id[each.task].name, each.claim): each.task for each in facts.attempts}
     done: dict[int, int] = {}
     open_: dict[tuple[int, str], int] = {}
     ended = {each.task: each.claim for each in facts.attempts if each.outcome == "success"}
     for line in facts.lines:
-        row = rows.get((line.instance, line.task, line.claim))
+        row = rows.get((line.run_id, line.task, line.claim))
         if line.word == "begin":
             if row is None:
-                open_[line.instance, line.task] = line.claim
+                open_[line.run_id, line.task] = line.claim
                 continue
-            open_.pop((line.instance, line.task), None)
+            open_.pop((line.run_id, line.task), None)
             if row in done:
-                yield f"{line.task} of run {line.instance} began (claim {line.claim}) after its success ({done[row]})"
+                yield f"{line.task} of run {line.run_id} began (claim {line.claim}) after its success ({done[row]})"
         elif line.word == "end" and row is not None and ended.get(row) == line.claim:
             done[row] = line.claim
     settled = {each.id: each.state for each in facts.runs}
-    for (instance, task), claim in open_.items():
-        if settled.get(instance) == "success":
-            yield f"{task} of run {instance} ran last under claim {claim}, which is not in the history"
+    for (run_id, task), claim in open_.items():
+        if settled.get(run_id) == "success":
+            yield f"{task} of run {run_id} ran last under claim {claim}, which is not in the history"
 
 
 def _of_order(facts: Facts) -> Iterator[str]:
     """Each first line of a task comes after the successes that it waits for, of the same run."""
     workflow = {each.id: each.workflow for each in facts.runs}
     by_id = {each.id: each for each in facts.tasks}
-    rows = {(by_id[a.task].instance, by_id[a.task].name, a.claim): by_id[a.task] for a in facts.attempts}
+    rows = {(by_id[a.task].run_id, by_id[a.task].name, a.claim): by_id[a.task] for a in facts.attempts}
     ended = {(each.task, each.claim) for each in facts.attempts if each.outcome == "success"}
     done: set[tuple[int, int, str]] = set()
     for line in facts.lines:
-        row = rows.get((line.instance, line.task, line.claim))
+        row = rows.get((line.run_id, line.task, line.claim))
         if row is None:
             continue
         if line.word == "end" and (row.id, line.claim) in ended:
-            done.add((line.instance, row.run, line.task))
+            done.add((line.run_id, row.round, line.task))
         elif line.word == "begin":
-            for needed in _needed(facts, workflow.get(line.instance, ""), line.task):
-                if (line.instance, row.run, needed) not in done:
-                    yield f"{line.task} of run {line.instance} began before {needed} had succeeded"
+            for needed in _needed(facts, workflow.get(line.run_id, ""), line.task):
+                if (line.run_id, row.round, needed) not in done:
+                    yield f"{line.task} of run {line.run_id} began before {needed} had succeeded"
 
 
 def _needed(facts: Facts, workflow: str, task: str) -> Iterable[str]:
@@ -276,5 +276,5 @@ def _needed(facts: Facts, workflow: str, task: str) -> Iterable[str]:
 
 def line_of(text: str) -> Line:
     """A line as it was written; ValueError for half of one."""
-    word, instance, task, n, claim, at = text.split()
-    return Line(word, int(instance), task, int(n), int(claim), float(at))
+    word, run_id, task, n, claim, at = text.split()
+    return Line(word, int(run_id), task, int(n), int(claim), float(at))

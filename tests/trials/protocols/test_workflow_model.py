@@ -32,7 +32,7 @@ def fails(seed, mutant):
     return False
 
 
-def test_instances_end_and_each_attempt_ends_once_under_random_schedules():
+def test_runs_end_and_each_attempt_ends_once_under_random_schedules():
     for seed in range(RUNS):
         try:
             WorkflowModel(seed).run()

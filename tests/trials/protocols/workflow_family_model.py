@@ -15,24 +15,24 @@ from latchwork_workflows.errors import WrongState
 from latchwork_workflows.state import (
     ChildForced,
     Ended,
-    Instance,
-    InstanceState,
     OnFailure,
     Outcome,
     Pause,
-    Plan,
     Recover,
     Removed,
     Rerun,
     Resume,
-    Rule,
+    RunState,
     Start,
     Stop,
+    TaskRule,
     TaskState,
+    WorkflowPlan,
+    WorkflowRun,
     advance,
 )
 from latchwork_workflows.state.records import FAILED, OVER
-from latchwork_workflows.state.related_runs import asked, may_be_asked, told
+from latchwork_workflows.state.related_runs import event_for_child, event_for_parent, may_command_child
 from trials.protocols.simulator import Simulation, Unknown
 from trials.protocols.workflow_model import NotOwner, WorkflowSimulation
 
@@ -46,7 +46,7 @@ MUTANTS = {
     "a lost commit counts as done": "what memory says was never written",
 }
 COMMANDS = (Pause, Resume, Stop, Recover, Rerun)
-ENDED = {InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED}
+ENDED = {RunState.SUCCESS, RunState.FAILURE, RunState.STOPPED}
 ROOT = 1
 
 
@@ -54,7 +54,7 @@ ROOT = 1
 class Member:
     """A run of the family: what is known of it, how deep it is, and whose task's child it is."""
 
-    known: Instance
+    known: WorkflowRun
     depth: int
     parent: tuple[int, str, int] | None = None
 
@@ -72,7 +72,7 @@ class Database:
 
     def __init__(self):
         self.token = 0
-        self.family = Family({ROOT: Member(Instance(), 0)})
+        self.family = Family({ROOT: Member(WorkflowRun(), 0)})
         self.commands = [(ROOT, Start())]
         self.results = {}
 
@@ -109,11 +109,11 @@ class Following:
                 self.ask_child(number, call)
             elif call.kind == "stop":
                 task = self.members[number].known.tasks[call.task]
-                self.step(number, [Ended(call.task, task.n, Outcome.KILLED, self.members[number].known.run)])
+                self.step(number, [Ended(call.task, task.n, Outcome.KILLED, self.members[number].known.round)])
         return Family(self.members, self.children)
 
     def place(self, number, name):
-        return number, name, self.members[number].known.run
+        return number, name, self.members[number].known.round
 
     def open(self, number, call):
         place = self.place(number, call.task)
@@ -122,14 +122,14 @@ class Following:
             return
         child = max(self.members) + 1
         self.children[place] = child
-        self.members[child] = Member(Instance(), self.members[number].depth + 1, place)
+        self.members[child] = Member(WorkflowRun(), self.members[number].depth + 1, place)
         self.step(child, [Start()])
 
     def ask_child(self, number, call):
         child = self.children.get(self.place(number, call.task))
         if child is None:
             return
-        event = asked(call.kind, self.members[child].known.state)
+        event = event_for_child(call.kind, self.members[child].known.state)
         if isinstance(event, Recover) and self.model.without("a recovery runs all of a child again"):
             event = Rerun()
         if event is not None:
@@ -141,10 +141,10 @@ class Following:
         child = self.members[number]
         parent, name, run = child.parent
         known = self.members[parent].known
-        if known.run != run:
+        if known.round != run:
             return
         task = known.tasks[name]
-        event = told(child.known.state, name, task.n, run)
+        event = event_for_parent(child.known.state, name, task.n, run)
         if not task.held:
             if task.state in FAILED and getattr(event, "outcome", None) is Outcome.SUCCESS:
                 self.step(parent, [ChildForced(name, run)])
@@ -159,7 +159,7 @@ class Following:
         if member.parent is not None and not self.model.without("a child may be recovered by itself"):
             parent, name, run = member.parent
             known = self.members[parent].known
-            if known.run != run or not may_be_asked(word, known.tasks[name].state):
+            if known.round != run or not may_command_child(word, known.tasks[name].state):
                 return
         try:
             self.step(number, [event])
@@ -185,8 +185,8 @@ class FamilyModel:
         for index in range(self.random.randint(1, 3)):
             after = tuple(name for name in rules if self.random.random() < 0.5)
             kind = "sub_process" if depth < 2 and (index == 0 or self.random.random() < 0.3) else ""
-            rules[f"t{index}"] = Rule(after, kind=kind)
-        return Plan(rules, on_failure=self.random.choice(list(OnFailure)))
+            rules[f"t{index}"] = TaskRule(after, kind=kind)
+        return WorkflowPlan(rules, on_failure=self.random.choice(list(OnFailure)))
 
     def without(self, mutant):
         return self.mutant == mutant
@@ -198,13 +198,13 @@ class FamilyModel:
         assert not places or max(places.values()) == 1, ("a task has two children in one run", places)
         for number, member in after.members.items():
             was = before.members.get(number)
-            assert was is None or was.known.run <= member.known.run, ("an earlier run is written", number)
+            assert was is None or was.known.round <= member.known.round, ("an earlier run is written", number)
             self.judge_member(after, number, member, was)
 
     def judge_member(self, after, number, member, was):
         known = member.known
         for name, task in known.tasks.items():
-            old = was.known.tasks.get(name) if was is not None and was.known.run == known.run else None
+            old = was.known.tasks.get(name) if was is not None and was.known.round == known.round else None
             assert old is None or old.n <= task.n, ("an earlier attempt is written", number, name)
             if self.plans[member.depth].rules[name].kind:
                 self.judge_child(after, number, known, name)
@@ -216,21 +216,21 @@ class FamilyModel:
         member = after.members[number]
         above, runs = member, []
         while above.parent is not None:
-            runs.append(after.members[above.parent[0]].known.run)
+            runs.append(after.members[above.parent[0]].known.round)
             above = after.members[above.parent[0]]
-        key = (number, name, *runs) if runs else (number, name, member.known.run)
+        key = (number, name, *runs) if runs else (number, name, member.known.round)
         self.successes[key] += 1
         assert self.successes[key] == 1, ("what had succeeded ran again", key)
 
     def judge_child(self, after, number, known, name):
         task = known.tasks[name]
-        child = after.children.get((number, name, known.run))
+        child = after.children.get((number, name, known.round))
         state = after.members[child].known.state if child is not None else None
         if task.state is TaskState.SUCCESS:
-            assert state is InstanceState.SUCCESS, ("a task succeeded without its child", number, name, state)
+            assert state is RunState.SUCCESS, ("a task succeeded without its child", number, name, state)
         if known.state in ENDED and state is not None:
             assert state in ENDED, ("a child goes on, and its parent is over", number, name, state)
-        if known.state is InstanceState.PAUSED and state is not None:
+        if known.state is RunState.PAUSED and state is not None:
             assert state in OVER, ("a child goes on, and its parent is paused", number, name, state)
 
     # Who takes part
@@ -299,7 +299,7 @@ class FamilyModel:
             following.follow()
         for number in list(following.members):
             known = following.members[number].known
-            back = [Removed(name, known.tasks[name].n, known.run) for name in known.to_remove]
+            back = [Removed(name, known.tasks[name].n, known.round) for name in known.to_remove]
             if back and not any(each[0] == number for each in self.db.results if each not in ended):
                 following.step(number, back)
                 following.follow()
@@ -318,10 +318,10 @@ class FamilyModel:
 
     def work(self):
         hands = [
-            (number, member.known.run, name, task.n)
+            (number, member.known.round, name, task.n)
             for number, member in self.db.family.members.items()
             for name, task in member.known.tasks.items()
-            if task.in_hands
+            if task.is_at_worker
         ]
         if hands and (each := self.random.choice(hands)) not in self.db.results:
             number, _, name, _ = each
@@ -335,9 +335,9 @@ class FamilyModel:
 
     def each_turn(self, turn):
         if turn % 20 == 0:
-            for name, protocol, most in (("master", self.master, 2), ("worker", self.worker, 1)):
+            for name, protocol, limit in (("master", self.master, 2), ("worker", self.worker, 1)):
                 living = [each for each in self.simulation.processes if not each.dead and each.session.startswith(name)]
-                if len(living) < most:
+                if len(living) < limit:
                     self.simulation.spawn(name, protocol)
         members = self.db.family.members
         if self.commands_left and self.random.random() < 0.03:
@@ -345,7 +345,7 @@ class FamilyModel:
             self.db.commands.append((self.random.choice(list(members)), self.random.choice(COMMANDS)()))
         if not self.commands_left and not self.db.commands:
             for number, member in members.items():  # nobody leaves a run paused for ever
-                if member.known.state in {InstanceState.PAUSED, InstanceState.READY_PAUSE}:
+                if member.known.state in {RunState.PAUSED, RunState.READY_PAUSE}:
                     self.db.commands.append((number, Resume()))
 
     def is_over(self):

@@ -1,6 +1,6 @@
 """A shard of workflows on paper: a database as the truth, the store as claim and fence, and everybody may be a zombie.
 
-What follows from what is the product's own `advance`; here are the calls around it. Masters keep the instance in memory
+What follows from what is the product's own `advance`; here are the calls around it. Masters keep the run in memory
 between two transactions, as the real ones do: so a former owner that wakes would write what it knew, and only the
 guard in the database keeps it from that.
 
@@ -16,24 +16,24 @@ from latchwork_workflows.errors import WrongState
 from latchwork_workflows.state import (
     Claimed,
     Ended,
-    Instance,
-    InstanceState,
     Lost,
     OnFailure,
     Outcome,
     Pause,
-    Plan,
     Recover,
     Removed,
     Rerun,
     Resume,
-    Rule,
+    RunState,
     Start,
     Stop,
+    TaskRule,
     TaskState,
+    WorkflowPlan,
+    WorkflowRun,
     advance,
 )
-from latchwork_workflows.state.records import IN_HANDS
+from latchwork_workflows.state.records import AT_WORKERS
 from trials.protocols.simulator import Conflict, Simulation, Unknown
 
 MUTANTS = {
@@ -49,7 +49,7 @@ MUTANTS = {
     "an end does not check its claim": "two workers end one attempt",
 }
 COMMANDS = (Pause, Resume, Stop, Recover, Rerun)
-ENDED = {InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED}
+ENDED = {RunState.SUCCESS, RunState.FAILURE, RunState.STOPPED}
 
 
 class NotOwner(Exception):
@@ -61,7 +61,7 @@ class Database:
 
     def __init__(self):
         self.token = 0
-        self.instance = Instance()
+        self.run_id = WorkflowRun()
         self.commands = [Start()]
 
 
@@ -102,8 +102,8 @@ class WorkflowModel:
         rules = {}
         for index in range(self.random.randint(2, 4)):
             after = tuple(name for name in rules if self.random.random() < 0.4)
-            rules[f"t{index}"] = Rule(after, retries=self.random.randint(0, 1), retry_interval_s=0)
-        return Plan(rules, on_failure=self.random.choice(list(OnFailure)))
+            rules[f"t{index}"] = TaskRule(after, retries=self.random.randint(0, 1), retry_interval_s=0)
+        return WorkflowPlan(rules, on_failure=self.random.choice(list(OnFailure)))
 
     def without(self, mutant):
         return self.mutant == mutant
@@ -115,8 +115,8 @@ class WorkflowModel:
             kind, _, x = op[1].partition("/")
             if kind == "running" and op[0] == "create":
                 run, task = self.stored(x)
-                assert run == self.db.instance.run, ("a task of an earlier run is begun", x)
-                assert task.state in IN_HANDS, ("a task that nobody has in hand is begun", x, task)
+                assert run == self.db.run_id.round, ("a task of an earlier run is begun", x)
+                assert task.state in AT_WORKERS, ("a task that nobody has in hand is begun", x, task)
                 assert task.n == number(x), ("another attempt is begun", x, task)
                 assert f"cancels/{x}" not in self.store.entries, ("a task that was stopped is begun", x)
             if kind == "results" and op[0] == "create":
@@ -126,21 +126,21 @@ class WorkflowModel:
 
     def stored(self, x):
         run, _, rest = x.partition("-")
-        return int(run), self.db.instance.tasks[rest.partition(".")[0]]
+        return int(run), self.db.run_id.tasks[rest.partition(".")[0]]
 
     def written(self, before, after):
-        """What a transaction may make of an instance."""
-        assert before.run <= after.run, ("an earlier run is written", before, after)
+        """What a transaction may make of a run."""
+        assert before.round <= after.round, ("an earlier run is written", before, after)
         for name, task in after.tasks.items():
             was = before.tasks.get(name)
-            if was is None or before.run != after.run:
+            if was is None or before.round != after.round:
                 continue
             assert was.n <= task.n, ("an earlier attempt is written", name, was, task)
-            ended = self.ends.get(f"{after.run}-{name}.{was.n}")
+            ended = self.ends.get(f"{after.round}-{name}.{was.n}")
             if was.state is TaskState.SUBMITTED and task.state is TaskState.PAUSED:
                 assert ended is None, ("what has ended is taken back", name, was, task)
             if task.state is TaskState.SUCCESS and was.state is not TaskState.SUCCESS:
-                assert self.ends.get(f"{after.run}-{name}.{task.n}"), ("success without a result", name, task)
+                assert self.ends.get(f"{after.round}-{name}.{task.n}"), ("success without a result", name, task)
 
     # Who takes part
 
@@ -149,7 +149,7 @@ class WorkflowModel:
             if self.db.token > version:
                 raise NotOwner
             self.db.token = version
-            return self.db.instance
+            return self.db.run_id
 
         return transaction
 
@@ -157,8 +157,8 @@ class WorkflowModel:
         def transaction():
             if self.db.token != version and not self.without("no guard in the database"):
                 raise NotOwner
-            self.written(self.db.instance, after)
-            self.db.instance = replace(after, facts=())
+            self.written(self.db.run_id, after)
+            self.db.run_id = replace(after, facts=())
             del self.db.commands[:done]
 
         return transaction
@@ -267,15 +267,15 @@ class WorkflowModel:
         for name, task in known.tasks.items():
             x = name_of(known, name)
             if task.state is TaskState.SUBMITTED and (yield ("get", f"running/{x}")) is not None:
-                events.append(Claimed(name, task.n, known.run))
+                events.append(Claimed(name, task.n, known.round))
             elif task.state is TaskState.RUNNING:
                 item, running, result = yield from self.there(x)
                 if item is not None and running is None and result is None:
-                    events.append(Lost(name, task.n, known.run))  # where nothing is there a newer owner was faster
+                    events.append(Lost(name, task.n, known.round))  # where nothing is there a newer owner was faster
         return events
 
     def dispatched(self, fence, known):
-        if known.state is not InstanceState.RUNNING or known.ending:
+        if known.state is not RunState.RUNNING or known.ending:
             return
         for name, task in known.tasks.items():
             x = name_of(known, name)
@@ -293,14 +293,14 @@ class WorkflowModel:
             x = name_of(known, name)
             item, running, result = yield from self.there(x)
             if item is None and running is None and result is None:
-                events.append(Removed(name, known.tasks[name].n, known.run))
+                events.append(Removed(name, known.tasks[name].n, known.round))
             elif item is not None:
                 free = [] if self.without("a removal does not look for a claim") else [("absent", f"running/{x}")]
                 at = ("at", f"items/{x}", item[1]) if free else ("exists", f"items/{x}")
                 try:
                     ops = [("delete", f"items/{x}"), ("delete", f"cancels/{x}")]
                     yield ("commit", [*fence, at, *free], ops)
-                    events.append(Removed(name, known.tasks[name].n, known.run))
+                    events.append(Removed(name, known.tasks[name].n, known.round))
                 except (Conflict, Unknown):
                     continue
         return events
@@ -358,21 +358,21 @@ class WorkflowModel:
         if self.commands_left and self.random.random() < 0.02:
             self.commands_left -= 1
             self.db.commands.append(self.random.choice(COMMANDS)())
-        is_resting = self.db.instance.state is InstanceState.PAUSED
+        is_resting = self.db.run_id.state is RunState.PAUSED
         if not self.commands_left and not self.db.commands and is_resting:
             self.db.commands.append(Resume())
 
     def is_over(self):
         left = [key for key in self.store.entries if not key.startswith("shard")]
-        return self.db.instance.state in ENDED and not self.db.commands and not self.commands_left and not left
+        return self.db.run_id.state in ENDED and not self.db.commands and not self.commands_left and not left
 
     def run(self):
         over = self.simulation.run(self.is_over, 30_000, self.each_turn)
-        assert over, ("it does not end", self.db.instance, self.db.commands, sorted(self.store.entries))
+        assert over, ("it does not end", self.db.run_id, self.db.commands, sorted(self.store.entries))
 
 
 def name_of(known, name):
-    return f"{known.run}-{name}.{known.tasks[name].n}"
+    return f"{known.round}-{name}.{known.tasks[name].n}"
 
 
 def number(x):

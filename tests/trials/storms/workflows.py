@@ -80,9 +80,9 @@ class WorkflowsLoad(Load):
         opened.callback(self.database.close)
         initialize(self.database, shards=4)
         self.store = workflows_store(opened.enter_context(latchwork.connect(self.storm.url(ROOT))))
-        open_logs(self.storm.folder / "logs").mark(join_store(self.database, self.store, self.keys).id)
+        open_logs(self.storm.folder / "logs").set_owner(join_store(self.database, self.store, self.keys).id)
         with self.database.write() as connection:
-            pools.put(connection, PoolSettings(name=POOL, size=POOL_SIZE))
+            pools.save(connection, PoolSettings(name=POOL, size=POOL_SIZE))
         made = definitions(self.journal)
         self.after = written_after(made)
         with client_of(self.database, self.store) as client:
@@ -167,7 +167,7 @@ def judge_workflows(storm: Storm) -> tuple[list[str], dict[str, Any]]:
     facts.owed, facts.after, facts.keys = owed, load.after, load.requests.keys
     facts.left = left_of(load.store, load.keys)
     wrong = judge(facts) + load.requests.troubles
-    wrong += [f"doctor: {each}" for each in Doctor(load.database, load.store).look()]
+    wrong += [f"doctor: {each}" for each in Doctor(load.database, load.store).check()]
     storm.end_nodes(load.nodes, 30.0)
     figures = {
         "settled_s": round(load.settled_s, 1),

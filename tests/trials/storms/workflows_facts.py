@@ -24,19 +24,19 @@ def facts_of(database, folder, **more):
             "commands": [
                 Command(number, kind, of, key, done is not None, error)
                 for number, kind, of, key, done, error in rows(
-                    tables.command, _plain, "id", "type", "instance", "unique_key", "done_at", "error"
+                    tables.command, _plain, "id", "type", "run_id", "unique_key", "done_at", "error"
                 )
             ],
             "runs": [
                 Run(number, name_of[code], *rest)
                 for number, code, *rest in rows(
-                    tables.instance, _plain, "id", "code", "state", "run", "schedule_time", "ended_at"
+                    tables.workflow_run, _plain, "id", "code", "state", "round", "schedule_time", "ended_at"
                 )
             ],
             "tasks": [
                 Task(number, of, name if index < 0 else f"{name}[{index}]", *rest)
                 for number, of, name, index, *rest in rows(
-                    tables.task, _plain, "id", "instance", "name", "map_index", "run", "state", "n"
+                    tables.task, _plain, "id", "run_id", "name", "map_index", "round", "state", "n"
                 )
             ],
             "attempts": rows(tables.attempt, Attempt, "task", "n", "claim", "outcome", "ended_at"),

@@ -20,7 +20,7 @@ SLOTS = 3
 
 
 def master(wire, database_url, store_url, folder, node):
-    """Advance instances until told to end, or killed."""
+    """Advance runs until told to end, or killed."""
     _log()
     told = _told()
     database = Database(database_url)

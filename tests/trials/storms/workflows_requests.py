@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db import Database
-from latchwork_workflows.db.tables import backfill, command, definition, instance
+from latchwork_workflows.db.tables import backfill, command, definition, workflow_run
 from latchwork_workflows.errors import WrongState
 from trials.storms.workflows_work import PERIODS_S
 from workflows.hands import client_of
@@ -24,7 +24,7 @@ from workflows.hands import client_of
 _KINDS = ("dag", "dag", "broken", "long", "family", "dates", "one", "waits", "one")
 _OPEN = ("submitted", "serial_wait", "running", "ready_pause", "ready_stop")
 #: So many runs are open at a time, but for those of schedules.
-_MOST_OPEN = 12
+_MAX_OPEN = 12
 
 
 class Requests:
@@ -74,7 +74,7 @@ class Requests:
         for each in list(self._wanted):
             self._ask(*each)
         runs = self.runs(definition.c.name.not_in(PERIODS_S))
-        if sum(each.state in _OPEN for each in runs) < _MOST_OPEN:
+        if sum(each.state in _OPEN for each in runs) < _MAX_OPEN:
             self._want()
         self._act_on(runs)
 
@@ -106,9 +106,9 @@ class Requests:
     def runs(self, which):
         """The newest of these."""
         with self._database.read() as connection:
-            chosen = sa.select(instance.c.id, definition.c.name, instance.c.state, instance.c.parent_task)
-            chosen = chosen.join(definition, definition.c.code == instance.c.code).where(which)
-            return connection.execute(chosen.order_by(instance.c.id.desc()).limit(150)).all()
+            chosen = sa.select(workflow_run.c.id, definition.c.name, workflow_run.c.state, workflow_run.c.parent_task)
+            chosen = chosen.join(definition, definition.c.code == workflow_run.c.code).where(which)
+            return connection.execute(chosen.order_by(workflow_run.c.id.desc()).limit(150)).all()
 
     def _act_on(self, runs):
         for each in runs:
@@ -141,7 +141,9 @@ class Requests:
         for each in list(self._wanted):
             self._ask(*each)
             self._wanted = [other for other in self._wanted if other != each]
-        waits = self.runs(sa.and_(instance.c.state.in_(("paused", "failure")), instance.c.parent_task.is_(None)))
+        waits = self.runs(
+            sa.and_(workflow_run.c.state.in_(("paused", "failure")), workflow_run.c.parent_task.is_(None))
+        )
         for each in waits:
             with suppress(WrongState):
                 self._say(each, self._acts.setdefault(each.id, []), "resume" if each.state == "paused" else "recover")
@@ -150,7 +152,9 @@ class Requests:
     def _is_open(self):
         with self._database.read() as connection:
             open_ = connection.execute(sa.select(command.c.id).where(command.c.done_at.is_(None)).limit(1)).first()
-            going = connection.execute(sa.select(instance.c.id).where(instance.c.state.in_(_OPEN)).limit(1)).first()
+            going = connection.execute(
+                sa.select(workflow_run.c.id).where(workflow_run.c.state.in_(_OPEN)).limit(1)
+            ).first()
             filled = connection.execute(sa.select(backfill.c.id).where(backfill.c.ended_at.is_(None)).limit(1)).first()
             return bool(open_ or going or filled)
 

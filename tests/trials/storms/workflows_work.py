@@ -11,10 +11,10 @@ POOL, POOL_SIZE = "few", 2
 
 _HEAD = """
 say() {
-  printf '%s %s %s %s %s %s\\n' "$1" "$LATCHWORK_INSTANCE" "$LATCHWORK_TASK" "$LATCHWORK_ATTEMPT" \\
+  printf '%s %s %s %s %s %s\\n' "$1" "$LATCHWORK_RUN" "$LATCHWORK_TASK" "$LATCHWORK_ATTEMPT" \\
     "$LATCHWORK_TOKEN" "$(date +%s.%N)" >> "$journal/journal"
 }
-exec 9>> "$journal/$LATCHWORK_INSTANCE.$LATCHWORK_TASK.lock"
+exec 9>> "$journal/$LATCHWORK_RUN.$LATCHWORK_TASK.lock"
 flock -n 9 || say overlap
 """
 _SERIAL = """

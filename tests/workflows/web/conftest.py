@@ -4,7 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from latchwork_testkit.chromium import find_chromium
-from latchwork_workflows.app import admin_link, make_site
+from latchwork_workflows.app import admin_link, make_web_app
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.web import HttpServer
@@ -25,7 +25,7 @@ def seeds(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(seeds):
-    return make_site(seeds.database, logs=seeds.logs, hosts=["testserver"])
+    return make_web_app(seeds.database, logs=seeds.logs, hosts=["testserver"])
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def browser(site, seeds):
         made = TestClient(site, follow_redirects=False, headers={"Accept": "text/html"})
         answer = made.post("/sign-in", data={"link": seeds.accounts.new_link(name, by="test")})
         assert answer.status_code == 303
-        made.csrf = seeds.accounts.of_cookie(made.cookies["latchwork"]).csrf
+        made.csrf = seeds.accounts.identity_of_cookie(made.cookies["latchwork"]).csrf
         return made
 
     return client
@@ -74,7 +74,7 @@ def chromium():
 @pytest.fixture(scope="module")
 def address(seeds):
     """Where a site is, and the link that signs its administrator in."""
-    server = HttpServer(made := make_site(seeds.database, logs=seeds.logs))
+    server = HttpServer(made := make_web_app(seeds.database, logs=seeds.logs))
     server.start()
     yield server.url, admin_link(made, server.url)
     server.close()

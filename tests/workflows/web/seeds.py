@@ -10,8 +10,8 @@ from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.tables import attempt, shard
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.model.model import plan_of
-from latchwork_workflows.model.specs import queue_key_of
-from latchwork_workflows.model.validate import checked
+from latchwork_workflows.model.specs import queue_key
+from latchwork_workflows.model.validate import validated
 from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Role
@@ -29,7 +29,7 @@ NIGHTLY = {
     "name": "nightly",
     "description": "Loads the day and reports it.",
     "schedule": {"cron": "0 3 * * *", "tz": "Europe/Berlin"},
-    "params": {"day": "${business_date}", "region": "eu"},
+    "params": {"day": "${logical_date}", "region": "eu"},
     "tasks": [
         shell("extract-orders", retries=2, retry_interval_s=30),
         shell("extract-customers"),
@@ -44,7 +44,7 @@ BILLING = {"name": "close", "project": "billing", "tasks": [shell("sum"), shell(
 
 def apply(database, given, **more):
     with database.write() as connection:
-        return definitions.apply(connection, checked(given, TYPES), shards=4, author="ann", **more)
+        return definitions.save(connection, validated(given, TYPES), shards=4, author="ann", **more)
 
 
 class Seeds:
@@ -68,7 +68,7 @@ class Seeds:
         self.accounts.ensure("admin", Role.ADMIN)
         self.accounts.ensure("editor", Role.EDITOR)
         for role in Role:
-            name = f"{role.word}-of-default"
+            name = f"{role.label}-of-default"
             self.accounts.create(name, None, by="test")
             self.accounts.set_role(name, "default", role, by="test")
         self.accounts.create("nobody", None, by="test")
@@ -77,7 +77,7 @@ class Seeds:
         self.accounts.set_role("stranger", "billing", Role.ADMIN, by="test")
         return {
             name: self.token(name)
-            for name in ("admin", "editor", "nobody", "stranger", *(f"{r.word}-of-default" for r in Role))
+            for name in ("admin", "editor", "nobody", "stranger", *(f"{r.label}-of-default" for r in Role))
         }
 
     def token(self, name, **more):
@@ -85,7 +85,7 @@ class Seeds:
 
     def run(self, story, *, name="nightly", given=NIGHTLY, at=None, by="", version=1):
         """A run: pairs of (seconds later, events)."""
-        found = checked(given, TYPES)
+        found = validated(given, TYPES)
         plan, code = plan_of(found.definition, found.order), self.codes[name]
         now = time.time() if at is None else at
         with self.database.write() as connection:
@@ -104,27 +104,25 @@ class Seeds:
             self.tell(made, plan, events, now, found.definition)
         return made
 
-    def tell(self, instance, plan, events, now, given=None):
+    def tell(self, run_id, plan, events, now, given=None):
         """Events of a run, with attempts and logs as a master and a worker would write them."""
         with self.database.write() as connection:
-            before = runs.load(connection, [instance])[instance]
+            before = runs.load(connection, [run_id])[run_id]
             after = advance(plan, before.known, events, now)
             outputs = {each.task: {"rows": 1200} for each in events if isinstance(each, Ended)}
             keys = {
-                name: queue_key_of(
-                    given, given.task(name), instance, before.priority, now=now, order="instance", forced=False
-                )
+                name: queue_key(given, given.task(name), run_id, before.priority, now=now, order="run", forced=False)
                 for name, task in after.tasks.items()
                 if given is not None and task.state is TaskState.SUBMITTED
             }
             ids = runs.save(connection, before, after, now, queue_keys=keys, outputs=outputs)
             for each in events:
-                self._attempt(connection, instance, ids, each, now)
+                self._attempt(connection, run_id, ids, each, now)
 
-    def _attempt(self, connection, instance, ids, event, now):
+    def _attempt(self, connection, run_id, ids, event, now):
         if isinstance(event, Claimed):
             claim = next(self.claims)
-            ref = f"1/{instance}/{ids[event.task]}/{event.n}.{claim}.log"
+            ref = f"1/{run_id}/{ids[event.task]}/{event.n}.{claim}.log"
             row = {
                 "task": ids[event.task],
                 "n": event.n,

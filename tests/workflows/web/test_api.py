@@ -8,10 +8,10 @@ from fastapi.testclient import TestClient
 
 from latchwork_workflows.db import backfills
 from latchwork_workflows.db.commands import CommandType
-from latchwork_workflows.db.commands import ask as send
+from latchwork_workflows.db.commands import send_command as send
 from latchwork_workflows.db.database import DatabaseUnavailable
-from latchwork_workflows.db.tables import attempt, command, definition, event, instance, schedule
-from latchwork_workflows.state import InstanceState
+from latchwork_workflows.db.tables import attempt, command, definition, event, schedule, workflow_run
+from latchwork_workflows.state import RunState
 from latchwork_workflows.state.backfills import BackfillState
 from latchwork_workflows.web import Role
 from workflows.web.seeds import BAD, BILLING, GOOD, HALF, NIGHTLY, apply, shell
@@ -30,21 +30,21 @@ def rows(seeds, query):
 
 
 def test_a_start_is_a_command_and_no_run(ask, seeds):
-    before = len(rows(seeds, sa.select(instance.c.id)))
+    before = len(rows(seeds, sa.select(workflow_run.c.id)))
     given = {"params": {"region": "us"}, "start_from": ["load"], "scope": "only", "priority": "high", "dry": True}
     answer = ask("operator-of-default").post(START, json=given)
     assert answer.status_code == 202
     found = rows(seeds, sa.select(command).where(command.c.id == answer.json()["command"]))[0]
-    assert (found.type, found.by, found.done_at, found.instance) == ("start", "operator-of-default", None, None)
+    assert (found.type, found.by, found.done_at, found.run_id) == ("start", "operator-of-default", None, None)
     assert {**found.args, "code": 0} == {**given, "code": 0, "version": 1, "schedule_time": None, "no_cache": False}
-    assert len(rows(seeds, sa.select(instance.c.id))) == before
+    assert len(rows(seeds, sa.select(workflow_run.c.id))) == before
 
 
 def test_a_repeated_key_starts_nothing_more_also_after_the_run(ask, seeds):
     key = {"Idempotency-Key": "nightly-2026-11-22"}
     first = ask("admin").post(START, headers=key).json()
     with seeds.database.write() as connection:
-        connection.execute(sa.update(command).where(command.c.id == first["command"]).values(done_at=1.0, instance=1))
+        connection.execute(sa.update(command).where(command.c.id == first["command"]).values(done_at=1.0, run_id=1))
     again = ask("admin").post(START, headers=key).json()
     assert (first["is_new"], again["is_new"], again["command"], again["run"]) == (True, False, first["command"], 1)
     other = ask("admin").post(START, headers=key, json={"params": {"region": "us"}})
@@ -56,7 +56,9 @@ def test_a_repeated_stop_is_answered_as_the_first_although_the_run_has_ended_sin
     run, key = seeds.run(HALF), {"Idempotency-Key": "stop-it"}
     first = ask("admin").post(f"/api/v1/runs/{run}:stop", headers=key)
     with seeds.database.write() as connection:
-        connection.execute(sa.update(instance).where(instance.c.id == run).values(state="stopped", active=False))
+        connection.execute(
+            sa.update(workflow_run).where(workflow_run.c.id == run).values(state="stopped", active=False)
+        )
     again = ask("admin").post(f"/api/v1/runs/{run}:stop", headers=key)
     assert (again.status_code, again.json()["command"]) == (202, first.json()["command"])
     assert ask("admin").post(f"/api/v1/runs/{run}:stop").status_code == 409
@@ -226,11 +228,11 @@ def test_a_log_that_is_not_there_yet_is_empty_and_one_without_a_store_is_said_so
         connection.execute(sa.insert(attempt).values(**row, log_ref=f"1/{run}/{task['id']}/9.99999.log"))
     path = f"/api/v1/attempts/{task['id']}.9.99999/log"
     assert ask("admin").get(path).json() == {"text": "", "offset": 0, "next": 0, "ended": False}
-    logs, site.state.parts.logs = site.state.parts.logs, None
+    logs, site.state.context.logs = site.state.context.logs, None
     try:
         assert ask("admin").get(path).status_code == 503
     finally:
-        site.state.parts.logs = logs
+        site.state.context.logs = logs
 
 
 def test_a_task_says_why_it_is_where_it_is(ask, seeds):
@@ -249,7 +251,7 @@ def test_every_change_is_told_with_who_made_it(ask, seeds):
     run = seeds.run(HALF)
     ask("operator-of-default").post(f"/api/v1/runs/{run}:pause")
     newest = ask("admin-of-default").get("/api/v1/audit?limit=1").json()[0]
-    assert (newest["by"], newest["kind"], newest["instance"], newest["project"]) == (
+    assert (newest["by"], newest["kind"], newest["run_id"], newest["project"]) == (
         "operator-of-default",
         "pause",
         run,
@@ -275,7 +277,7 @@ def test_a_database_that_is_away_is_said_so_and_says_when_to_come_back(ask, site
     def away():
         raise DatabaseUnavailable("database sqlite:///x: disk I/O error")
 
-    monkeypatch.setattr(site.state.parts.database, "read", away)
+    monkeypatch.setattr(site.state.context.database, "read", away)
     answer = ask("admin").get("/api/v1/workflows")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert ask("admin").get("/healthz").status_code == 503
@@ -284,7 +286,7 @@ def test_a_database_that_is_away_is_said_so_and_says_when_to_come_back(ask, site
 
 
 def test_states_that_the_api_takes_are_those_that_there_are(ask):
-    for each in InstanceState:
+    for each in RunState:
         assert ask("admin").get(f"/api/v1/runs?state={each.value}").status_code == 200
     assert ask("admin").get("/api/v1/runs?state=gone").status_code == 422
 
@@ -300,9 +302,9 @@ def test_a_large_workflow_is_taken_and_one_that_is_too_large_is_refused(ask):
 
 def test_a_repair_which_has_no_project_is_shown_to_administrators_of_all_projects_only(ask, seeds):
     with seeds.database.write() as connection:
-        repair = send(connection, CommandType.MEND, shard_id=0, by="ann").id
+        repair = send(connection, CommandType.REPAIR, shard_id=0, by="ann").id
     shown = ask("admin").get(f"/api/v1/commands/{repair}").json()
-    assert (shown["type"], shown["by"], shown["done_at"]) == ("mend", "ann", None)
+    assert (shown["type"], shown["by"], shown["done_at"]) == ("repair", "ann", None)
     assert ask("admin-of-default").get(f"/api/v1/commands/{repair}").status_code == 404
     assert ask("admin").get("/api/v1/commands/999999").status_code == 404
 
@@ -317,7 +319,7 @@ def test_a_backfill_is_a_command_that_names_every_moment(ask, seeds):
     asked = ask("admin").get(f"/api/v1/commands/{answer.json()['command']}").json()
     assert (asked["type"], asked["backfill"]) == ("backfill", None)
     (row,) = rows(seeds, sa.select(command.c.args).where(command.c.id == asked["id"]))
-    assert row.args["moments"] == [1761354000.0, 1761444000.0]  # three o'clock in summer, and in winter
+    assert row.args["schedule_times"] == [1761354000.0, 1761444000.0]  # three o'clock in summer, and in winter
     assert (row.args["parallel"], row.args["order"], row.args["stop_on_failure"]) == (2, "desc", True)
 
 

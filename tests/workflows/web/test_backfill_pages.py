@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db import backfills
-from latchwork_workflows.db.tables import command, definition, instance
+from latchwork_workflows.db.tables import command, definition, workflow_run
 from latchwork_workflows.state.backfills import BackfillState
 
 FORM = "/workflows/default/nightly/backfill"
@@ -31,14 +31,14 @@ def make(seeds, moments, **more):
 def test_a_form_asks_for_a_backfill_and_leads_to_it_once_it_is_there(seeds, browser):
     client = browser("operator-of-default")
     sent = {"csrf": client.csrf, "key": "b1", "first": "2026-01-01", "last": "2026-01-03", "parallel": "2"}
-    sent |= {"order": "desc", "stop_on_failure": "yes", "param-region": "us", "param-day": "${business_date}"}
+    sent |= {"order": "desc", "stop_on_failure": "yes", "param-region": "us", "param-day": "${logical_date}"}
     answer = client.post(FORM, data=sent)
     assert answer.status_code == 303
     number = int(answer.headers["location"].rpartition("/")[2])
     (row,) = rows(seeds, sa.select(*command.c).where(command.c.id == number))
     wanted = {"parallel": 2, "order": "desc", "stop_on_failure": True, "params": {"region": "us"}, "dry": False}
     assert wanted.items() <= row.args.items()
-    assert len(row.args["moments"]) == 3
+    assert len(row.args["schedule_times"]) == 3
     assert client.post(FORM, data=sent).headers["location"] == answer.headers["location"]  # pressed twice, asked once
     assert "Backfill of" in client.get(f"/commands/{number}").text
     with seeds.database.write() as connection:
@@ -49,10 +49,10 @@ def test_a_form_asks_for_a_backfill_and_leads_to_it_once_it_is_there(seeds, brow
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"first": "2026-01-32"}, "first</code> &#39;2026-01-32&#39; is no date"),
+        ({"first": "2026-01-32"}, "first</code> &#39;2026-01-32&#39; is not a date"),
         ({"last": "2025-12-31"}, "put the earlier date first"),
-        ({"last": "2999-01-01"}, "has not come yet"),
-        ({"parallel": "many"}, "&#39;many&#39; is no whole number"),
+        ({"last": "2999-01-01"}, "is in the future"),
+        ({"parallel": "many"}, "&#39;many&#39; is not a whole number"),
         ({"parallel": "0"}, "parallel</code> Input should be greater than or equal to 1"),
         ({"order": "sideways"}, "order</code> Input should be"),
         ({"priority": "urgent"}, "priority</code> Input should be"),
@@ -71,7 +71,7 @@ def test_a_form_that_is_wrong_comes_back_with_what_was_given(browser, given, sai
 def test_an_offline_workflow_says_so_on_its_form(browser, seeds):
     client = browser()
     client.post("/workflows/billing/close/online", data={"csrf": client.csrf, "online": "no"})
-    assert "set it online" in client.get("/workflows/billing/close/backfill").text
+    assert "Set it online" in client.get("/workflows/billing/close/backfill").text
     sent = {"csrf": client.csrf, "first": "2026-01-01", "last": "2026-01-02"}
     answer = client.post("/workflows/billing/close/backfill", data=sent)
     assert (answer.status_code, "is offline" in answer.text) == (409, True)
@@ -79,21 +79,21 @@ def test_an_offline_workflow_says_so_on_its_form(browser, seeds):
 
 def test_the_form_says_how_many_runs_the_dates_are(browser):
     client = browser("viewer-of-default")
-    shown = client.get(f"{FORM}/moments?first=2026-01-01&last=2026-01-31").text
+    shown = client.get(f"{FORM}/schedule-times?first=2026-01-01&last=2026-01-31").text
     assert "31 runs" in shown
     assert "2026-01-01 02:00:00" in shown  # three in the morning in Berlin
-    assert "has not come yet" in client.get(f"{FORM}/moments?first=2026-01-01&last=2999-01-31").text
-    assert "runs" not in client.get(f"{FORM}/moments?first=2026-01-01").text
+    assert "is in the future" in client.get(f"{FORM}/schedule-times?first=2026-01-01&last=2999-01-31").text
+    assert "runs" not in client.get(f"{FORM}/schedule-times?first=2026-01-01").text
 
 
 def test_dates_are_shown_by_state_and_go_on_by_key(seeds, browser):
     number = make(seeds, [each * DAY_S for each in range(250)])
     with seeds.database.write() as connection:
-        some = sa.and_(instance.c.backfill == number, instance.c.schedule_time < 10 * DAY_S)
-        connection.execute(sa.update(instance).where(some).values(state="failure", started_at=1.0, ended_at=5.0))
+        some = sa.and_(workflow_run.c.backfill == number, workflow_run.c.schedule_time < 10 * DAY_S)
+        connection.execute(sa.update(workflow_run).where(some).values(state="failure", started_at=1.0, ended_at=5.0))
     client = browser("viewer-of-default")
     first = client.get(f"/backfills/{number}").text
-    assert "10 of 250 are over" in first
+    assert "10 of 250 have ended" in first
     assert ("10 failure" in first, "240 not started" in first) == (True, True)
     dates = re.findall(r'data-label="Date"><time datetime="(\d{4}-\d\d-\d\d)', first)
     link = re.search(r'href="(/backfills/[^"]*)#dates" rel="next"', first)[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from latchwork_workflows.model.model import plan_of
-from latchwork_workflows.model.validate import checked
+from latchwork_workflows.model.validate import validated
 from latchwork_workflows.state import Ended, Outcome
 from workflows.web.seeds import BAD, GOOD, HALF, NIGHTLY, TYPES, apply, shell
 
@@ -16,12 +16,12 @@ def test_a_run_that_is_watched_shows_what_happens_by_itself(page, address, seeds
     page.goto(f"{address[0]}/runs/{run}")
     page.get_by_text("Live.").wait_for()
     assert page.locator("svg.dag .state-running").count() == 1
-    found = checked(NIGHTLY, TYPES)
+    found = validated(NIGHTLY, TYPES)
     seeds.tell(run, plan_of(found.definition, found.order), [Ended("load", 1, Outcome.FAILURE)], 2e9)
     page.locator("svg.dag .state-failure").wait_for()
     page.locator("h1 .chip.state-running").wait_for()
     page.get_by_role("button", name="Pause").click()
-    page.get_by_text(re.compile("pause, asked by admin .* ago")).wait_for()
+    page.get_by_text(re.compile("pause, requested by admin .* ago")).wait_for()
 
 
 def test_what_happens_to_a_run_moves_nothing_under_who_reads(page, address, seeds):
@@ -30,13 +30,13 @@ def test_what_happens_to_a_run_moves_nothing_under_who_reads(page, address, seed
     page.get_by_text("Live.").wait_for()
     before = page.locator("#graph-title").bounding_box()
     assert "6 tasks" in page.locator(".cause").inner_text()
-    found = checked(NIGHTLY, TYPES)
+    found = validated(NIGHTLY, TYPES)
     seeds.tell(run, plan_of(found.definition, found.order), [Ended("load", 1, Outcome.FAILURE)], 2e9)
-    page.locator(".cause").get_by_text("What it waits for").wait_for()
+    page.locator(".cause").get_by_text("Waiting for").wait_for()
     assert page.locator("#graph-title").bounding_box() == before
     page.get_by_role("button", name="Stop").evaluate("each => delete each.dataset.confirm")
     page.get_by_role("button", name="Stop").click()
-    page.locator(".cause").get_by_text("asked by admin").wait_for()
+    page.locator(".cause").get_by_text("requested by admin").wait_for()
     assert page.locator("#graph-title").bounding_box() == before
 
 
@@ -95,9 +95,9 @@ def test_the_grid_and_the_chart_lead_to_tasks_and_attempts_and_a_log_is_download
 
 def test_fire_times_come_as_one_types(page, address):
     page.goto(f"{address[0]}/schedules")
-    page.get_by_label("When would").fill("0 3 * * 1")
+    page.get_by_label("Cron expression").fill("0 3 * * 1")
     page.locator("#fires li").nth(4).wait_for()
-    page.get_by_label("When would").fill("0 3 * * nonsense")
+    page.get_by_label("Cron expression").fill("0 3 * * nonsense")
     page.locator("#fires .problem").wait_for()
 
 
@@ -105,10 +105,10 @@ def test_a_backfill_is_counted_as_one_types_and_asked_for(page, address):
     page.goto(f"{address[0]}/workflows/default/nightly/backfill")
     page.get_by_label("First date").fill("2026-01-01")
     page.get_by_label("Last date").fill("2026-01-31")
-    page.locator("#moments").get_by_text("31 runs").wait_for()
+    page.locator("#schedule-times").get_by_text("31 runs").wait_for()
     page.get_by_label("Runs at a time").fill("4")
     page.get_by_role("button", name="Start the backfill").click()
-    page.get_by_text("the master has not taken it yet").wait_for()
+    page.get_by_text("Waiting for a master").wait_for()
 
 
 def test_a_log_grows_on_its_page(page, address, seeds):
@@ -127,14 +127,14 @@ def change_pools(page, where):
     """Create, change and remove pools by their forms; a refused form shows the error and what was typed."""
     for pool in ("warehouse", "@default"):
         page.goto(f"{where}/pools")
-        page.locator("summary", has_text="New pool").click()
+        page.locator("summary", has_text="Create or resize a pool").click()
         form = page.locator('details form[action="/pools"]')
         form.locator("[name=name]").fill(pool)
         form.locator("[name=size]").fill("none")
-        form.get_by_role("button", name="Store").click()
-        assert "'none' is no whole number" in page.get_by_role("alert").inner_text()
+        form.get_by_role("button", name="Save").click()
+        assert "'none' is not a whole number" in page.get_by_role("alert").inner_text()
         form.locator("[name=size]").fill("4")
-        form.get_by_role("button", name="Store").click()
+        form.get_by_role("button", name="Save").click()
         page.get_by_role("link", name=pool, exact=True).click()
         page.get_by_label("Size").fill("5")
         page.get_by_role("button", name="Change").click()
@@ -151,7 +151,7 @@ def test_everything_can_be_done_without_javascript(page, address, seeds):
     page.goto(f"{address[0]}/runs/{run}")
     assert page.locator("svg.dag .state-failure").count() == 1
     page.get_by_role("button", name="Recover").click()
-    page.get_by_text(re.compile("recover, asked by admin")).wait_for()
+    page.get_by_text(re.compile("recover, requested by admin")).wait_for()
     page.goto(f"{address[0]}/schedules?cron=%40daily")
     assert page.locator("#fires li").count() == 5
     change_pools(page, address[0])
@@ -160,7 +160,7 @@ def test_everything_can_be_done_without_javascript(page, address, seeds):
     page.locator("#f-shell-name").fill("second")
     page.locator("#f-shell-p-script").fill("echo two")
     page.locator("#f-shell-o-after").fill("first")
-    page.get_by_role("button", name="Put it in").last.click()
+    page.get_by_role("button", name="Add").last.click()
     assert "second" in page.locator("#yaml").input_value()
     page.locator("#result svg.dag").get_by_text("second", exact=True).wait_for()
 

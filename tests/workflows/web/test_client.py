@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from latchwork.errors import LatchworkError, Unavailable
-from latchwork_workflows.app import make_site
+from latchwork_workflows.app import make_web_app
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.errors import (
     BadRequest,
@@ -21,7 +21,7 @@ from latchwork_workflows.errors import (
     WrongState,
 )
 from latchwork_workflows.model.builder import task, workflow
-from latchwork_workflows.services import Parts
+from latchwork_workflows.services import ServiceContext
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import HttpServer
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY
@@ -34,7 +34,7 @@ def runs(seeds):
 
 @pytest.fixture(scope="module")
 def server(seeds):
-    made = HttpServer(make_site(seeds.database, logs=seeds.logs))
+    made = HttpServer(make_web_app(seeds.database, logs=seeds.logs))
     made.start()
     yield made.url
     made.close()
@@ -63,7 +63,9 @@ def client(request, seeds, server):
     if request.param == "remote":
         made = WorkflowClient(server, seeds.tokens["admin"])
     else:
-        made = WorkflowClient.in_process(Parts(seeds.database, seeds.accounts, TaskTypes(), seeds.logs), by="ann")
+        made = WorkflowClient.in_process(
+            ServiceContext(seeds.database, seeds.accounts, TaskTypes(), seeds.logs), by="ann"
+        )
     with made:
         yield made
 
@@ -91,7 +93,7 @@ def test_a_problem_is_the_exception_that_the_service_raised(client, runs):
         client.runs.pause(999)
     with pytest.raises(WrongState, match="success"):
         client.runs.pause(runs["good"])
-    with pytest.raises(NotAllowed, match="is what masters tell each other"):
+    with pytest.raises(NotAllowed, match="is an internal command of masters"):
         client.runs.act(runs["half"], "wake")
     with pytest.raises(BadRequest, match=r"^params\.no: default\.nightly has no parameter 'no'"):
         client.runs.start("nightly", {"no": 1})
@@ -116,7 +118,7 @@ def test_an_invalid_definition_names_every_problem(client):
     with pytest.raises(DefinitionInvalid) as refused:
         client.workflows.apply(wrong)
     assert refused.value.problems == found
-    with pytest.raises(DefinitionInvalid, match="half of a character"):
+    with pytest.raises(DefinitionInvalid, match="half of a surrogate pair"):
         client.workflows.apply({**NIGHTLY, "description": "\ud800"})
 
 
@@ -183,21 +185,21 @@ def test_an_api_that_is_not_there_or_is_another_is_an_error_of_ours(server):
     with other_server() as url, WorkflowClient(url, "x") as client:
         with pytest.raises(UnknownWorkflow, match="answers 404 Not Found"):
             client.workflows.get("gone")
-        with pytest.raises(LatchworkError, match="in a form that this version does not know"):
+        with pytest.raises(LatchworkError, match="a response that this version does not understand"):
             client.workflows.list()
 
 
 def test_the_audit_names_the_user_of_a_client_in_this_process(seeds):
-    parts = Parts(seeds.database, seeds.accounts, TaskTypes(), seeds.logs)
-    with WorkflowClient.in_process(parts, by="ann of the machine") as client:
+    context = ServiceContext(seeds.database, seeds.accounts, TaskTypes(), seeds.logs)
+    with WorkflowClient.in_process(context, by="ann of the machine") as client:
         client.workflows.apply({**BILLING, "description": "changed"})
         assert client.workflows.versions("billing.close")[0].author == "ann of the machine"
 
 
 def test_two_threads_may_use_one_client_and_closing_it_ends_its_loop(seeds):
     closed = []
-    parts = Parts(seeds.database, seeds.accounts, TaskTypes(), seeds.logs)
-    client = WorkflowClient.in_process(parts, close=lambda: closed.append(True))
+    context = ServiceContext(seeds.database, seeds.accounts, TaskTypes(), seeds.logs)
+    client = WorkflowClient.in_process(context, close=lambda: closed.append(True))
     found = []
     threads = [threading.Thread(target=lambda: found.append(len(client.workflows.list()))) for _ in range(8)]
     for each in threads:

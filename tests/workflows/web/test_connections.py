@@ -199,9 +199,9 @@ def test_old_versions_of_tls_are_refused(serve, certificate):
     ("trouble", "message"),
     [
         ("missing", "there is no file"),
-        ("swapped", "are no certificate with its key"),
-        ("of another", "are no certificate with its key"),
-        ("text", "are no certificate with its key"),
+        ("swapped", "are not a certificate and its key"),
+        ("of another", "are not a certificate and its key"),
+        ("text", "are not a certificate and its key"),
     ],
 )
 def test_certificate_that_cannot_be_used_is_one_clear_error(certificate, tmp_path, trouble, message):
@@ -239,7 +239,7 @@ def test_serve_runs_workflows_while_more_half_open_connections_come_than_it_may_
         out = stack.enter_context((tmp_path / "out").open("w"))
         server = stack.enter_context(subprocess.Popen([sys.executable, "-c", SERVE, home[1]], stdout=out, stderr=out))
         stack.callback(server.terminate)
-        eventually(lambda: "sign in, once" in (tmp_path / "out").read_text(), 60.0)
+        eventually(lambda: "one-time sign-in link" in (tmp_path / "out").read_text(), 60.0)
         url = re.search(r"http://[^/\s]+", (tmp_path / "out").read_text())[0]
         port = int(url.rsplit(":", 1)[1])
         for _ in range(400):

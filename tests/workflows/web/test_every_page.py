@@ -38,7 +38,7 @@ WIDE = {
     ],
 }
 #: Of pages, and none by themselves.
-PARTS = {"GET /schedules/preview", "GET /workflows/{project}/{name}/backfill/moments"}
+PARTS = {"GET /schedules/preview", "GET /workflows/{project}/{name}/backfill/schedule-times"}
 SIZES = {"desk": (1280, 800, "light"), "phone": (390, 780, "dark")}
 
 
@@ -51,11 +51,9 @@ def full(seeds, world):
     runs.append(seeds.run(works("a" * 100, outcome=Outcome.FAILURE), name="wide", given=WIDE))
     seeds.run(BAD)
     with seeds.database.write() as connection:
-        pools.put(connection, PoolSettings(name="g" * 60, size=1))
-        pools.put(connection, PoolSettings(name="@" + "p" * 80, size=3, admission="precompute"))
-        tasks = (
-            connection.exec_driver_sql(f"SELECT id FROM task WHERE instance = {runs[0]} ORDER BY id").scalars().all()
-        )
+        pools.save(connection, PoolSettings(name="g" * 60, size=1))
+        pools.save(connection, PoolSettings(name="@" + "p" * 80, size=3, admission="precompute"))
+        tasks = connection.exec_driver_sql(f"SELECT id FROM task WHERE run_id = {runs[0]} ORDER BY id").scalars().all()
     stored(seeds)
     seeds.accounts.create("u" * 90, None, by="test")
     seeds.accounts.set_role("u" * 90, "p" * 80, Role.EDITOR, by="test")
@@ -98,10 +96,10 @@ def test_errors_are_pages_that_say_what_to_do_and_can_be_read(page, address):
     answers = {}
     page.on("response", lambda got: answers.update({got.url: got.status}))
     for path, status, said in [
-        ("/nowhere", 404, "there is nothing here"),
+        ("/nowhere", 404, "there is no such path"),
         ("/runs/999999", 404, "there is no run 999999"),
         ("/pools/nobody", 404, "there is no pool 'nobody'"),
-        ("/workflows?after=" + "x" * 900, 422, "has not the right form"),
+        ("/workflows?after=" + "x" * 900, 422, "is invalid"),
     ]:
         page.goto(address[0] + path)
         assert answers[address[0] + path] == status

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db import related_runs, runs
-from latchwork_workflows.db.tables import definition, instance, task
+from latchwork_workflows.db.tables import definition, task, workflow_run
 from workflows.web.seeds import apply, shell
 
 WINDOW = {"all": [{"workflow": "billing.close", "task": "send"}, {"workflow": "nightly", "window": "yesterday"}]}
@@ -35,13 +35,13 @@ def family(seeds):
         states = {"load": "running", "books": "running", "part": "running", "end": "waiting"}
         rows = [{"name": name, "state": state, "map_index": -1} for name, state in states.items()]
         rows += [{"name": "part", "state": "failure" if at < 10 else "success", "map_index": at} for at in range(250)]
-        each = {"instance": made, "run": 1, "n": 1, "changed_at": now}
+        each = {"run_id": made, "round": 1, "n": 1, "changed_at": now}
         connection.execute(sa.insert(task), [{**each, **row} for row in rows])
-        found = connection.execute(sa.select(task.c.id, task.c.name, task.c.map_index).where(task.c.instance == made))
+        found = connection.execute(sa.select(task.c.id, task.c.name, task.c.map_index).where(task.c.run_id == made))
         ids = {(row.name, row.map_index): row.id for row in found}
-        connection.execute(sa.update(instance).where(instance.c.id == made).values(state="running"))
-        of_load = {"parent_task": ids["load", -1], "parent_run": 1, "state": "running"}
-        connection.execute(sa.update(instance).where(instance.c.id == child).values(**of_load))
+        connection.execute(sa.update(workflow_run).where(workflow_run.c.id == made).values(state="running"))
+        of_load = {"parent_task": ids["load", -1], "parent_round": 1, "state": "running"}
+        connection.execute(sa.update(workflow_run).where(workflow_run.c.id == child).values(**of_load))
     return SimpleNamespace(id=made, child=child, tasks=ids, task=lambda name, at=-1: ids[name, at])
 
 
@@ -121,7 +121,7 @@ def test_who_looks_for_children_reads_no_other_runs_whatever_the_statistics_say(
         code = connection.execute(sa.select(definition.c.code).where(definition.c.name == "close")).scalar_one()
         row = {"code": code, "version": 1, "shard": 0, "state": "success", "active": False, "priority": 2}
         row |= {"params": {}, "schedule_time": 1.0, "created_at": 1.0}
-        connection.execute(sa.insert(instance), [row] * 3000)
+        connection.execute(sa.insert(workflow_run), [row] * 3000)
         connection.execute(sa.text("ANALYZE"))
     plans = []
 
@@ -132,7 +132,10 @@ def test_who_looks_for_children_reads_no_other_runs_whatever_the_statistics_say(
 
     with seeds.database.read() as connection:
         sa.event.listen(connection, "before_cursor_execute", explained)
-        assert related_runs.children(connection, list(family.tasks.values()))[family.task("load")].id == family.child
-        assert [each.id for each in related_runs.children_of(connection, family.id)] == [family.child]
+        assert (
+            related_runs.runs_started_by(connection, list(family.tasks.values()))[family.task("load")].id
+            == family.child
+        )
+        assert [each.id for each in related_runs.children_of_run(connection, family.id)] == [family.child]
     assert len(plans) > 3
-    assert not [each for each in plans if each[0].startswith("SCAN instance")]
+    assert not [each for each in plans if each[0].startswith("SCAN workflow_run")]

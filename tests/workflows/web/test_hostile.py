@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db.tables import attempt, event, instance
+from latchwork_workflows.db.tables import attempt, event, workflow_run
 from workflows.web.seeds import apply
 from workflows.web.test_api import attempt_with
 
@@ -24,10 +24,10 @@ def evil(seeds):
     seeds.codes["evil"] = code
     run = seeds.run([], name="evil", given=EVIL, by=NASTY)
     with seeds.database.write() as connection:
-        connection.execute(sa.update(instance).where(instance.c.id == run).values(params={NASTY: NASTY}))
-        task = connection.exec_driver_sql(f"SELECT id FROM task WHERE instance = {run}").scalar()
+        connection.execute(sa.update(workflow_run).where(workflow_run.c.id == run).values(params={NASTY: NASTY}))
+        task = connection.exec_driver_sql(f"SELECT id FROM task WHERE run_id = {run}").scalar()
         row = {"kind": NASTY[:40], "by": NASTY, "task": NASTY[:100], "details": {NASTY: NASTY}, "project": "default"}
-        connection.execute(sa.insert(event).values(at=1.0, instance=run, **row))
+        connection.execute(sa.insert(event).values(at=1.0, run_id=run, **row))
     log = attempt_with(seeds, run, {"id": task}, NASTY.encode() + b"\xff\xfe\x00 end\n")
     with seeds.database.write() as connection:
         connection.execute(
@@ -71,7 +71,7 @@ def test_a_log_on_a_page_moves_no_cursor_and_the_api_says_the_same(browser, ask,
     assert text.endswith(" end\n")
 
 
-@pytest.mark.parametrize("text", ["' OR 1=1 --", "%", "_", "\\", "x'; DROP TABLE instance; --", "\x00", "😀" * 20])
+@pytest.mark.parametrize("text", ["' OR 1=1 --", "%", "_", "\\", "x'; DROP TABLE workflow_run; --", "\x00", "😀" * 20])
 def test_sql_in_a_search_is_text(ask, seeds, text):
     client = ask("viewer-of-default")
     for path in ("/api/v1/workflows?contains=", "/api/v1/audit?by=", "/workflows?q=", "/runs?project="):

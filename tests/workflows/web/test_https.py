@@ -71,7 +71,7 @@ def served(tmp_path):
 def with_password(tmp_path):
     """An account that has a password: without one, pages are for this machine alone."""
     home = Home.of(tmp_path / "home", environ={})
-    home.make()
+    home.create_folder()
     database = Database(home.database)
     upgrade(database)
     accounts = DatabaseAccounts(database)
@@ -116,8 +116,8 @@ def test_address_behind_a_proxy_is_the_one_of_the_proxy(serve):
         (["--tls-cert", "c.pem"], "give both --tls-cert and --tls-key for HTTPS, or none of them"),
         (["--tls-key", "k.pem"], "give both --tls-cert and --tls-key for HTTPS, or none of them"),
         (["--trusted-proxy", "10.0.0.7"], "--trusted-proxy needs --proxy-headers"),
-        (["--proxy-headers", "--trusted-proxy", "*"], "--trusted-proxy '*' is no address or network"),
-        (["--proxy-headers", "--trusted-proxy", "10.0.0.7/8"], "--trusted-proxy '10.0.0.7/8' is no address"),
+        (["--proxy-headers", "--trusted-proxy", "*"], "--trusted-proxy '*' is not an address or network"),
+        (["--proxy-headers", "--trusted-proxy", "10.0.0.7/8"], "--trusted-proxy '10.0.0.7/8' is not an address"),
     ],
     ids=["no key", "no certificate", "not believed", "any", "host bits"],
 )
@@ -245,4 +245,4 @@ def test_host_names_that_the_server_does_not_have_are_refused_through_the_proxy(
     with browser(port, certificate) as client:
         client.headers["Host"] = "elsewhere.example"
         answer = client.get("/sign-in")
-        assert (answer.status_code, "nobody here is called" in answer.text) == (400, True)
+        assert (answer.status_code, "is not a host name of this server" in answer.text) == (400, True)

@@ -9,27 +9,27 @@ import pytest
 
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import LatchworkError
-from latchwork_workflows.app import admin_link, make_site
+from latchwork_workflows.app import admin_link, make_web_app
 from latchwork_workflows.model.model import plan_of
-from latchwork_workflows.model.validate import checked
-from latchwork_workflows.model.yaml_format import read
-from latchwork_workflows.services import Parts
+from latchwork_workflows.model.validate import validated
+from latchwork_workflows.model.yaml_format import parse
+from latchwork_workflows.services import ServiceContext
 from latchwork_workflows.state import Claimed, Ended, Outcome
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.base import ParamsModel
 from latchwork_workflows.types.shell import Shell
 from latchwork_workflows.ui.editor import editor
-from latchwork_workflows.ui.editor.editor import with_task
+from latchwork_workflows.ui.editor.editor import add_task_text
 from latchwork_workflows.ui.editor.yaml_positions import line_of
-from latchwork_workflows.web import Bar, Bars, FormInvalid, HttpServer, fields_of, graph_svg, values_of
-from latchwork_workflows.web.pages import duration, harmless
+from latchwork_workflows.web import Bar, FormInvalid, GanttChart, HttpServer, fields_of, graph_svg, values_of
+from latchwork_workflows.web.pages import clean_value, duration
 from patience import eventually
 from workflows.web.seeds import HALF, NIGHTLY, TYPES
 
 
 @pytest.fixture(scope="module")
 def server(seeds):
-    found = HttpServer(make_site(seeds.database, logs=seeds.logs))
+    found = HttpServer(make_web_app(seeds.database, logs=seeds.logs))
     found.start()
     yield found
     found.close()
@@ -66,7 +66,7 @@ def test_a_page_is_told_of_a_change_of_its_run_and_of_no_other(server, seeds):
     told = Lines(opened(server, f"/api/v1/events?topic=run:{mine}", seeds.tokens["viewer-of-default"]))
     quiet = Lines(opened(server, f"/api/v1/events?topic=run:{other}", seeds.tokens["viewer-of-default"]))
     eventually(lambda: told.seen and quiet.seen and len(server._app.state.site.live._seen) == 2)
-    found = checked(NIGHTLY, TYPES)
+    found = validated(NIGHTLY, TYPES)
     seeds.tell(mine, plan_of(found.definition, found.order), [Ended("load", 1, Outcome.SUCCESS)], 2e9)
     eventually(lambda: "event: change" in told.seen)
     assert "event: change" not in quiet.seen
@@ -91,7 +91,7 @@ def test_a_log_is_followed_to_its_end(server, seeds):
 
 
 def test_a_server_that_is_closed_ends_its_streams_and_is_gone(seeds):
-    site = make_site(seeds.database)
+    site = make_web_app(seeds.database)
     server = HttpServer(site)
     server.start()
     link = admin_link(site, server.url)
@@ -107,18 +107,18 @@ def test_a_server_that_is_closed_ends_its_streams_and_is_gone(seeds):
 
 def test_a_port_that_is_taken_is_one_clear_error(server, seeds):
     with pytest.raises(LatchworkError, match=rf"127\.0\.0\.1:{server.port}.*--port"):
-        HttpServer(make_site(seeds.database), port=server.port)
+        HttpServer(make_web_app(seeds.database), port=server.port)
 
 
 def test_a_form_of_a_task_type_gives_the_values_that_were_meant():
     fields = fields_of(TYPES.get("shell").params.model_json_schema())
-    assert [(each.name, each.kind, each.needed) for each in fields] == [
+    assert [(each.name, each.kind, each.required) for each in fields] == [
         ("script", "area", True),
         ("interpreter", "lines", False),
     ]
     assert values_of(fields, {"script": "a\r\nb", "interpreter": "sh\n-e"}) == {"script": "a\nb"}
     assert values_of(fields, {"script": "x", "interpreter": "bash"})["interpreter"] == ["bash"]
-    with pytest.raises(FormInvalid, match="script: this has to be given"):
+    with pytest.raises(FormInvalid, match="script: this is required"):
         values_of(fields, {})
     fields = fields_of(TYPES.get("python").params.model_json_schema())
     with pytest.raises(FormInvalid, match="args"):
@@ -144,8 +144,8 @@ def test_the_form_of_a_task_type_is_made_once_and_is_that_of_the_types_that_are_
     monkeypatch.setattr(
         ParamsModel, "model_json_schema", classmethod(lambda model, **how: made.append(model) or schema(model, **how))
     )
-    first, second = (Parts(None, None, TaskTypes([each()])) for each in (Greet, Leave))
-    shown = [[each.name for each in editor.type_fields(parts, "greet")] for parts in (first, second, first, second)]
+    first, second = (ServiceContext(None, None, TaskTypes([each()])) for each in (Greet, Leave))
+    shown = [[each.name for each in editor.type_fields(context, "greet")] for context in (first, second, first, second)]
     assert shown == [["whom"], ["when"]] * 2
     assert made == [Greeting, Farewell]
     filled = editor.type_fields(first, "greet", {"greet-p-whom": "you"})
@@ -171,11 +171,11 @@ def test_a_task_that_a_form_puts_in_leaves_comments_as_they_are(indent):
     head, tasks = TEXT.split("tasks:\n")
     text = f"{head}tasks:\n" + "".join(f"{indent}{line}\n" for line in tasks.splitlines())
     task = {"name": "b", "type": "shell", "params": {"script": "one\ntwo"}, "after": ["a"]}
-    longer = with_task(text, task)
+    longer = add_task_text(text, task)
     assert longer.startswith(text)
-    assert read(longer)["tasks"] == [*read(text)["tasks"], task]
-    first = with_task("name: nightly\n", task)
-    assert read(first) == {"name": "nightly", "tasks": [task]}
+    assert parse(longer)["tasks"] == [*parse(text)["tasks"], task]
+    first = add_task_text("name: nightly\n", task)
+    assert parse(first) == {"name": "nightly", "tasks": [task]}
 
 
 def test_a_problem_is_shown_by_the_line_where_it_is():
@@ -192,10 +192,10 @@ def test_drawings_escape_and_link(seeds):
     assert "&lt;a&gt;" in svg
     assert 'href="/x&#34;y"' in svg
     assert "state-running" in svg
-    bars = Bars([("<row>", [Bar(10.0, None, "running", "<t>", "/l")])]).svg(now=12.0)
+    bars = GanttChart([("<row>", [Bar(10.0, None, "running", "<t>", "/l")])]).svg(now=12.0)
     assert "&lt;row&gt;" in bars
     assert "2.0 s" in bars
-    assert Bars([]).svg(now=0.0) == ""
+    assert GanttChart([]).svg(now=0.0) == ""
 
 
 def test_words_for_people():
@@ -206,4 +206,4 @@ def test_words_for_people():
         "1 h 02 min",
         "1 d 1 h",
     ]
-    assert harmless("a\x1b[1m\tb\r\nc\u202e") == "a\\x1b[1m\tb\nc\\u202e"
+    assert clean_value("a\x1b[1m\tb\r\nc\u202e") == "a\\x1b[1m\tb\nc\\u202e"

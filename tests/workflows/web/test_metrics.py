@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 from latchwork_workflows.db.commands import CommandType
-from latchwork_workflows.db.commands import ask as ask_for
+from latchwork_workflows.db.commands import send_command as ask_for
 from latchwork_workflows.db.tables import shard
 from workflows.web.seeds import GOOD, HALF
 
@@ -24,7 +24,7 @@ def test_metrics_count_what_waits_and_what_nobody_has_and_name_nothing(seeds, as
     seeds.run(GOOD)
     seeds.run(HALF)
     with seeds.database.write() as connection:
-        ask_for(connection, CommandType.PAUSE, shard_id=0, instance=1)
+        ask_for(connection, CommandType.PAUSE, shard_id=0, run_id=1)
         connection.execute(sa.update(shard).where(shard.c.id == 0).values(owner=""))
     after = figures(ask("stranger"))
     assert after["active_runs"] == before["active_runs"] + 1

@@ -6,9 +6,9 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from latchwork_workflows.app import make_site
+from latchwork_workflows.app import make_web_app
 from latchwork_workflows.db import run_queries
-from latchwork_workflows.db.tables import instance
+from latchwork_workflows.db.tables import workflow_run
 from workflows.web.seeds import BAD, GOOD, HALF, Seeds
 
 
@@ -17,7 +17,7 @@ def test_pages_and_commands_on_postgresql(database, tmp_path):
     seeds = Seeds(database, tmp_path / "logs")
     seeds.tokens = seeds.people()
     runs = [seeds.run(story) for story in (GOOD, BAD, HALF)]
-    site = make_site(database, logs=seeds.logs, hosts=["testserver"])
+    site = make_web_app(database, logs=seeds.logs, hosts=["testserver"])
     paths = [
         "/",
         "/runs",
@@ -65,14 +65,14 @@ def test_the_newest_runs_of_a_workflow_are_found_by_its_own_index_behind_a_long_
     row |= {"schedule_time": 1.0, "created_at": 1.0}
     with database.write() as connection:
         for code in (old, long):
-            connection.execute(sa.insert(instance), [{**row, "code": code} for _ in range(3000)])
+            connection.execute(sa.insert(workflow_run), [{**row, "code": code} for _ in range(3000)])
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql("ANALYZE instance")
+        connection.exec_driver_sql("ANALYZE workflow_run")
     seen = []
     with database.read() as connection:
         sa.event.listen(connection, "before_cursor_execute", lambda *args: seen.append(args[2:4]))
-        found = run_queries.newest(connection, codes=[old], state=state, most=8)
-        recent = run_queries.recent(connection, [old, long], 8)
+        found = run_queries.newest_runs(connection, codes=[old], state=state, limit=8)
+        recent = run_queries.recent_runs(connection, [old, long], 8)
         plans = [
             "\n".join(connection.exec_driver_sql(f"EXPLAIN {text}", values).scalars())
             for text, values in list(seen)
@@ -82,4 +82,4 @@ def test_the_newest_runs_of_a_workflow_are_found_by_its_own_index_behind_a_long_
     assert newest == sorted(newest, reverse=True) == [each.id for each in recent[old]]
     assert ({each.code for each in found}, len(recent[long])) == ({old}, 8)
     assert len(plans) == 3
-    assert all("ix_instance_code" in each and "Sort" not in each for each in plans), plans
+    assert all("ix_workflow_run_code" in each and "Sort" not in each for each in plans), plans

@@ -5,7 +5,7 @@ import re
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.app import make_site
+from latchwork_workflows.app import make_web_app
 from latchwork_workflows.db import grants, pools
 from latchwork_workflows.db.tables import command, event, task
 from latchwork_workflows.schemas.grants import Grant
@@ -41,7 +41,7 @@ def taken():
 
 @pytest.fixture(scope="module")
 def site(seeds, taken):
-    return make_site(seeds.database, logs=seeds.logs, cluster=FakeCluster(taken), hosts=["testserver"])
+    return make_web_app(seeds.database, logs=seeds.logs, cluster=FakeCluster(taken), hosts=["testserver"])
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,10 @@ def held(seeds, taken):
     other = seeds.run([(1.0, [Claimed("hidden", 1)])], name="secret", given=SECRET)
     seeds.run([], name="secret", given=SECRET)
     with seeds.database.write() as connection:
-        pools.put(connection, PoolSettings(name="few", size=2))
-        rows = connection.execute(sa.select(task.c.name, task.c.id, task.c.instance)).all()
-        found = {(row.instance, row.name): row.id for row in rows}
-        pools.put(connection, PoolSettings(name="@billing", size=5, admission="fail"))
+        pools.save(connection, PoolSettings(name="few", size=2))
+        rows = connection.execute(sa.select(task.c.name, task.c.id, task.c.run_id)).all()
+        found = {(row.run_id, row.name): row.id for row in rows}
+        pools.save(connection, PoolSettings(name="@billing", size=5, admission="fail"))
     taken["few"] = [f"{found[run, 'g0']}.1", f"{found[other, 'hidden']}.1"]
     taken["=billing"] = [f"{found[other, 'hidden']}.1"]
     return run, found
@@ -137,7 +137,7 @@ def test_pools_are_changed_by_forms_and_stand_in_the_audit(seeds, browser, held)
     ("path", "sent", "status", "said"),
     [
         ("/pools", {"name": "few", "size": "0"}, 422, "greater than or equal to 1"),
-        ("/pools", {"name": "few", "size": "many"}, 422, "&#39;many&#39; is no whole number"),
+        ("/pools", {"name": "few", "size": "many"}, 422, "&#39;many&#39; is not a whole number"),
         ("/pools", {"name": "<b>a/b", "size": "1"}, 422, "should match pattern"),
         ("/pools/few/remove", {}, 409, "pool few is named by"),
         ("/pools", {"name": "@", "size": "2"}, 422, "should match pattern"),
@@ -151,7 +151,7 @@ def test_what_is_refused_is_said_on_the_page_with_what_was_written(seeds, browse
     answer = client.post(path, data={"csrf": client.csrf, **sent})
     assert answer.status_code == status
     assert said in answer.text
-    assert "Nothing was changed." in answer.text
+    assert "Not changed." in answer.text
     assert "<b>a" not in answer.text
     if sent.get("size"):
         assert f'value="{sent["size"]}"' in answer.text
@@ -162,14 +162,14 @@ def test_what_is_refused_is_said_on_the_page_with_what_was_written(seeds, browse
 def test_a_store_that_is_away_hides_who_has_the_slots_and_not_who_waits(seeds, browser, held):
     page = browser("admin")
     site = page.app
-    cluster, site.state.parts.cluster = site.state.parts.cluster, None
+    cluster, site.state.context.cluster = site.state.context.cluster, None
     try:
         text = page.get("/pools/few").text
-        assert "The store does not answer" in text
+        assert "The store is not reachable" in text
         assert "g1" in text
-        assert "not known" in page.get("/pools").text
+        assert "unknown" in page.get("/pools").text
     finally:
-        site.state.parts.cluster = cluster
+        site.state.context.cluster = cluster
 
 
 def test_a_run_that_failed_says_by_what_at_the_top_and_links_to_it(seeds, browser, ask):
@@ -177,7 +177,7 @@ def test_a_run_that_failed_says_by_what_at_the_top_and_links_to_it(seeds, browse
     text = browser().get(f"/runs/{bad}").text
     (cause,) = re.findall(r'class="cause problem">(.*?)</div>', text, re.DOTALL)
     assert "Why it failed" in cause
-    assert re.search(r'<a href="/tasks/\d+">extract-orders</a>: It has failed: 3 attempts of 3', cause)
+    assert re.search(r'<a href="/tasks/\d+">extract-orders</a>: It failed after 3 of 3 attempts', cause)
     assert "exit code 1: no space left on device" in cause
     assert "behind &#39;extract-orders&#39;" in text
     good = seeds.run(GOOD)
@@ -199,23 +199,23 @@ def test_a_run_is_run_again_without_the_cache_or_from_a_task_by_buttons(seeds, b
     run = seeds.run([*works("a"), *works("b")], name="cached", given=cached)
     client = browser("operator-of-default")
     assert 'value="rerun-no-cache"' in client.get(f"/runs/{run}").text
-    row = asked(seeds, client, f"/runs/{run}/ask", "rerun-no-cache")
+    row = asked(seeds, client, f"/runs/{run}/action", "rerun-no-cache")
     assert (row.type, row.args) == ("rerun", {"no_cache": True})
     plain = seeds.run(BAD)
     page = client.get(f"/runs/{plain}").text
     assert 'value="rerun"' in page
     assert "rerun-no-cache" not in page  # nothing of it is ever cached
     with seeds.database.read() as connection:
-        rows = connection.execute(sa.select(task.c.name, task.c.id).where(task.c.instance == plain)).all()
+        rows = connection.execute(sa.select(task.c.name, task.c.id).where(task.c.run_id == plain)).all()
         ids = {row.name: row.id for row in rows}
     here = f"/tasks/{ids['extract-customers']}"
     assert "Recover the run from here" in client.get(here).text
-    row = asked(seeds, client, f"{here}/ask", "recover-from")
+    row = asked(seeds, client, f"{here}/action", "recover-from")
     assert (row.type, row.args) == ("recover", {"start_from": ["extract-customers"]})
     half = seeds.run(HALF)
     with seeds.database.read() as connection:
         (number,) = connection.execute(
-            sa.select(task.c.id).where(task.c.instance == half, task.c.name == "clean")
+            sa.select(task.c.id).where(task.c.run_id == half, task.c.name == "clean")
         ).first()
     assert "Recover the run from here" not in client.get(f"/tasks/{number}").text  # a run that goes on is not recovered
 
@@ -227,7 +227,7 @@ def test_a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one(
     client = browser("stranger")  # administrator of billing
     form = "/workflows/billing/close/backfill"
     text = client.get(form).text
-    assert "get one too: billing.after" in text
+    assert "run direct dependents: billing.after" in text
     assert 'name="no_cache"' in text
     sent = {"csrf": client.csrf, "key": "d1", "first": "2026-01-01", "last": "2026-01-02", "parallel": "1"}
     answer = client.post(form, data={**sent, "dependents": "direct", "no_cache": "yes"})
@@ -243,9 +243,9 @@ def test_a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one(
     for text in (client.get(form).text, refused.text):
         assert "a workflow that waits for this one is in a project that you may not see" in text
         assert not {"default", "outside"} & set(re.findall(r"\w+", text.partition("<main")[2]))  # nor by its name
-    assert "cannot get a backfill with it" in client.get(form).text
+    assert "Dependent workflows cannot be included" in client.get(form).text
     seeds.accounts.set_role("stranger", "default", Role.VIEWER, by="test")
-    assert "stranger is no operator in project &#39;default&#39;" in client.get(form).text
+    assert "stranger does not have the role operator in project &#39;default&#39;" in client.get(form).text
     seeds.accounts.set_role("stranger", "default", None, by="test")
 
 
@@ -253,7 +253,7 @@ def test_a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one(
 def granted(seeds):
     """Project ``billing`` may start the workflows of ``default``."""
     with seeds.database.write() as connection:
-        grants.put(connection, Grant(project="default", grantee="billing", role="operator"))
+        grants.save(connection, Grant(project="default", grantee="billing", role="operator"))
     yield
     with seeds.database.write() as connection:
         grants.remove(connection, "default", "billing")

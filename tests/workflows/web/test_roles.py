@@ -6,7 +6,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from latchwork_workflows.db import alerts, backfills, grants, pools, settings
-from latchwork_workflows.db.alerts import put
+from latchwork_workflows.db.alerts import create_alert
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.schemas.pools import PoolSettings
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY, apply
@@ -132,7 +132,7 @@ PAGES = {
     "GET /backfills": IN,
     "GET /backfills/{backfill_id}": VIEW,
     "GET /workflows/{project}/{name}/backfill": VIEW,
-    "GET /workflows/{project}/{name}/backfill/moments": VIEW,
+    "GET /workflows/{project}/{name}/backfill/schedule-times": VIEW,
     "GET /lineage": IN,
     "GET /pools": SOME,
     "GET /pools/{name}": SOME,
@@ -148,8 +148,8 @@ PAGES = {
 }
 #: Changes by forms; they stand on what the API does, so the roles are told above, and here that they are the same.
 FORMS = {
-    "POST /runs/{run_id}/ask": of("operator", 303),
-    "POST /tasks/{task_id}/ask": of("operator", 303),
+    "POST /runs/{run_id}/action": of("operator", 303),
+    "POST /tasks/{task_id}/action": of("operator", 303),
     "POST /workflows/{project}/{name}/start": of("operator", 303),
     "POST /workflows/{project}/{name}/online": of("editor", 303),
     "POST /workflows/{project}/{name}/schedule": of("operator", 303),
@@ -209,7 +209,7 @@ def world(seeds):
     half, good = seeds.run(HALF), seeds.run(GOOD)
     tasks = {}
     with seeds.database.read() as connection:
-        rows = connection.exec_driver_sql(f"SELECT name, id FROM task WHERE instance = {half}").all()
+        rows = connection.exec_driver_sql(f"SELECT name, id FROM task WHERE run_id = {half}").all()
         tasks = dict(rows)
         claim = connection.exec_driver_sql(f"SELECT claim FROM attempt WHERE task = {tasks['clean']}").scalar()
         command = connection.exec_driver_sql("SELECT max(id) FROM command").scalar()
@@ -219,7 +219,9 @@ def world(seeds):
         kinds = {"parallel": 1, "direction": "asc", "stop_on_failure": False}
         backfill = backfills.create(connection, {**fields, **kinds}, [1.0], {**fields, "params": {}, "priority": 2})
         details = {"workflow": "default.nightly"}
-        told = put(connection, ["ops"], kind="failure", cause="1@1.0", now=1.0, details=details, run=half, code=code)
+        told = create_alert(
+            connection, ["ops"], kind="failure", cause="1@1.0", now=1.0, details=details, run=half, code=code
+        )
         delivery = connection.exec_driver_sql(f"SELECT id FROM delivery WHERE alert = {told}").scalar()
     return {
         "delivery": delivery,
@@ -272,7 +274,7 @@ def filled(route, world, seeds, name):
     path = path.replace("{pool}", "few" if method == "PUT" else "nobody")
     if path.startswith("/pools/"):
         with seeds.database.write() as connection:
-            pools.put(connection, PoolSettings(name="plenty", size=2))
+            pools.save(connection, PoolSettings(name="plenty", size=2))
         return method, path.replace("{name}", "plenty")
     path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
     path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
@@ -305,7 +307,7 @@ def stored(seeds):
     rows = {**VALUES, "connection": {"url": "sqlite:///shop.db", "secret": ""}}
     with seeds.database.write() as connection:
         for kind, values in rows.items():
-            settings.write(connection, kind, "default", "one", values)
+            settings.save(connection, kind, "default", "one", values)
 
 
 @pytest.fixture
@@ -371,8 +373,8 @@ FIELDS = {
     "POST /settings/connection/test": {"name": "one", "project": "default"},
     "POST /grants": {"project": "default", "grantee": "billing", "role": "viewer"},
     "POST /pools": {"name": "@made", "size": "3", "admission": "fail"},
-    "POST /runs/{run_id}/ask": {"action": "pause"},
-    "POST /tasks/{task_id}/ask": {"action": "force-start"},
+    "POST /runs/{run_id}/action": {"action": "pause"},
+    "POST /tasks/{task_id}/action": {"action": "force-start"},
     "POST /workflows/{project}/{name}/online": {"online": "yes"},
     "POST /workflows/{project}/{name}/schedule": {"enabled": "yes"},
     "POST /workflows/{project}/{name}/backfill": {"first": "2025-10-01", "last": "2025-10-02"},
@@ -404,7 +406,7 @@ def test_a_backfill_that_leads_to_a_project_where_somebody_is_no_operator_is_ref
     dates = {"first": "2025-10-01", "last": "2025-10-02", "dependents": "direct"}
     path = "/api/v1/workflows/default/nightly:backfill"
     with seeds.database.write() as connection:
-        grants.put(connection, Grant(project="default", grantee="billing", role="viewer"))
+        grants.save(connection, Grant(project="default", grantee="billing", role="viewer"))
     asked = "SELECT count(*) FROM command WHERE type = 'backfill'"
 
     def count():

@@ -3,7 +3,7 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from latchwork_workflows.app import make_site
+from latchwork_workflows.app import make_web_app
 from latchwork_workflows.db import settings
 from workflows.web.seeds import Seeds
 from workflows.web.test_hostile import NASTY, harmless
@@ -18,9 +18,9 @@ def shop(seeds):
     with seeds.database.write() as connection:
         for project in ("", "default"):
             given = {"url": URL, "secret": "name-of-secret"}
-            settings.write(connection, "connection", project, "shop", given)
-            settings.write(connection, "environment", project, "prod", {"variables": {"REGION": "value-of-variable"}})
-            settings.write(connection, "parameter", project, "bucket", {"value": ["value-of-parameter"]})
+            settings.save(connection, "connection", project, "shop", given)
+            settings.save(connection, "environment", project, "prod", {"variables": {"REGION": "value-of-variable"}})
+            settings.save(connection, "parameter", project, "bucket", {"value": ["value-of-parameter"]})
     yield
     with seeds.database.write() as connection:
         for project in ("", "default"):
@@ -40,7 +40,7 @@ KINDS = ("connections", "environments", "parameters")
 def test_who_may_not_write_workflows_sees_names_and_no_values(shop, ask, name):
     text = told(ask(name))
     assert "shop" in text
-    assert "editors see it" in text
+    assert "visible to editors" in text
     assert not [each for each in VALUES if each in text]
     assert {each["shown"] for kind in KINDS for each in ask(name).get(f"/api/v1/{kind}").json()} == {False}
 
@@ -79,7 +79,7 @@ def test_a_form_that_is_refused_comes_back_as_it_was_written(browser):
     form = {"name": "prod", "project": "default", "variables": "A=1\nnonsense", "csrf": client.csrf}
     answer = client.post("/settings/environment", data=form)
     assert answer.status_code == 422
-    assert "line 2 is no variable; write NAME=value" in answer.text
+    assert "line 2 is not a variable; write NAME=value" in answer.text
     assert "A=1\nnonsense" in answer.text
 
 
@@ -123,7 +123,7 @@ def evil_rows(seeds):
     rows["environment"] = {"variables": {NASTY: NASTY}}
     with seeds.database.write() as connection:
         for kind, values in rows.items():
-            settings.write(connection, kind, "default", name, values)
+            settings.save(connection, kind, "default", name, values)
     yield
     with seeds.database.write() as connection:
         for kind in rows:
@@ -145,7 +145,7 @@ def test_a_try_leads_to_the_run_and_runs_in_the_project_of_the_connection(ask, s
 def test_the_same_on_postgresql(database, tmp_path):
     seeds = Seeds(database, tmp_path / "logs")
     tokens = seeds.people()
-    site = make_site(database, logs=seeds.logs, hosts=["testserver"])
+    site = make_web_app(database, logs=seeds.logs, hosts=["testserver"])
     headers = {"Authorization": f"Bearer {tokens['admin']}", "Accept": "text/html"}
     client = TestClient(site, headers=headers, follow_redirects=False)
     for project in ("", "default"):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fastapi.testclient import TestClient
 
-from latchwork_workflows.web import Role, TooManyTries, Tries, check_password, hash_password
+from latchwork_workflows.web import AttemptLimit, Role, TooManyAttempts, check_password, hash_password
 from workflows.web.seeds import HALF, PASSWORD
 
 FORM = {"Accept": "text/html"}
@@ -20,7 +20,7 @@ def ann(seeds):
 
 @pytest.fixture
 def fresh(site, seeds):
-    site.state.parts.accounts.tries = seeds.accounts.tries = Tries()
+    site.state.context.accounts.tries = seeds.accounts.tries = AttemptLimit()
     return TestClient(site, follow_redirects=False, headers=FORM)
 
 
@@ -84,7 +84,7 @@ def test_a_new_password_ends_all_sessions_links_and_tokens(fresh, browser, seeds
     assert one.post("/account/password", data={**fields, "again": "differs, surely"}).status_code == 422
     assert one.post("/account/password", data=fields).status_code == 303
     assert other.get("/account").status_code == 303
-    assert seeds.accounts.of_token(token) is None
+    assert seeds.accounts.identity_of_token(token) is None
     assert seeds.accounts.sign_in_by_link(link) is None
     assert seeds.accounts.sign_in("bob", "another long one") is not None
 
@@ -137,7 +137,7 @@ def test_a_limited_token_changes_nothing_about_accounts(fresh, site, seeds):
             ("POST", "/users/pupil/link", {}),
         ):
             assert program.request(method, path, **given).status_code == 403, (role, method, path)
-        assert seeds.accounts.of_token(token) is not None
+        assert seeds.accounts.identity_of_token(token) is not None
     assert seeds.accounts.sign_in("boss", PASSWORD) is not None
     assert "accomplice" not in {each.name for each in seeds.accounts.accounts()}
 
@@ -148,7 +148,7 @@ def test_switching_an_account_off_ends_its_sessions_and_tokens_for_good(fresh, b
     for enabled in (False, True):
         headers = {"X-CSRF-Token": admin.csrf}
         assert admin.patch("/api/v1/users/eve", json={"enabled": enabled}, headers=headers).status_code == 204
-        assert seeds.accounts.of_token(token) is None
+        assert seeds.accounts.identity_of_token(token) is None
         assert eve.get("/account").status_code == 303
         assert (seeds.accounts.sign_in("eve", PASSWORD) is not None) is enabled
 
@@ -164,15 +164,15 @@ def test_the_text_of_a_token_is_shown_once(browser, seeds):
     client = browser("operator-of-default")
     made = client.post("/account/token", data={"csrf": client.csrf, "name": "ci", "role": "viewer", "days": "1"})
     token = made.text.split('class="secret">')[1].split("<")[0]
-    assert seeds.accounts.of_token(token).roles["default"] is Role.VIEWER
+    assert seeds.accounts.identity_of_token(token).roles["default"] is Role.VIEWER
     assert token not in client.get("/account").text
     token_id = seeds.accounts.tokens("operator-of-default")[0].id
     assert client.post(f"/account/token/{token_id}/revoke", data={"csrf": client.csrf}).status_code == 303
-    assert seeds.accounts.of_token(token) is None
+    assert seeds.accounts.identity_of_token(token) is None
 
 
 CHANGES = [
-    ("POST", "/runs/{run}/ask", {"action": "pause", "key": "k"}),
+    ("POST", "/runs/{run}/action", {"action": "pause", "key": "k"}),
     ("POST", "/workflows/default/nightly/online", {"online": "no"}),
     ("POST", "/users", {"name": "evil"}),
     ("POST", "/account/token", {"name": "evil"}),
@@ -193,7 +193,7 @@ def test_a_change_that_none_of_our_pages_asked_for_is_refused(browser, seeds, me
     where = path.replace("{run}", "1")
     answer = client.request(method, where, data={**fields, "csrf": csrf}, headers=headers.get(proof, {}))
     assert answer.status_code == 403, answer.text
-    assert seeds.accounts.of_cookie(client.cookies["latchwork"]) is not None
+    assert seeds.accounts.identity_of_cookie(client.cookies["latchwork"]) is not None
 
 
 def test_the_proof_is_in_each_form_of_our_pages(browser, seeds):
@@ -247,15 +247,15 @@ def test_a_password_is_stored_as_what_scrypt_makes_of_it():
 
 def test_guesses_of_one_name_are_limited_and_slow_down_no_other():
     now = [0.0]
-    tries = Tries(lambda: now[0])
+    tries = AttemptLimit(lambda: now[0])
     for _ in range(5):
         tries.begin("a")
-    with pytest.raises(TooManyTries, match="10 s"):
+    with pytest.raises(TooManyAttempts, match="10 s"):
         tries.begin("A")
     tries.begin("b")
     now[0] = 11.0
     tries.begin("a")
-    with pytest.raises(TooManyTries, match="20 s"):
+    with pytest.raises(TooManyAttempts, match="20 s"):
         tries.begin("a")
     tries.succeeded("a")
     tries.begin("a")

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from latchwork_workflows.app import make_site
+from latchwork_workflows.app import make_web_app
 from latchwork_workflows.state import Claimed
 from latchwork_workflows.web import HttpServer, Role, live
 from patience import eventually
@@ -21,7 +21,7 @@ from workflows.web.seeds import HALF
 
 @pytest.fixture(scope="module")
 def server(seeds):
-    found = HttpServer(make_site(seeds.database, logs=seeds.logs))
+    found = HttpServer(make_web_app(seeds.database, logs=seeds.logs))
     found.start()
     yield found
     found.close()
@@ -149,7 +149,7 @@ def test_one_stream_too_many_is_refused_with_when_to_come_back(server, seeds, hu
 
 
 def test_one_account_cannot_take_the_streams_of_others(server, seeds, hub, reader, monkeypatch):
-    monkeypatch.setattr(live, "_MOST_OF_ONE", 2)
+    monkeypatch.setattr(live, "_MAX_OF_ONE", 2)
     admin = bearer(seeds.tokens["admin"])
     with ExitStack() as stack:
         for _ in range(2):
@@ -171,7 +171,7 @@ def test_a_look_for_streams_that_hangs_holds_up_no_page(server, seeds, hub, monk
         return dict.fromkeys(topics, 0)
 
     monkeypatch.setattr(hub, "_look", hang)
-    monkeypatch.setattr(live, "_MOST_OF_ONE", 100)
+    monkeypatch.setattr(live, "_MAX_OF_ONE", 100)
     admin = bearer(seeds.tokens["admin"])
     with ExitStack() as stack:
         stack.callback(go.set)

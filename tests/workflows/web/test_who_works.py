@@ -3,10 +3,10 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.app import make_site
+from latchwork_workflows.app import make_web_app
 from latchwork_workflows.db import schedules
 from latchwork_workflows.db.tables import command, task
-from latchwork_workflows.services import WorkerSeen
+from latchwork_workflows.services import WorkerStatus
 from latchwork_workflows.state import Claimed
 from workflows.web.seeds import BILLING, NIGHTLY, apply, shell
 
@@ -25,7 +25,7 @@ class FakeCluster:
     def slots(self):
         return {}
 
-    def line(self, lane, most):
+    def line(self, lane, limit):
         return None
 
     def workers(self):
@@ -39,12 +39,12 @@ def living():
 
 @pytest.fixture(scope="module")
 def site(seeds, living):
-    return make_site(seeds.database, logs=seeds.logs, cluster=FakeCluster(living), hosts=["testserver"])
+    return make_web_app(seeds.database, logs=seeds.logs, cluster=FakeCluster(living), hosts=["testserver"])
 
 
 def number_of(seeds, run, name):
     with seeds.database.read() as connection:
-        mine = sa.and_(task.c.instance == run, task.c.name == name)
+        mine = sa.and_(task.c.run_id == run, task.c.name == name)
         return connection.execute(sa.select(task.c.id).where(mine)).scalar_one()
 
 
@@ -54,8 +54,8 @@ def test_the_page_of_workers_names_what_each_runs_as_far_as_one_may_see_it(seeds
     orders = number_of(seeds, run, "extract-orders")
     attempts = [f"{orders}.1", f"{number_of(seeds, other, 'sum')}.1", "nonsense"]
     living[:] = [
-        WorkerSeen("w1", groups=("default",), slots=4, busy=3, attempts=tuple(attempts)),
-        WorkerSeen("w2", groups=("default",), slots=4),
+        WorkerStatus("w1", groups=("default",), slots=4, busy=3, attempts=tuple(attempts)),
+        WorkerStatus("w2", groups=("default",), slots=4),
     ]
     page = browser("viewer-of-default").get("/workers").text
     assert f'<a href="/tasks/{orders}">extract-orders</a>' in page
@@ -70,12 +70,12 @@ def test_the_page_of_workers_names_what_each_runs_as_far_as_one_may_see_it(seeds
 
 
 def test_the_first_page_says_which_runs_wait_for_workers_that_there_are_none_of(seeds, living, browser):
-    living[:] = [WorkerSeen("w1", groups=("default",), slots=4)]
+    living[:] = [WorkerStatus("w1", groups=("default",), slots=4)]
     seeds.codes["far"] = apply(seeds.database, FAR).code
     run = seeds.run([(1.0, [Claimed("near", 1)])], name="far", given=FAR)
     said = f'<a href="/runs/{run}">no worker of group gpu</a>'
     assert said in browser("viewer-of-default").get("/").text
-    living.append(WorkerSeen("w2", groups=("gpu",), slots=1))
+    living.append(WorkerStatus("w2", groups=("gpu",), slots=1))
     assert "no worker of" not in browser("viewer-of-default").get("/").text
     living[:] = []
     assert "no worker of groups default, gpu" not in browser("viewer-of-default").get("/").text  # near is taken
@@ -86,8 +86,8 @@ def test_a_fire_time_that_started_nothing_is_told_with_the_reason(seeds, browser
     """Only who knew the number of the command could find out that the schedule had started nothing."""
     at, code = 1_700_000_000.0, seeds.codes["nightly"]
     with seeds.database.write() as connection:
-        row = next(each for each in schedules.rows(connection) if each.code == code)
-        number = schedules.start(connection, row, at)
+        row = next(each for each in schedules.load_schedules(connection) if each.code == code)
+        number = schedules.start_fire(connection, row, at)
     assert ask("viewer-of-default").get("/api/v1/schedules").json()[0]["last"] == {
         "fire_time": at,
         "done_at": None,
@@ -95,17 +95,17 @@ def test_a_fire_time_that_started_nothing_is_told_with_the_reason(seeds, browser
         "state": None,
         "error": None,
     }
-    assert "waits for a master" in browser("viewer-of-default").get("/schedules").text
+    assert "waiting for a master" in browser("viewer-of-default").get("/schedules").text
     with seeds.database.write() as connection:
-        refused = {"done_at": at, "error": "run 5 is running, and default.nightly discards starts meanwhile"}
+        refused = {"done_at": at, "error": "run 5 is running, and default.nightly discards further starts"}
         connection.execute(sa.update(command).where(command.c.id == number).values(**refused))
     for path in ("/schedules", "/workflows/default/nightly"):
         page = browser("viewer-of-default").get(path).text
         assert "<strong>not started</strong>: run 5 is running" in page, path
     run = seeds.run([(1.0, [])])
     with seeds.database.write() as connection:
-        later = schedules.start(connection, row, at + 60)
-        connection.execute(sa.update(command).where(command.c.id == later).values(done_at=at, instance=run))
+        later = schedules.start_fire(connection, row, at + 60)
+        connection.execute(sa.update(command).where(command.c.id == later).values(done_at=at, run_id=run))
     assert f'<a href="/runs/{run}">#{run}</a> running' in browser("viewer-of-default").get("/schedules").text
 
 

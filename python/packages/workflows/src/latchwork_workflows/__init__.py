@@ -1,7 +1,7 @@
 """Workflows: graphs of tasks that run on a schedule or on demand, and can be monitored, paused, repaired and rerun.
 
 They are written in Python, YAML or JSON, and served by one process, or by separate masters, workers and API servers.
-How instances are advanced, stored and shown is internal.
+How runs are advanced, stored and shown is internal.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """The web app of workflows: the API and the pages.
 
-    app = make_site(database, logs=open_logs(url), cluster=cluster)
+    app = make_web_app(database, logs=open_logs(url), cluster=cluster)
     server = HttpServer(app, "127.0.0.1", 8080); server.start()
 
 Any number of processes may run one, because they keep no state that the others need.
@@ -19,15 +19,15 @@ from latchwork_workflows.api import make_api
 from latchwork_workflows.db import Database, overview, run_queries
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.logs import LogStore
-from latchwork_workflows.services import EXPECTED, Cluster, Parts, problem_of
+from latchwork_workflows.services import EXPECTED, Cluster, ServiceContext, problem_of
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.ui import NAVIGATION, PAGES, ui_routers
-from latchwork_workflows.web import Hub, Role, Site
+from latchwork_workflows.web import LiveHub, Role, SiteConfig
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
-def make_site(
+def make_web_app(
     database: Database,
     *,
     logs: LogStore | None = None,
@@ -46,11 +46,11 @@ def make_site(
         hosts: The host names that requests may use, without port. ``*``: any.
         cookie: The name of the session cookie. Two servers on a host need two names.
     """
-    parts = Parts(database, DatabaseAccounts(database), types or TaskTypes(), logs, cluster)
-    live = Hub(lambda topics: _fingerprints(database, topics))
-    site = Site(
+    context = ServiceContext(database, DatabaseAccounts(database), types or TaskTypes(), logs, cluster)
+    live = LiveHub(lambda topics: _fingerprints(database, topics))
+    site = SiteConfig(
         "latchwork workflows",
-        parts.accounts,
+        context.accounts,
         PAGES,
         navigation=NAVIGATION,
         live=live,
@@ -58,7 +58,7 @@ def make_site(
         problem_of=problem_of,
         cookie=cookie,
     )
-    app = make_api(parts, site, hosts=hosts)
+    app = make_api(context, site, hosts=hosts)
     for router in ui_routers:
         app.include_router(router, include_in_schema=False)
     return app
@@ -69,21 +69,21 @@ def admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
 
     Creates the account if it does not exist.
     """
-    accounts: DatabaseAccounts = app.state.parts.accounts
+    accounts: DatabaseAccounts = app.state.context.accounts
     accounts.ensure(name, Role.ADMIN)
     return f"{base_url}/sign-in?link={accounts.new_link(name, by=name)}"
 
 
-def check_reach(app: FastAPI, host: str) -> None:
+def check_exposure(app: FastAPI, host: str) -> None:
     """Refuse to serve other machines while no account has a password: sign-in links are for local users.
 
     Raises:
         LatchworkError: No account has a password, and the host is not local.
     """
-    accounts: DatabaseAccounts = app.state.parts.accounts
+    accounts: DatabaseAccounts = app.state.context.accounts
     if not is_local(host) and not accounts.has_password():
         raise LatchworkError(
-            f"--host {host} lets other machines ask, and no account has a password yet: give one to somebody with "
+            f"--host {host} lets other machines ask, and no account has a password yet: set one with "
             "`latchwork workflows users set NAME --role admin --password`, or serve on 127.0.0.1 first, and set one on "
             "the page of your account"
         )

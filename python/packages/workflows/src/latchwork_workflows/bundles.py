@@ -22,7 +22,7 @@ from latchwork.spi import printable, replace_file
 from latchwork_workflows.logs import LogStore
 
 #: The maximum size of a bundle in bytes, packed and unpacked.
-MOST_BYTES, MOST_UNPACKED = 16 * 1024 * 1024, 256 * 1024 * 1024
+MAX_BYTES, MAX_UNPACKED = 16 * 1024 * 1024, 256 * 1024 * 1024
 _LEFT_OUT = {"__pycache__", "node_modules", "build", "dist"}
 _DATE = (1980, 1, 1, 0, 0, 0)
 _PLAIN, _PROGRAM = 0o644, 0o755
@@ -45,12 +45,12 @@ class Bundle:
     data: bytes
 
     @property
-    def file(self) -> str:
+    def file_name(self) -> str:
         """The name of its file in the log store."""
-        return file_of(self.sha256)
+        return bundle_file(self.sha256)
 
 
-def file_of(sha256: str) -> str:
+def bundle_file(sha256: str) -> str:
     """Return the name of a bundle's file in the log store."""
     return f"bundles/{sha256}"
 
@@ -65,11 +65,11 @@ def pack(path: Path) -> Bundle:
     """
     path = path.resolve()
     if not path.exists():
-        raise BadBundle(f"there is no {printable(str(path))} to make a bundle of")
+        raise BadBundle(f"there is no {printable(str(path))} to bundle")
     root = path.parent if path.is_file() or (path / "__init__.py").exists() else path
     files = [path] if path.is_file() else sorted(_files(path, root))
     if not files:
-        raise BadBundle(f"{printable(str(path))} has no file to make a bundle of")
+        raise BadBundle(f"{printable(str(path))} has no file to bundle")
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
@@ -78,9 +78,9 @@ def pack(path: Path) -> Bundle:
             about.compress_type = zipfile.ZIP_DEFLATED
             about.external_attr = (_PROGRAM if os.access(file, os.X_OK) else _PLAIN) << 16
             archive.writestr(about, file.read_bytes())
-            if out.tell() > MOST_BYTES:
+            if out.tell() > MAX_BYTES:
                 raise BadBundle(
-                    f"{printable(str(path))} makes a bundle of more than {MOST_BYTES // 2**20} MiB at "
+                    f"{printable(str(path))} makes a bundle of more than {MAX_BYTES // 2**20} MiB at "
                     f"{printable(name)}; install large code on the workers, and deploy without a bundle"
                 )
     data = out.getvalue()
@@ -125,7 +125,7 @@ class BundleCache:
             if sha256 in self._verified and found.exists():
                 return found
             if not self._is_intact(sha256):
-                data = logs.get_file(file_of(sha256))
+                data = logs.get_file(bundle_file(sha256))
                 if data is None:
                     raise BadBundle(f"code bundle {sha256[:12]} is not in {logs.url}: deploy the workflow again")
                 self._unpack(Bundle(sha256, data), found)
@@ -164,8 +164,8 @@ class BundleCache:
         old = made.with_suffix(".old")
         try:
             with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
-                if sum(each.file_size for each in archive.infolist()) > MOST_UNPACKED:
-                    raise BadBundle(f"code bundle {bundle.sha256[:12]} would unpack to more than it may")
+                if sum(each.file_size for each in archive.infolist()) > MAX_UNPACKED:
+                    raise BadBundle(f"code bundle {bundle.sha256[:12]} is larger than allowed when unpacked")
                 for each in archive.infolist():
                     target = Path(archive.extract(each, made))  # ignores '..' and absolute paths
                     if not each.is_dir():
@@ -178,7 +178,7 @@ class BundleCache:
             with suppress(OSError):  # another process was faster
                 made.rename(path)
         except zipfile.BadZipFile as error:
-            raise BadBundle(f"code bundle {bundle.sha256[:12]} is no zip: {error}") from error
+            raise BadBundle(f"code bundle {bundle.sha256[:12]} is not a zip file: {error}") from error
         finally:
             shutil.rmtree(made, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)

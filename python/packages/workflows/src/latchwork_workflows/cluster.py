@@ -9,11 +9,11 @@ from latchwork.primitives import Group, GroupMember, QueueItem
 from latchwork.store import Store
 from latchwork.types import Entry
 from latchwork_workflows.keys import Keys, workflows_store
-from latchwork_workflows.messages import Running, cancel_sent_at
-from latchwork_workflows.services import Line, WorkerSeen
+from latchwork_workflows.messages import RunningRecord, cancel_sent_at
+from latchwork_workflows.services import QueueHead, WorkerStatus
 
 #: The order of a partition with more claimed items is not read.
-_MOST_TAKEN = 1000
+_MAX_TAKEN = 1000
 #: The number of sort keys that are read concurrently.
 _TOGETHER = 16
 
@@ -35,7 +35,7 @@ class StoreCluster:
         self._store.put(self._keys.poke(shard), b"")
 
     def slots(self) -> dict[str, list[str]]:
-        """Return the attempts that hold slots, by the pools' names in keys."""
+        """Return the attempts that hold slots, keyed by the pools' names in the store."""
         found: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.slots, recursive=True):
             name, _, slot = entry.key[len(self._keys.slots) + 1 :].partition("/")
@@ -43,41 +43,41 @@ class StoreCluster:
                 found.setdefault(name, []).append(entry.value.decode("utf-8", "replace"))
         return found
 
-    def line(self, lane: str, most: int) -> Line | None:
-        """Return the first ``most`` unclaimed items of a partition. None: too many are claimed to tell.
+    def queue_head(self, partition: str, limit: int) -> QueueHead | None:
+        """Return the first ``limit`` unclaimed items of a partition. None: too many are claimed to tell.
 
         Holders of claims are read last. So items claimed meanwhile count as unclaimed, but never the reverse.
         """
-        prefix, wanted = f"{self._keys.backlog}/partitions/{lane}", most + 1
+        prefix, wanted = f"{self._keys.backlog}/partitions/{partition}", limit + 1
         while True:
-            shelves = self._names(f"{prefix}/sort_keys", wanted)
-            items = self._head(f"{prefix}/items", shelves, wanted)
+            sort_keys = self._names(f"{prefix}/sort_keys", wanted)
+            items = self._first_items(f"{prefix}/items", sort_keys, wanted)
             holders = self._store.children(f"{prefix}/holders")
             free = [each.key[len(prefix) + len("/items/") :] for each in items if _holder(each) not in holders]
-            is_whole = max(len(items), len(shelves)) < wanted
-            if is_whole or len(free) > most:
-                return Line(tuple(free[:most]), is_whole=is_whole and len(free) <= most)
-            if len(items) - len(free) >= _MOST_TAKEN:
+            is_whole = max(len(items), len(sort_keys)) < wanted
+            if is_whole or len(free) > limit:
+                return QueueHead(tuple(free[:limit]), is_whole=is_whole and len(free) <= limit)
+            if len(items) - len(free) >= _MAX_TAKEN:
                 return None
             wanted *= 2
 
-    def _head(self, prefix: str, shelves: Sequence[str], wanted: int) -> list[Entry]:
+    def _first_items(self, prefix: str, sort_keys: Sequence[str], wanted: int) -> list[Entry]:
         """Return the first items of these sort keys: ``wanted`` or a few more, or all if fewer.
 
         Reads one sort key at a time, because etcd counts the whole range of a list even with a limit.
         """
         found: list[Entry] = []
-        for at in range(0, len(shelves), _TOGETHER):
+        for at in range(0, len(sort_keys), _TOGETHER):
             if len(found) >= wanted:
                 break
-            part = [f"{prefix}/{each}" for each in shelves[at : at + _TOGETHER]]
+            part = [f"{prefix}/{each}" for each in sort_keys[at : at + _TOGETHER]]
             begun = [self._store.start_call("list", each, limit=wanted - len(found)) for each in part]
             found += [entry for each in begun for entry in each.result()]
         return found
 
-    def _names(self, prefix: str, most: int) -> list[str]:
+    def _names(self, prefix: str, limit: int) -> list[str]:
         """Return the first keys below a prefix, without the prefix."""
-        return [each.key[len(prefix) + 1 :] for each in self._store.list(prefix, limit=most)]
+        return [each.key[len(prefix) + 1 :] for each in self._store.list(prefix, limit=limit)]
 
     def cancelled(self, attempts: Sequence[str]) -> dict[str, float]:
         """Return the attempts with a cancel request, with its time. 0: the time is unknown."""
@@ -85,14 +85,14 @@ class StoreCluster:
         pairs = zip(attempts, entries, strict=True)
         return {x: cancel_sent_at(entry.value) for x, entry in pairs if entry is not None}
 
-    def workers(self) -> list[WorkerSeen]:
+    def workers(self) -> list[WorkerStatus]:
         """Return the online workers, sorted by name."""
         running: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.shards, recursive=True):
             _, is_running, x = entry.key.rpartition("/running/")
             if is_running:
-                running.setdefault(Running.of(entry.value).worker, []).append(x)
-        return sorted(_seen(each, running.get(each.id, ())) for each in self._group.members())
+                running.setdefault(RunningRecord.from_bytes(entry.value).worker, []).append(x)
+        return sorted(_worker_status(each, running.get(each.id, ())) for each in self._group.members())
 
 
 def _holder(entry: Entry) -> str:
@@ -103,22 +103,22 @@ def _holder(entry: Entry) -> str:
         return ""
 
 
-def _seen(member: GroupMember, running: Sequence[str]) -> WorkerSeen:
+def _worker_status(member: GroupMember, running: Sequence[str]) -> WorkerStatus:
     labels = {name: each if isinstance(each, str) else "" for name, each in member.labels.items()}
     slots = labels.get("slots", "")
-    return WorkerSeen(
+    return WorkerStatus(
         member.id,
         member.host,
-        _list(labels.get("groups", "")),
+        _split_list(labels.get("groups", "")),
         int(slots) if slots.isdecimal() else 0,
         len(running),
-        _list(labels.get("types", "")),
+        _split_list(labels.get("types", "")),
         labels.get("version", ""),
         labels.get("state", "running"),
         tuple(sorted(running)),
-        _list(labels.get("tenants", "")),
+        _split_list(labels.get("tenants", "")),
     )
 
 
-def _list(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     return tuple(each for each in text.split(",") if each)

@@ -17,7 +17,7 @@ def workflows_of(module: ModuleType) -> list[Workflow]:
     return list(found.values())
 
 
-def code_of(module: ModuleType) -> Path:
+def code_path(module: ModuleType) -> Path:
     """Return the path to pack: the file of a module, or its package.
 
     Raises:
@@ -32,19 +32,19 @@ def code_of(module: ModuleType) -> Path:
     return path.parents[depth - 1]
 
 
-def packed(module: ModuleType, logs: LogStore) -> str:
+def store_bundle(module: ModuleType, logs: LogStore) -> str:
     """Store the code of a module in the log store. Return its SHA-256.
 
     Raises:
         BadBundle: There is no code, or too much.
         OSError: The log store cannot be written.
     """
-    bundle = pack(code_of(module))
-    logs.put_file(bundle.file, bundle.data)
+    bundle = pack(code_path(module))
+    logs.put_file(bundle.file_name, bundle.data)
     return bundle.sha256
 
 
-def bundled(definition: Definition, module: ModuleType, sha256: str) -> Definition:
+def with_bundle(definition: Definition, module: ModuleType, sha256: str) -> Definition:
     """Return the definition with the bundle set in all Python tasks whose functions it contains."""
     root = module.__name__.partition(".")[0]
     tasks = []

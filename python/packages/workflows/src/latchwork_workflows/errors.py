@@ -38,11 +38,11 @@ class DefinitionInvalid(LatchworkError, ValueError):
 
 
 class UnknownWorkflow(LatchworkError, LookupError):
-    """There is no workflow, version, instance or task of this name or ID."""
+    """There is no workflow, version, run or task of this name or ID."""
 
 
 class WrongState(LatchworkError):
-    """The state of the instance or task does not allow this command. The message names the states that do."""
+    """The state of the run or task does not allow this command. The message names the states that do."""
 
 
 class KeyReused(WrongState):

@@ -29,8 +29,8 @@ class Home:
         logs: The URL or folder of logs and code bundles.
         secrets: The folder of secrets for the workers of this machine.
         port: The default port of the pages.
-        is_told_logs: Whether the location of the logs was given explicitly.
-        is_told_store: Whether the location of the store was given, by its own URL or by that of a PostgreSQL database.
+        has_explicit_logs: Whether the location of the logs was given explicitly.
+        has_explicit_store: Whether the location of the store was given, by a URL of its own or of PostgreSQL.
     """
 
     folder: Path
@@ -39,8 +39,8 @@ class Home:
     logs: str
     secrets: Path
     port: int = 8770
-    is_told_logs: bool = False
-    is_told_store: bool = False
+    has_explicit_logs: bool = False
+    has_explicit_store: bool = False
 
     @classmethod
     def of(
@@ -75,8 +75,8 @@ class Home:
             store or f"sqlite:///{quote(str(where))}/store.db",
             logs or environ.get(LOGS) or str(where / "logs"),
             secrets or (Path(environ[SECRETS]) if environ.get(SECRETS) else where / "secrets"),
-            is_told_logs=bool(logs or environ.get(LOGS)),
-            is_told_store=bool(store),
+            has_explicit_logs=bool(logs or environ.get(LOGS)),
+            has_explicit_store=bool(store),
         )
 
     @property
@@ -87,7 +87,7 @@ class Home:
     @property
     def may_have_store(self) -> bool:
         """Whether there can be a store. False for a fleet whose store was not given."""
-        return self.is_told_store or self.is_local or (self.folder / "store.db").exists()
+        return self.has_explicit_store or self.is_local or (self.folder / "store.db").exists()
 
     @property
     def has_logs(self) -> bool:
@@ -95,19 +95,19 @@ class Home:
 
         Otherwise the folder on this machine may be unrelated.
         """
-        return self.is_told_logs or self.is_local
+        return self.has_explicit_logs or self.is_local
 
-    def missing_database(self) -> str:
+    def explain_missing_database(self) -> str:
         """Return what to do about a database file that does not exist. Empty: it exists, or is on a server."""
         path = self.database.removeprefix("sqlite:///")
         if path == self.database or Path(path).exists():
             return ""
         return (
-            f"there is no database {path}; start `latchwork workflows serve` once, or make one with `init`; or give "
+            f"there is no database {path}; start `latchwork workflows serve` once, create one with `init`, or give "
             "--home or --database"
         )
 
-    def make(self) -> None:
+    def create_folder(self) -> None:
         """Create the folder with access for its owner only."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 

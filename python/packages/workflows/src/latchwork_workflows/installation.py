@@ -27,7 +27,7 @@ from latchwork_workflows.keys import Keys, workflows_store
 
 #: The default numbers of shards.
 SHARDS_SQLITE, SHARDS_POSTGRES = 4, 16
-MOST_SHARDS = 256
+MAX_SHARDS = 256
 #: The row of the table ``about`` with the name of the store.
 _STORE = "store"
 #: The keys of an installation in stores from before reserved segments: two random IDs.
@@ -63,15 +63,15 @@ def initialize(database: Database, *, shards: int | None = None) -> Installation
         SchemaTooNew: A later version has changed the database.
         LatchworkError: The database has another number of shards.
     """
-    if shards is not None and not (type(shards) is int and 1 <= shards <= MOST_SHARDS):
-        raise LatchworkError(f"shards must be a whole number from 1 to {MOST_SHARDS}, not {shards!r}")
+    if shards is not None and not (type(shards) is int and 1 <= shards <= MAX_SHARDS):
+        raise LatchworkError(f"shards must be a whole number from 1 to {MAX_SHARDS}, not {shards!r}")
     upgrade(database)
     with database.write() as connection:
         insert = sqlite.insert if database.is_sqlite else postgresql.insert
         count = shards or (SHARDS_SQLITE if database.is_sqlite else SHARDS_POSTGRES)
         rows = [{"name": "id", "value": uuid.uuid4().hex}, {"name": "shards", "value": str(count)}]
         connection.execute(insert(about).on_conflict_do_nothing(), rows)
-        found = _of(connection)
+        found = _load(connection)
         numbers = [{"id": each} for each in range(found.shards)]
         connection.execute(insert(shard).on_conflict_do_nothing(), numbers)
     if shards is not None and found.shards != shards:
@@ -88,11 +88,11 @@ def installation_of(database: Database) -> Installation:
     """
     if needs_upgrade(database):
         raise NotInitialized(
-            f"database {database.url} is empty, or older than this version; make it with `latchwork workflows init`, "
-            "or bring it up with `latchwork workflows upgrade`"
+            f"database {database.url} is empty, or older than this version; create it with `latchwork workflows init`, "
+            "or upgrade it with `latchwork workflows upgrade`"
         )
     with database.read() as connection:
-        return _of(connection)
+        return _load(connection)
 
 
 def join_store(database: Database, store: Store, keys: Keys) -> Installation:
@@ -107,7 +107,7 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
     there = store.get(keys.id)
     if there is None:
         refuse_old_layout(root, "an installation of workflows", _OLD)
-        _refuse_owned(database, store)
+        _check_unowned(database, store)
         try:
             store.create(keys.id, found.id.encode())
         except KeyExists:
@@ -117,7 +117,7 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
             f"store {store.url} belongs to another database than {database.url}; give the right pair, or join these "
             "two with `latchwork workflows adopt-store`"
         )
-    _pair_up(database, store, keys)
+    _join(database, store, keys)
     return found
 
 
@@ -137,7 +137,7 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
     cluster = inspect(store, namespace=keys.cluster)
     if cluster is not None and cluster.nodes:
         names = ", ".join(sorted(cluster.nodes))
-        raise LatchworkError(f"masters live in store {store.url}: {names}; stop them first")
+        raise LatchworkError(f"masters are running in store {store.url}: {names}; stop them first")
     for prefix in (keys.backlog, keys.shards, keys.cancels, keys.every_data, keys.high_marks):
         store.delete_tree(prefix)
     with database.write() as connection:
@@ -145,29 +145,29 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
         of_store = sa.or_(about.c.name.in_((SENDER, _STORE)), about.c.name.startswith(NOTES))
         connection.execute(sa.delete(about).where(of_store))
     store.put(keys.id, found.id.encode())
-    _pair_up(database, store, keys)
+    _join(database, store, keys)
     return found
 
 
-def check_pair(connection: sa.Connection, told: bytes | None, where: str) -> None:
+def check_pair(connection: sa.Connection, pair: bytes | None, where: str) -> None:
     """Check that a store is the store of its database.
 
     Args:
         connection: A transaction.
-        told: The value of ``pair`` in the store.
+        pair: The value of ``pair`` in the store.
         where: The name of the store in the message.
     Raises:
         StoreMismatch: It is another store.
     """
     found = connection.execute(sa.select(about.c.value).where(about.c.name == _STORE)).scalar()
-    if found is not None and (told is None or told != found.encode()):
+    if found is not None and (pair is None or pair != found.encode()):
         raise StoreMismatch(
             f"the database belongs to another store than {where}: it was given two stores, or was joined to another "
             "one since; give the right one, or join these two with `latchwork workflows adopt-store`"
         )
 
 
-def _pair_up(database: Database, store: Store, keys: Keys) -> None:
+def _join(database: Database, store: Store, keys: Keys) -> None:
     """Write the name of the store to both. The first store that writes it to the database is accepted."""
     there = store.get(keys.pair)
     if there is None:
@@ -185,17 +185,17 @@ def _pair_up(database: Database, store: Store, keys: Keys) -> None:
             check_pair(connection, told, store.url)
 
 
-def _refuse_owned(database: Database, store: Store) -> None:
+def _check_unowned(database: Database, store: Store) -> None:
     with database.read() as connection:
         owned = connection.execute(sa.select(sa.func.max(shard.c.token))).scalar() or 0
     if owned:
         raise StoreMismatch(
-            f"database {database.url} had masters before, and store {store.url} knows nothing of it: it is another "
+            f"database {database.url} had masters before, and store {store.url} has no data of it: it is another "
             "store, or was emptied; give the right one, or join these two with `latchwork workflows adopt-store`"
         )
 
 
-def _of(connection: sa.Connection) -> Installation:
+def _load(connection: sa.Connection) -> Installation:
     chosen = sa.select(about.c.name, about.c.value).where(about.c.name.in_(("id", "shards")))
     values = {row.name: row.value for row in connection.execute(chosen)}
     if not {"id", "shards"} <= values.keys():

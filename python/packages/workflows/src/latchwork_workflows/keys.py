@@ -33,8 +33,8 @@ from latchwork.spi import MAX_WHOLE, short
 from latchwork.store import Store, system_namespace
 from latchwork_workflows.schemas.pools import project_of
 
-#: The order in which tasks are taken, after the priority of the instance: by instance, or by submission.
-Order = Literal["instance", "submitted"]
+#: The order in which tasks are taken, after the priority of the run: by run, or by submission.
+Order = Literal["run", "submitted"]
 
 _ITEM = re.compile(r"(\d{2})(\d{20})\.(\d{1,9})\.(\d{1,3})", re.ASCII)
 _X = re.compile(r"(\d{1,19})\.(\d{1,9})", re.ASCII)
@@ -46,14 +46,14 @@ _BETWEEN = "~"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ItemName:
     """The parts of an item's name.
 
     Attributes:
         task: The ID of the task's row.
         n: The number of the attempt.
         shard: The shard whose master is notified.
-        priority: The priority of the task in its instance, 0 to 4.
+        priority: The priority of the task in its run, 0 to 4.
     """
 
     task: int
@@ -62,9 +62,9 @@ class Item:
     priority: int = 2
 
     @property
-    def x(self) -> str:
+    def attempt_key(self) -> str:
         """The name of the attempt in other keys."""
-        return x_of(self.task, self.n)
+        return attempt_key_of(self.task, self.n)
 
     @property
     def id(self) -> str:
@@ -72,7 +72,7 @@ class Item:
         return f"{self.priority:02d}{self.task:020d}.{self.n}.{self.shard}"
 
     @classmethod
-    def of(cls, item_id: str) -> Item:
+    def parse(cls, item_id: str) -> ItemName:
         """Parse a name.
 
         Raises:
@@ -80,7 +80,7 @@ class Item:
         """
         found = _ITEM.fullmatch(item_id)
         if found is None:
-            raise InvalidKey(f"{short(item_id)} is no name of an item of workflows")
+            raise InvalidKey(f"{short(item_id)} is not an item name of workflows")
         priority, task, n, shard = (int(each) for each in found.groups())
         return cls(task, n, shard, priority)
 
@@ -106,7 +106,7 @@ class Keys:
         self.every_data = f"{name}/data"
         self.shards = f"{name}/shards"
 
-    def high(self, shard: int) -> str:
+    def restore_mark(self, shard: int) -> str:
         """The mark that identifies a restored older database."""
         return f"{self.high_marks}/{shard_name(shard)}"
 
@@ -118,32 +118,32 @@ class Keys:
         """The prefix of the running attempts of a shard."""
         return f"{self.shard(shard)}/running"
 
-    def running(self, shard: int, x: str) -> str:
+    def running(self, shard: int, attempt_key: str) -> str:
         """The key of the worker of an attempt."""
-        return f"{self.running_of(shard)}/{x}"
+        return f"{self.running_of(shard)}/{attempt_key}"
 
     def results_of(self, shard: int) -> str:
         """The prefix of a shard's results."""
         return f"{self.shard(shard)}/results"
 
-    def result(self, shard: int, x: str) -> str:
+    def result(self, shard: int, attempt_key: str) -> str:
         """The key of the result of an attempt."""
-        return f"{self.results_of(shard)}/{x}"
+        return f"{self.results_of(shard)}/{attempt_key}"
 
-    def cancel(self, x: str) -> str:
+    def cancel(self, attempt_key: str) -> str:
         """The key of a cancel request: the worker ends the attempt, and no other worker claims it."""
-        return f"{self.cancels}/{x}"
+        return f"{self.cancels}/{attempt_key}"
 
-    def data(self, x: str) -> str:
+    def data(self, attempt_key: str) -> str:
         """The key of the second part of a large spec."""
-        return f"{self.every_data}/{x}"
+        return f"{self.every_data}/{attempt_key}"
 
     def poke(self, shard: int) -> str:
         """The key that signals the shard's master to check for work."""
         return f"{self.shard(shard)}/poke"
 
     def pool_size(self, pool: str) -> str:
-        """The key of the size of a pool, given by its name in keys. The value is a number as text."""
+        """The key of the size of a pool, given by its name in the store. The value is a number as text."""
         return f"{self.slots}/{pool}/size"
 
     def slot(self, pool: str, number: int) -> str:
@@ -156,33 +156,33 @@ def shard_name(shard: int) -> str:
     return f"{shard:02d}"
 
 
-def x_of(task: int, n: int) -> str:
+def attempt_key_of(task: int, n: int) -> str:
     """Return the name of an attempt."""
     return f"{task}.{n}"
 
 
-def attempt_of(x: str) -> tuple[int, int]:
+def parse_attempt_key(attempt_key: str) -> tuple[int, int]:
     """Return the ID of the task's row and the number of the attempt.
 
     Raises:
         InvalidKey: The name is malformed.
     """
-    found = _X.fullmatch(x)
+    found = _X.fullmatch(attempt_key)
     if found is None or int(found[1]) > MAX_WHOLE:
-        raise InvalidKey(f"{short(x)} is no name of an attempt")
+        raise InvalidKey(f"{short(attempt_key)} is not an attempt name")
     return int(found[1]), int(found[2])
 
 
-def is_attempt(x: str) -> bool:
+def is_attempt_key(attempt_key: str) -> bool:
     """Return whether this is the name of an attempt."""
     try:
-        attempt_of(x)
+        parse_attempt_key(attempt_key)
     except InvalidKey:
         return False
     return True
 
 
-def lane_of(worker_group: str, *pools: str) -> str:
+def partition_of(worker_group: str, *pools: str) -> str:
     """Return the partition for tasks of a worker group that need a slot of each of these pools."""
     return _BETWEEN.join([worker_group, *map(pool_key, pools)])
 
@@ -195,44 +195,44 @@ def pool_key(pool: str) -> str:
     return PROJECT + (project if len(project) <= _LONG else hashlib.sha256(project.encode()).hexdigest()[:32])
 
 
-def worker_group_of(lane: str) -> str:
+def worker_group_of(partition: str) -> str:
     """Return the worker group of a partition."""
-    return lane.partition(_BETWEEN)[0]
+    return partition.partition(_BETWEEN)[0]
 
 
-def pools_of(lane: str) -> tuple[str, ...]:
-    """Return the pools of a partition, by their names in keys. Each of its tasks needs a slot of each."""
-    return tuple(lane.split(_BETWEEN)[1:])
+def pools_of(partition: str) -> tuple[str, ...]:
+    """Return the pools of a partition, keyed by their names in the store. Each of its tasks needs a slot of each."""
+    return tuple(partition.split(_BETWEEN)[1:])
 
 
-def shelf_of(order: Order, instance: int, instance_priority: int, task_priority: int, submitted_at: float) -> str:
+def sort_key_of(order: Order, run_id: int, run_priority: int, task_priority: int, submitted_at: float) -> str:
     """Return the sort key of a task in its partition.
 
     Args:
         order: The order in which tasks are taken.
-        instance: The ID of the instance.
-        instance_priority: 0, the first, to 4.
+        run_id: The ID of the run.
+        run_priority: 0, the first, to 4.
         task_priority: Likewise.
         submitted_at: Seconds since the epoch. Tasks of one minute share a sort key.
     """
-    if order == "instance":
-        return f"{instance_priority:02d}{instance:020d}"
-    return f"{instance_priority:02d}{task_priority:02d}{int(submitted_at) // 60:09d}"
+    if order == "run":
+        return f"{run_priority:02d}{run_id:020d}"
+    return f"{run_priority:02d}{task_priority:02d}{int(submitted_at) // 60:09d}"
 
 
-def rows_ref(log: str) -> str:
+def rows_file(log: str) -> str:
     """Return the reference of the rows to be mailed of an attempt, given its log reference."""
     return f"{log.removesuffix('.log')}.rows"
 
 
-def log_ref(code: int, instance: int, x: str, claim: int) -> str:
+def log_ref(code: int, run_id: int, attempt_key: str, claim: int) -> str:
     """Return the reference of the log of an attempt under one claim. Only that claim writes it.
 
     Args:
         code: The code of the workflow.
-        instance: The ID of the instance.
-        x: The name of the attempt.
+        run_id: The ID of the run.
+        attempt_key: The name of the attempt.
         claim: The token of its claim.
     """
-    task, n = attempt_of(x)
-    return f"{code}/{instance}/{task}/{n}.{claim}.log"
+    task, n = parse_attempt_key(attempt_key)
+    return f"{code}/{run_id}/{task}/{n}.{claim}.log"

@@ -27,14 +27,14 @@ from latchwork.errors import LatchworkError
 from latchwork.spi import call_user, reason
 from latchwork_workflows.bundles import BundleCache
 from latchwork_workflows.logs import open_logs
-from latchwork_workflows.messages import Spec
-from latchwork_workflows.model.defined import BUILT
-from latchwork_workflows.model.logical import chosen, full_name
+from latchwork_workflows.messages import TaskMessage
+from latchwork_workflows.model.defined import DEFINED
+from latchwork_workflows.model.logical import choose_branch, full_name
 from latchwork_workflows.model.model import Definition, TaskSpec, plan_of
 from latchwork_workflows.model.settings.usage import connections_of
-from latchwork_workflows.model.specs import spec_of
+from latchwork_workflows.model.specs import build_message
 from latchwork_workflows.model.templates import fill
-from latchwork_workflows.model.values import Run, gathered, items_of, values_of
+from latchwork_workflows.model.values import RunContext, gather_outputs, items_of, values_of
 from latchwork_workflows.state import (
     Call,
     Chose,
@@ -42,11 +42,11 @@ from latchwork_workflows.state import (
     Ended,
     Event,
     Expanded,
-    Instance,
-    InstanceState,
     Outcome,
+    RunState,
     Start,
     TaskState,
+    WorkflowRun,
     advance,
     base_of,
     element,
@@ -56,14 +56,14 @@ from latchwork_workflows.state.records import OVER
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.logical import SubProcessParams
 from latchwork_workflows.worker import Secrets, WorkerOptions
-from latchwork_workflows.worker.attempt import Attempt, BadOutput, outputs_of
-from latchwork_workflows.worker.preparation import CannotRun, Preparation
+from latchwork_workflows.worker.attempt import ActiveAttempt, BadOutput, parse_outputs
+from latchwork_workflows.worker.preparation import AttemptPreparer, CannotRun
 
 if TYPE_CHECKING:
     from latchwork.primitives import QueueClaim
 
 #: The maximum number of rounds of a run. Chains of 5,000 tasks with 1,000 retries need fewer, so more are a defect.
-_MOST_ROUNDS = 100_000
+_MAX_ROUNDS = 100_000
 #: The prefix of variables with the URL of a stored connection.
 _CONNECTION = "LATCHWORK_CONNECTION_"
 #: The requests of tasks that a master would run itself.
@@ -71,7 +71,7 @@ _ANSWERED = frozenset({"open", "look", "choose", "expand", "gather"})
 
 
 @dataclass(slots=True)
-class TaskTried:
+class LocalTaskResult:
     """The result of a task.
 
     Attributes:
@@ -90,7 +90,7 @@ class TaskTried:
 
 
 @dataclass(slots=True)
-class TestRun:
+class LocalRunResult:
     """The result of a run.
 
     Attributes:
@@ -102,7 +102,7 @@ class TestRun:
     __test__ = False  # pytest collects names that begin with Test
 
     state: str
-    tasks: Mapping[str, TaskTried]
+    tasks: Mapping[str, LocalTaskResult]
     took_s: float
 
     @property
@@ -110,14 +110,14 @@ class TestRun:
         """The outputs of succeeded tasks, by name."""
         return {name: each.outputs for name, each in self.tasks.items() if each.state == "success"}
 
-    def check(self) -> TestRun:
+    def check(self) -> LocalRunResult:
         """Return this result if the run succeeded.
 
         Raises:
             LatchworkError: The run failed. Names the first failed task with the end of its log.
         """
         if self.state != "success":
-            name, task = next(((n, t) for n, t in self.tasks.items() if t.error), ("?", TaskTried()))
+            name, task = next(((n, t) for n, t in self.tasks.items() if t.error), ("?", LocalTaskResult()))
             end = "\n".join(task.log.splitlines()[-20:])
             raise LatchworkError(f"the run ended as {self.state}: task {name!r}: {task.error}\n{end}")
         return self
@@ -136,43 +136,43 @@ def _connections(definition: Definition) -> dict[str, Mapping[str, str]]:
     return {name: {"url": os.environ[each], "secret": ""} for name, each in named.items() if each in os.environ}
 
 
-class Trying:
+class LocalRun:
     """A test run. Not thread-safe."""
 
     def __init__(
         self, definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], folder: Path, now: float
     ) -> None:
         connections = _connections(definition)
-        self._run = Run(definition, 1, now, params, environments=_NoVariables(), connections=connections)
+        self._run = RunContext(definition, 1, now, params, environments=_NoVariables(), connections=connections)
         self._plan = plan_of(definition, order)
         self._types = TaskTypes()
         self._rows: dict[str, int] = {}
-        self._tried = {each.name: TaskTried() for each in definition.tasks}
+        self._tried = {each.name: LocalTaskResult() for each in definition.tasks}
         self._outputs: dict[str, Mapping[str, Any]] = {}
         self._folder = folder
         self._secrets = Secrets()
         bundles = BundleCache(folder / "bundles")
-        self._preparing = Preparation(
+        self._preparing = AttemptPreparer(
             WorkerOptions(work_dir=folder), self._types, self._secrets, bundles, open_logs(folder / "logs")
         )
         self._now = self._began = now
 
-    def run(self) -> TestRun:
+    def run(self) -> LocalRunResult:
         """Run the workflow from start to end."""
-        known = advance(self._plan, Instance(), [Start()], self._now)
-        for _ in range(_MOST_ROUNDS):
-            known = self._follow(known)
+        known = advance(self._plan, WorkflowRun(), [Start()], self._now)
+        for _ in range(_MAX_ROUNDS):
+            known = self._do_calls(known)
             if known.state in OVER:
                 break
-            known = self._round(known)
+            known = self._run_ready_tasks(known)
         for name, task in known.tasks.items():
-            self._of(name).state = task.state.value
-        return TestRun(known.state.value, self._tried, self._now - self._began)
+            self._result_of(name).state = task.state.value
+        return LocalRunResult(known.state.value, self._tried, self._now - self._began)
 
-    def _of(self, name: str) -> TaskTried:
-        return self._tried.setdefault(name, TaskTried())
+    def _result_of(self, name: str) -> LocalTaskResult:
+        return self._tried.setdefault(name, LocalTaskResult())
 
-    def _follow(self, known: Instance) -> Instance:
+    def _do_calls(self, known: WorkflowRun) -> WorkflowRun:
         """Handle the tasks that a master runs itself."""
         while known.calls:
             calls, known = known.calls, replace(known, calls=(), facts=())
@@ -180,16 +180,16 @@ class Trying:
                 task = known.tasks[call.task]
                 if task.held and call.kind in _ANSWERED:
                     earlier, known = known.calls, replace(known, calls=())
-                    known = advance(self._plan, known, [self._answer(call, task.n)], self._now)
+                    known = advance(self._plan, known, [self._event_for_call(call, task.n)], self._now)
                     known = replace(known, calls=(*earlier, *known.calls))
         return known
 
-    def _answer(self, call: Call, n: int) -> Event:
+    def _event_for_call(self, call: Call, n: int) -> Event:
         name = call.task
-        tried = self._of(name)
+        tried = self._result_of(name)
         tried.attempts += call.kind != "gather"
         try:
-            event, outputs = self._held(call.kind, name, n)
+            event, outputs = self._run_held_task(call.kind, name, n)
         except KeyError as error:
             tried.error = f"nothing has the name {error.args[0]!r}"
             return Ended(name, n, Outcome.FATAL)
@@ -200,47 +200,47 @@ class Trying:
             self._outputs[name] = tried.outputs = outputs
         return event
 
-    def _held(self, kind: str, name: str, n: int) -> tuple[Event, Mapping[str, Any]]:
+    def _run_held_task(self, kind: str, name: str, n: int) -> tuple[Event, Mapping[str, Any]]:
         spec = self._run.tasks[base_of(name)]
         if kind == "choose":
             values = values_of(self._run, spec, n, self._outputs)
-            return Chose(name, n, tuple(chosen(spec, values, self._outputs))), {}
+            return Chose(name, n, tuple(choose_branch(spec, values, self._outputs))), {}
         if kind == "expand":
             count = len(items_of(self._run, spec, n, self._outputs))
             return (Expanded(name, n, count) if count else Ended(name, n, Outcome.SUCCESS)), {}
         outputs: Mapping[str, Any] = {}  # a dependent succeeds at once, since no other runs exist here
         if kind == "gather":
-            outputs = self._gathered(name)
+            outputs = self._gather_outputs(name)
         elif kind == "open":
-            outputs = self._child(spec, name, n)
+            outputs = self._run_child(spec, name, n)
         return Ended(name, n, Outcome.SUCCESS), outputs
 
-    def _gathered(self, name: str) -> Mapping[str, Any]:
+    def _gather_outputs(self, name: str) -> Mapping[str, Any]:
         count = sum(base_of(each) == name for each in self._tried) - 1
-        return gathered(self._outputs.get(element(name, index), {}) for index in range(count))
+        return gather_outputs(self._outputs.get(element(name, index), {}) for index in range(count))
 
-    def _child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
+    def _run_child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
         """Run a workflow that this process has defined, and return its outputs."""
         given = SubProcessParams.model_validate(spec.params)
-        flow = BUILT.get(full_name(given.workflow))
+        flow = DEFINED.get(full_name(given.workflow))
         if flow is None:
-            raise LatchworkError(f"no workflow {given.workflow!r} was imported here; import its module in the test")
+            raise LatchworkError(f"no imported workflow is named {given.workflow!r}; import its module in the test")
         values = values_of(self._run, spec, n, self._outputs, index=index_of(name))
-        params = fill(given.params, values, self._run.moment)
-        done = try_out(flow.definition, flow.order, params, self._run.schedule_time)
+        params = fill(given.params, values, self._run.schedule_datetime)
+        done = run_locally(flow.definition, flow.order, params, self._run.schedule_time)
         self._now += done.took_s
-        self._of(name).log += "".join(each.log for each in done.tasks.values())
+        self._result_of(name).log += "".join(each.log for each in done.tasks.values())
         done.check()
         return {key: value for each in flow.order for key, value in done.tasks[each].outputs.items()}
 
-    def _round(self, known: Instance) -> Instance:
+    def _run_ready_tasks(self, known: WorkflowRun) -> WorkflowRun:
         submitted = [name for name, task in known.tasks.items() if task.state is TaskState.SUBMITTED]
         for name in submitted:
             n = known.tasks[name].n
             known = advance(self._plan, known, [Claimed(name, n)], self._now)
-            outcome = self._attempt(name, n)
-            known = self._follow(advance(self._plan, known, [Ended(name, n, outcome)], self._now))
-            if known.state is not InstanceState.RUNNING or known.ending:
+            outcome = self._run_attempt(name, n)
+            known = self._do_calls(advance(self._plan, known, [Ended(name, n, outcome)], self._now))
+            if known.state is not RunState.RUNNING or known.ending:
                 break
         if not submitted or known.ending:
             self._now = max(self._now, known.wake_at or self._now)
@@ -249,15 +249,17 @@ class Trying:
             known = advance(self._plan, known, events, self._now)
         return known
 
-    def _attempt(self, name: str, n: int) -> Outcome:
-        tried = self._of(name)
+    def _run_attempt(self, name: str, n: int) -> Outcome:
+        tried = self._result_of(name)
         tried.attempts += 1
         began = time.monotonic()
         try:
             row = self._rows.setdefault(name, len(self._rows) + 1)
             of, index = self._run.tasks[base_of(name)], index_of(name)
-            spec = spec_of(self._run, of, row, n, self._outputs, place=(0, 1, 1), index=index)
-            outcome, outputs = self._called(spec, tried) if self._is_here(spec) else self._started(spec, tried)
+            spec = build_message(self._run, of, row, n, self._outputs, place=(0, 1, 1), index=index)
+            outcome, outputs = (
+                self._call_function(spec, tried) if self._runs_in_process(spec) else self._run_process(spec, tried)
+            )
         except KeyError as error:
             outcome, outputs = Outcome.FATAL, {}
             tried.error = f"nothing has the name {error.args[0]!r}"
@@ -270,12 +272,12 @@ class Trying:
             self._outputs[name] = tried.outputs = outputs
         return outcome
 
-    def _is_here(self, spec: Spec) -> bool:
+    def _runs_in_process(self, spec: TaskMessage) -> bool:
         return spec.head.type == "python" and "bundle" not in spec.params
 
-    def _called(self, spec: Spec, tried: TaskTried) -> tuple[Outcome, dict[str, Any]]:
+    def _call_function(self, spec: TaskMessage, tried: LocalTaskResult) -> tuple[Outcome, dict[str, Any]]:
         """Call a Python task in this process, with its printed output as log."""
-        args = fill(spec.params.get("args", {}), spec.values, self._run.moment)
+        args = fill(spec.params.get("args", {}), spec.values, self._run.schedule_datetime)
         module, _, path = spec.params["function"].partition(":")
         function: Any = import_module(module)
         for part in path.split("."):
@@ -292,10 +294,10 @@ class Trying:
         tried.log += out.getvalue()
         return Outcome.SUCCESS, result if isinstance(result, dict) else {} if result is None else {"result": result}
 
-    def _started(self, spec: Spec, tried: TaskTried) -> tuple[Outcome, dict[str, Any]]:
+    def _run_process(self, spec: TaskMessage, tried: LocalTaskResult) -> tuple[Outcome, dict[str, Any]]:
         """Run a task of another type in a separate process."""
         folder = self._folder / f"{spec.head.task}.{spec.head.n}"
-        attempt = Attempt(cast("QueueClaim", None), spec.head, spec.head.n)
+        attempt = ActiveAttempt(cast("QueueClaim", None), spec.head, spec.head.n)
         made = self._preparing.prepare(attempt, spec, folder)
         try:
             done = subprocess.run(  # noqa: S603 - the command is that of the definition
@@ -316,12 +318,12 @@ class Trying:
         if done.returncode:
             tried.error = f"exit code {done.returncode}"
             return Outcome.FAILURE, {}
-        return Outcome.SUCCESS, outputs_of(made.output.read_bytes())
+        return Outcome.SUCCESS, parse_outputs(made.output.read_bytes())
 
 
-def try_out(
+def run_locally(
     definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], schedule_time: float | None = None
-) -> TestRun:
+) -> LocalRunResult:
     """Run a workflow in this process from start to end.
 
     Raises:
@@ -334,4 +336,4 @@ def try_out(
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="latchwork-try-") as folder:
         now = time.time() if schedule_time is None else schedule_time
-        return Trying(definition, order, params, Path(folder), now).run()
+        return LocalRun(definition, order, params, Path(folder), now).run()

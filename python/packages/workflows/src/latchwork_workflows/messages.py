@@ -16,28 +16,28 @@ from msgspec.structs import asdict, replace
 
 from latchwork.errors import BadRecord, ValueTooLarge
 from latchwork.spi import Count, Decoder, Positive, Seconds, Timestamp, Whole, encode, short
-from latchwork_workflows.keys import x_of
+from latchwork_workflows.keys import attempt_key_of
 from latchwork_workflows.state import Outcome
 
 #: The maximum size of a spec inside an item, in bytes.
 INLINE_BYTES = 4_000
 #: The maximum size of the rest of a spec, in bytes.
-MOST_BODY_BYTES = 900_000
+MAX_BODY_BYTES = 900_000
 #: The maximum size of a result, in bytes. Sixteen fit into one transaction.
-MOST_RESULT_BYTES = 64_000
+MAX_RESULT_BYTES = 64_000
 #: The maximum length of a stored error.
-MOST_ERROR = 4_000
+MAX_ERROR = 4_000
 _CacheKey = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
-class Head(Struct, frozen=True):
+class TaskHead(Struct, frozen=True):
     """The part of a spec that identifies an attempt and decides which workers take it.
 
     Attributes:
         shard: The shard whose master is notified.
         task: The ID of the task's row.
         n: The number of the attempt.
-        instance: The ID of the instance.
+        run_id: The ID of the run.
         code: The code of the workflow.
         version: The version of the workflow.
         workflow: ``project.name``.
@@ -53,7 +53,7 @@ class Head(Struct, frozen=True):
     shard: Annotated[int, Meta(ge=0, le=255)]
     task: Positive
     n: Positive
-    instance: Positive
+    run_id: Positive
     code: Positive
     version: Positive
     workflow: str
@@ -66,12 +66,12 @@ class Head(Struct, frozen=True):
     project: str = ""
 
     @property
-    def x(self) -> str:
+    def attempt_key(self) -> str:
         """The name of the attempt in keys."""
-        return x_of(self.task, self.n)
+        return attempt_key_of(self.task, self.n)
 
     @classmethod
-    def of(cls, value: bytes) -> Head:
+    def from_bytes(cls, value: bytes) -> TaskHead:
         """Return the head of an item.
 
         Raises:
@@ -80,8 +80,8 @@ class Head(Struct, frozen=True):
         return _HEAD.decode(value)
 
 
-class SpecBody(Struct, frozen=True, omit_defaults=True):
-    """The rest of a spec as stored. See ``Spec``."""
+class TaskMessageBody(Struct, frozen=True, omit_defaults=True):
+    """The stored fields of a ``TaskMessage`` that its ``TaskHead`` does not have."""
 
     params: Mapping[str, Any]
     env: Mapping[str, str]
@@ -97,7 +97,7 @@ class SpecBody(Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class TaskMessage:
     """Everything that a worker needs to run an attempt.
 
     Attributes:
@@ -111,7 +111,7 @@ class Spec:
             Kept apart from values, so outputs of tasks cannot decide where a password is sent.
     """
 
-    head: Head
+    head: TaskHead
     params: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -126,20 +126,20 @@ class Spec:
             ValueTooLarge: The spec is too large to be stored.
         """
         head = {name: each for name, each in asdict(self.head).items() if each is not None and name != "has_body"}
-        body = SpecBody(self.params, self.env, self.values, self.schedule_time, self.tz, self.connections)
+        body = TaskMessageBody(self.params, self.env, self.values, self.schedule_time, self.tz, self.connections)
         whole = encode({**head, **asdict(body)})
         if len(whole) <= INLINE_BYTES:
             return whole, None
         rest = encode(body)
-        if len(rest) > MOST_BODY_BYTES:
+        if len(rest) > MAX_BODY_BYTES:
             raise ValueTooLarge(
                 f"task {self.head.name!r} would get {len(rest):,} bytes of parameters and outputs, at most "
-                f"{MOST_BODY_BYTES:,}; hand large things over in files"
+                f"{MAX_BODY_BYTES:,}; write large values to files and pass their names"
             )
         return encode({**head, "has_body": True}), rest
 
     @classmethod
-    def of(cls, value: bytes, body: bytes | None = None) -> Spec:
+    def from_bytes(cls, value: bytes, body: bytes | None = None) -> TaskMessage:
         """Return the spec from the bytes of the item and the separate key.
 
         Raises:
@@ -147,38 +147,38 @@ class Spec:
         """
         head = _HEAD.decode(value)
         if head.has_body and body is None:
-            raise BadRecord(f"the rest of the spec of attempt {head.x} is missing")
+            raise BadRecord(f"the rest of the spec of attempt {head.attempt_key} is missing")
         found = _BODY.decode(value if body is None or not head.has_body else body)
         return cls(head, found.params, found.env, found.values, found.schedule_time, found.tz, found.connections)
 
 
-class Running(Struct, frozen=True):
+class RunningRecord(Struct, frozen=True):
     """The worker of an attempt.
 
     Attributes:
         worker: The name of the worker.
         host: The host of the worker.
-        since: When it claimed the attempt, in seconds since the epoch by its clock.
-        given_back: Why the previous worker released the attempt. Empty if that worker died, or for the first one.
+        claimed_at: When it claimed the attempt, in seconds since the epoch by its clock.
+        release_reason: Why the previous worker released the attempt. Empty if that worker died, or for the first one.
     """
 
     worker: str
     host: str
-    since: Timestamp
-    given_back: str = ""
+    claimed_at: Timestamp
+    release_reason: str = ""
 
     def to_bytes(self) -> bytes:
         """Return the bytes to store."""
         return encode(self)
 
     @classmethod
-    def of(cls, value: bytes) -> Running:
+    def from_bytes(cls, value: bytes) -> RunningRecord:
         """Return the stored worker. Returns harmless defaults for invalid bytes."""
         found = _RUNNING.find(value) or cls("?", "?", 0.0)
-        return cls(found.worker[:200], found.host[:200], found.since, found.given_back[:200])
+        return cls(found.worker[:200], found.host[:200], found.claimed_at, found.release_reason[:200])
 
 
-def cancel_of(at: float) -> bytes:
+def cancel_request(at: float) -> bytes:
     """Return the bytes of a cancel request with its time, in seconds since the epoch."""
     return b"%d" % at
 
@@ -188,7 +188,7 @@ def cancel_sent_at(value: bytes) -> float:
     return float(value) if re.fullmatch(rb"\d{1,11}", value) else 0.0
 
 
-class Result(Struct, frozen=True):
+class AttemptResult(Struct, frozen=True):
     """The result of an attempt.
 
     Attributes:
@@ -225,16 +225,16 @@ class Result(Struct, frozen=True):
         Raises:
             ValueTooLarge: The outputs are too large. End the attempt as a failure that reports it.
         """
-        value = encode(replace(self, error=self.error[:MOST_ERROR]))
-        if len(value) > MOST_RESULT_BYTES:
+        value = encode(replace(self, error=self.error[:MAX_ERROR]))
+        if len(value) > MAX_RESULT_BYTES:
             raise ValueTooLarge(
-                f"the outputs make a result of {len(value):,} bytes, at most {MOST_RESULT_BYTES:,}; write large ones "
-                "to files, and hand over their names"
+                f"the outputs make a result of {len(value):,} bytes, at most {MAX_RESULT_BYTES:,}; write large "
+                "ones to files and pass their names"
             )
         return value
 
     @classmethod
-    def of(cls, value: bytes) -> Result:
+    def from_bytes(cls, value: bytes) -> AttemptResult:
         """Return the stored result.
 
         Raises:
@@ -245,12 +245,12 @@ class Result(Struct, frozen=True):
             found,
             worker=found.worker[:200],
             host=found.host[:200],
-            error=found.error[:MOST_ERROR],
+            error=found.error[:MAX_ERROR],
             log_ref=found.log_ref[:400],
         )
 
 
-_HEAD: Decoder[Head] = Decoder(Head, "the head of a spec")
-_BODY: Decoder[SpecBody] = Decoder(SpecBody, "the rest of a spec")
-_RUNNING: Decoder[Running] = Decoder(Running, "who runs an attempt")
-_RESULT: Decoder[Result] = Decoder(Result, "a result of an attempt")
+_HEAD: Decoder[TaskHead] = Decoder(TaskHead, "the head of a spec")
+_BODY: Decoder[TaskMessageBody] = Decoder(TaskMessageBody, "the rest of a spec")
+_RUNNING: Decoder[RunningRecord] = Decoder(RunningRecord, "who runs an attempt")
+_RESULT: Decoder[AttemptResult] = Decoder(AttemptResult, "a result of an attempt")

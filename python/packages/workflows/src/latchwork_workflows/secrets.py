@@ -83,7 +83,7 @@ class Secrets:
         ways += [f"put it into {self._folder / scope / name}"] if self._folder is not None else []
         flag = "--channels" if scope == CHANNELS else f"--project {scope}"
         whose = "the channels" if scope == CHANNELS else f"project {scope!r}"
-        ways.append(f"run 'latchwork workflows secrets set {name} {flag}' beside 'serve'")
+        ways.append(f"run 'latchwork workflows secrets set {name} {flag}' on the machine of 'serve'")
         raise SecretMissing(f"this machine has no secret {name!r} of {whose}: {', or '.join(ways)}")
 
     def _of_scope(self, name: str, scope: str) -> str | None:
@@ -100,7 +100,7 @@ class Secrets:
             try:
                 found = call_user(provider, name, scope)
             except Exception as error:
-                raise SecretMissing(f"what provides secrets failed for {name!r}: {reason(error)}") from error
+                raise SecretMissing(f"the secret provider failed for {name!r}: {reason(error)}") from error
             if found is not None:
                 return str(found)
         return None
@@ -119,14 +119,16 @@ def variable_of(name: str, scope: str) -> str:
 def check_scope(scope: str) -> str:
     """Return the scope, or raise ``SecretMissing`` if it is malformed, such as an arbitrary path."""
     if scope not in _VARIABLES and _NAME.fullmatch(scope) is None:
-        raise SecretMissing(f"{printable(scope[:100])!r} is no project: use letters, digits, '_', '-' and '.'")
+        raise SecretMissing(f"{printable(scope[:100])!r} is not a valid project: use letters, digits, '_', '-' and '.'")
     return scope
 
 
 def check_secret(name: str) -> str:
     """Return the name, or raise ``SecretMissing`` if it is malformed, such as an arbitrary path."""
     if _NAME.fullmatch(name) is None:
-        raise SecretMissing(f"{printable(name[:100])!r} is no name of a secret; use letters, digits, '_', '-' and '.'")
+        raise SecretMissing(
+            f"{printable(name[:100])!r} is not a valid name of a secret; use letters, digits, '_', '-' and '.'"
+        )
     return name
 
 

@@ -17,7 +17,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from latchwork.store import connect
-from latchwork_workflows.app import LOCAL, admin_link, check_reach, is_local, make_site
+from latchwork_workflows.app import LOCAL, admin_link, check_exposure, is_local, make_web_app
 from latchwork_workflows.cluster import StoreCluster
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
@@ -26,7 +26,7 @@ from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys, Order
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.master import Master, Retention
-from latchwork_workflows.web import HttpServer, listening, tls_context
+from latchwork_workflows.web import HttpServer, bind_socket, tls_context
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8770
-    order: Order = "instance"
+    order: Order = "run"
     names: tuple[str, ...] = LOCAL
     worker: WorkerOptions | None = None
     has_pages: bool = True
@@ -86,7 +86,7 @@ class ServeOptions:
                 ip_network(each)
             except ValueError:
                 raise ValueError(
-                    f"--trusted-proxy {each[:100]!r} is no address or network, such as 10.0.0.7 or 10.0.0.0/24"
+                    f"--trusted-proxy {each[:100]!r} is not an address or network such as 10.0.0.7 or 10.0.0.0/24"
                 ) from None
 
 
@@ -132,8 +132,8 @@ class Serve:
         home, options = self.home, self.options
         tls = self._tls()
         # Bind first: a second server on the same address would otherwise claim tasks of the first one and end them.
-        taken = stack.enter_context(listening(options.host, options.port)) if options.has_pages else None
-        home.make()
+        taken = stack.enter_context(bind_socket(options.host, options.port)) if options.has_pages else None
+        home.create_folder()
         database = Database(home.database)
         stack.callback(database.close)
         if options.makes_database:
@@ -143,9 +143,9 @@ class Serve:
         found = join_store(database, store, keys)
         logs = open_logs(home.logs)
         if options.makes_database:
-            logs.mark(found.id)
+            logs.set_owner(found.id)
         elif home.has_logs:
-            logs.check(found.id)
+            logs.check_owner(found.id)
         secrets = Secrets(home.secrets)
         if options.has_master:
             master = Master(database, store, order=options.order, logs=logs, keep=options.keep, secrets=secrets)
@@ -163,12 +163,12 @@ class Serve:
             stack.callback(cluster.close)
             cookie = f"latchwork-{found.id[:8]}"  # browsers share cookies between ports
             known = logs if options.makes_database or home.has_logs else None
-            app = make_site(database, logs=known, cluster=cluster, hosts=options.names, cookie=cookie)
-            check_reach(app, options.host)
+            app = make_web_app(database, logs=known, cluster=cluster, hosts=options.names, cookie=cookie)
+            check_exposure(app, options.host)
             if tls is None and not options.proxy_headers and not is_local(options.host):
                 _log.warning(_PLAIN, options.host)
             trusted = options.trusted_proxies if options.proxy_headers else ()
-            server = HttpServer(app, taken=taken, trusted_proxies=trusted, tls=tls)
+            server = HttpServer(app, bound_socket=taken, trusted_proxies=trusted, tls=tls)
             server.start()
             stack.callback(server.close)
             self.url = self._url_of(server)
@@ -201,7 +201,7 @@ class Serve:
         """Close all parts: pages, then tasks, then masters. Idempotent."""
         self._stack.close()
 
-    def hurry(self) -> None:
+    def skip_waiting(self) -> None:
         """Let ``close`` wait neither for tasks nor for the master. Thread-safe."""
         for hurry in reversed(self._hurries):
             hurry()

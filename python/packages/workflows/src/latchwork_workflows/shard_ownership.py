@@ -11,13 +11,13 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from latchwork.store import Store
-from latchwork_workflows.db import Shard
+from latchwork_workflows.db import ShardGuard
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import check_pair
 from latchwork_workflows.keys import Keys
 
 
-class Owning:
+class ShardTakeover:
     """The start of one hold of a shard. Not thread-safe.
 
     Args:
@@ -27,20 +27,20 @@ class Owning:
         check_owner: Raises ``NotOwner`` unless the shard is ours in the store.
     """
 
-    def __init__(self, guard: Shard, store: Store, keys: Keys, check_owner: Callable[[], None]) -> None:
+    def __init__(self, guard: ShardGuard, store: Store, keys: Keys, check_owner: Callable[[], None]) -> None:
         self._guard = guard
         self._store = store
         self._keys = keys
         self._check_owner = check_owner
 
-    def look(self) -> tuple[int, bytes | None]:
+    def read_store(self) -> tuple[int, bytes | None]:
         """Return the newest mark and the name of the store, read before the transaction."""
         shard = self._guard.id
-        high, pair = self._store.get(self._keys.high(shard)), self._store.get(self._keys.pair)
+        high, pair = self._store.get(self._keys.restore_mark(shard)), self._store.get(self._keys.pair)
         marked = int(high.value) if high is not None and high.value.isdigit() else 0
         return marked, None if pair is None else pair.value
 
-    def take(self, connection: sa.Connection, node: str, marked: int, pair: bytes | None) -> None:
+    def take_over(self, connection: sa.Connection, node: str, mark: int, pair: bytes | None) -> None:
         """Become the owner, in a transaction.
 
         Raises:
@@ -50,23 +50,23 @@ class Owning:
         shard = self._guard.id
         check_pair(connection, pair, self._store.url)
         try:
-            seq = self._guard.own(connection, node)
+            seq = self._guard.acquire(connection, node)
         except NotOwner as error:
-            self._refuse_store(error)
+            self._check_store_age(error)
             raise
-        if marked < self._guard.noted(connection):
+        if mark < self._guard.marked_transaction(connection):
             raise StoreMismatch(
-                f"shard {shard}: the store has no mark after that of transaction {marked}, and later ones were made: "
+                f"shard {shard}: the store has no mark after that of transaction {mark}, and later ones were made: "
                 "the store was restored from a backup, or emptied; see `latchwork workflows adopt-store`"
             )
-        if marked > seq:
+        if mark > seq:
             raise StoreMismatch(
-                f"shard {shard}: results of transaction {marked} were deleted from the store, and the database has "
+                f"shard {shard}: results of transaction {mark} were deleted from the store, and the database has "
                 f"made {seq}: it was restored from a backup. What ended since then runs again: agree to that with "
                 "`latchwork workflows adopt-store`"
             )
 
-    def _refuse_store(self, error: NotOwner) -> None:
+    def _check_store_age(self, error: NotOwner) -> None:
         self._check_owner()
         raise StoreMismatch(
             f"shard {self._guard.id} is ours in the store, but the database has a newer owner: the store was restored "

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from latchwork.spi import late
-from latchwork_workflows.alerts.channels import KINDS, ChannelInvalid, checked_channel
+from latchwork_workflows.alerts.channels import KINDS, ChannelInvalid, validate_channel
 
 if TYPE_CHECKING:
-    from latchwork_workflows.alerts.sender import Sender
+    from latchwork_workflows.alerts.sender import AlertSender
 else:
-    __getattr__ = late(__name__, {"latchwork_workflows.alerts.sender": ("Sender",)})
+    __getattr__ = late(__name__, {"latchwork_workflows.alerts.sender": ("AlertSender",)})
 
-__all__ = ["KINDS", "ChannelInvalid", "Sender", "checked_channel"]
+__all__ = ["KINDS", "AlertSender", "ChannelInvalid", "validate_channel"]

@@ -12,9 +12,9 @@ from typing import Any
 from latchwork_workflows.alerts.channels import AppriseOptions
 from latchwork_workflows.alerts.delivery import NotSent
 from latchwork_workflows.alerts.messages import Message
-from latchwork_workflows.state.alerts import Answer
+from latchwork_workflows.state.alerts import SendResult
 
-_MOST_TOLD = 500
+_MAX_TOLD = 500
 
 
 def send(message: Message, options: AppriseOptions, _at: float) -> str:
@@ -27,17 +27,17 @@ def send(message: Message, options: AppriseOptions, _at: float) -> str:
         apprise: Any = importlib.import_module("apprise")
     except ImportError:
         why = 'apprise is missing where masters run; run: pip install "latchwork[alerts]"'
-        raise NotSent(Answer.REFUSED, why) from None
-    with _heard() as told:
+        raise NotSent(SendResult.REFUSED, why) from None
+    with _captured_warnings() as told:
         service = apprise.Apprise()
         if not service.add(options.url):
-            raise NotSent(Answer.REJECTED, f"apprise can do nothing with this URL{_said(told)}")
+            raise NotSent(SendResult.REJECTED, f"Apprise does not support this URL{_warning_text(told)}")
         if len(service) != 1:  # if one failed, a retry would send to all others twice
-            raise NotSent(Answer.REJECTED, "this is more than one URL; make a channel of each")
+            raise NotSent(SendResult.REJECTED, "this is more than one URL; create one channel for each")
         result = service.notify(body=message.text, title=message.subject)
     if not result:
         logged = [each.message for each in result.logs()]
-        raise NotSent(Answer.REFUSED, f"the service did not take it{_said(logged)}")
+        raise NotSent(SendResult.REFUSED, f"the service rejected it{_warning_text(logged)}")
     return ""
 
 
@@ -55,7 +55,7 @@ class _Listener(logging.Handler):
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
+def _captured_warnings() -> Iterator[list[str]]:
     """Collect the warnings of Apprise in this thread: only its log says why it refuses a URL."""
     listener, logger = _Listener(), logging.getLogger("apprise")
     logger.addHandler(listener)
@@ -65,5 +65,5 @@ def _heard() -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
-def _said(told: list[str]) -> str:
-    return f": {' '.join(told)[:_MOST_TOLD]}" if told else ""
+def _warning_text(told: list[str]) -> str:
+    return f": {' '.join(told)[:_MAX_TOLD]}" if told else ""

@@ -45,13 +45,13 @@ class _Options(BaseModel):
 
 def _address(value: str) -> str:
     if not _ADDRESS.fullmatch(value):
-        raise ValueError(f"{printable(value[:100])!r} is no address of mail; write one such as ops@example.org")
+        raise ValueError(f"{printable(value[:100])!r} is not an email address; write one such as ops@example.org")
     return value
 
 
 def _secret(value: str) -> str:
     if value and not _REFERENCE.fullmatch(value):
-        raise ValueError("a secret is named here and never written: ${secret:NAME}")
+        raise ValueError("secrets are not stored here; refer to one as ${secret:NAME}")
     return value
 
 
@@ -90,7 +90,7 @@ class SmtpOptions(_Options):
     @field_validator("sender")
     @classmethod
     def _from(cls, value: str) -> str:
-        sender_of(value)
+        parse_sender(value)
         return value
 
     @field_validator("password")
@@ -129,9 +129,9 @@ class WebhookOptions(_Options):
     def _headers(cls, value: dict[str, str]) -> dict[str, str]:
         for name, each in value.items():
             if not _HEADER.fullmatch(name) or name.lower() in _OURS or name.lower().startswith("x-latchwork-"):
-                raise ValueError(f"{printable(name[:100])!r} cannot be set; give a header of your own")
+                raise ValueError(f"{printable(name[:100])!r} cannot be set; use another header")
             if name.lower() == "authorization" and f"${{{SECRET}" not in each:
-                raise ValueError("Authorization is a secret: name it, as in 'Bearer ${secret:NAME}'")
+                raise ValueError("Authorization must be a secret, as in 'Bearer ${secret:NAME}'")
         return value
 
     @field_validator("signing_key")
@@ -155,7 +155,9 @@ class AppriseOptions(_Options):
     @classmethod
     def _url(cls, value: str) -> str:
         if "://" not in _REFERENCE.sub("x://x", value) or f"${{{SECRET}" not in value:
-            raise ValueError("its URLs have tokens: name them, as in 'slack://${secret:SLACK}', or all of it")
+            raise ValueError(
+                "its URLs contain tokens; use secrets, as in 'slack://${secret:SLACK}', or a secret for the whole URL"
+            )
         return value
 
 
@@ -168,7 +170,7 @@ KINDS: dict[str, type[SmtpOptions | WebhookOptions | AppriseOptions]] = {
 }
 
 
-def checked_channel(name: str, kind: str, options: Mapping[str, Any]) -> Options:
+def validate_channel(name: str, kind: str, options: Mapping[str, Any]) -> Options:
     """Return the validated options of a channel.
 
     Raises:
@@ -176,9 +178,11 @@ def checked_channel(name: str, kind: str, options: Mapping[str, Any]) -> Options
     """
     problems = []
     if not re.fullmatch(NAME_PATTERN, name):
-        problems.append(("name", f"{printable(name[:60])!r} is no name; use up to 100 letters, digits, '_', '-', '.'"))
+        problems.append(
+            ("name", f"{printable(name[:60])!r} is not a valid name; use up to 100 letters, digits, '_', '-', '.'")
+        )
     if kind not in KINDS:
-        raise ChannelInvalid([*problems, ("kind", f"{printable(kind[:60])!r} is none of {', '.join(KINDS)}")])
+        raise ChannelInvalid([*problems, ("kind", f"{printable(kind[:60])!r} is not one of {', '.join(KINDS)}")])
     try:
         made = KINDS[kind].model_validate(options)
     except ValidationError as error:
@@ -191,12 +195,12 @@ def checked_channel(name: str, kind: str, options: Mapping[str, Any]) -> Options
 
 def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
     path = "options" + "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in error["loc"])
-    words = {"extra_forbidden": "there is no such option", "missing": "this has to be given"}
+    words = {"extra_forbidden": "there is no such option", "missing": "this is required"}
     text = str(error["msg"]).removeprefix("Value error, ")
     return path, words.get(error["type"], text[:1].lower() + text[1:])
 
 
-def sender_of(text: str) -> tuple[str, str]:
+def parse_sender(text: str) -> tuple[str, str]:
     """Return the display name and the address of ``Workflows <flows@example.org>``.
 
     Raises:
@@ -204,7 +208,7 @@ def sender_of(text: str) -> tuple[str, str]:
     """
     found = _SENDER.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{printable(text[:100])!r} is no sender; write 'flows@example.org' or 'Name <...>'")
+        raise ValueError(f"{printable(text[:100])!r} is not a valid sender; write 'flows@example.org' or 'Name <...>'")
     return (found.group(1) or "").strip(), _address(found.group(2) or found.group(3))
 
 
@@ -218,10 +222,10 @@ def check_url(url: str) -> None:
     if not is_plain or not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError("write an address such as https://hooks.example.org/alerts")
     if parts.username is not None:
-        raise ValueError("a password in an address is not kept: use headers, with 'Basic ${secret:NAME}'")
+        raise ValueError("a URL with a password is not stored; use headers, with 'Basic ${secret:NAME}'")
 
 
-def filled(options: Options, secret: Callable[[str], str]) -> tuple[Options, list[str]]:
+def resolve_secrets(options: Options, secret: Callable[[str], str]) -> tuple[Options, list[str]]:
     """Return the options with the values of their secrets, and these values, to be masked in errors.
 
     Raises:
@@ -245,6 +249,6 @@ def filled(options: Options, secret: Callable[[str], str]) -> tuple[Options, lis
     return made, used
 
 
-def secrets_of(options: Mapping[str, Any]) -> list[str]:
+def secret_names(options: Mapping[str, Any]) -> list[str]:
     """Return the names of the secrets that stored options refer to, sorted."""
     return sorted(set(_REFERENCE.findall(str(dict(options)))))

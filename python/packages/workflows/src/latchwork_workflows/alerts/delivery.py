@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from latchwork_workflows.state.alerts import Answer
+from latchwork_workflows.state.alerts import SendResult
 
 
 class NotSent(Exception):
@@ -18,12 +18,12 @@ class NotSent(Exception):
         answer: The result.
     """
 
-    def __init__(self, answer: Answer, why: str) -> None:
+    def __init__(self, answer: SendResult, why: str) -> None:
         super().__init__(why)
         self.answer = answer
 
 
-class Deadline:
+class SocketDeadline:
     """Ends a conversation that takes too long, even if each single read is in time.
 
     Args:
@@ -38,7 +38,7 @@ class Deadline:
         self._timer.daemon = True
 
     @contextmanager
-    def running(self) -> Iterator[Deadline]:
+    def running(self) -> Iterator[SocketDeadline]:
         """Run the deadline within a ``with`` block."""
         self._timer.start()
         try:
@@ -63,7 +63,7 @@ class Deadline:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def tls_of(ca_file: str) -> ssl.SSLContext:
+def client_tls_context(ca_file: str) -> ssl.SSLContext:
     """Return a TLS context that verifies servers. Raises OSError, which names the file."""
     try:
         return ssl.create_default_context(cafile=ca_file or None)

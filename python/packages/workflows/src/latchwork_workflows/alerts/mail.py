@@ -11,15 +11,15 @@ from email.policy import SMTP as POLICY
 from email.utils import formatdate
 
 from latchwork.spi import counted, reason
-from latchwork_workflows.alerts.channels import SmtpOptions, sender_of
-from latchwork_workflows.alerts.delivery import Deadline, NotSent, tls_of
-from latchwork_workflows.alerts.messages import Message, line
-from latchwork_workflows.state.alerts import Answer
+from latchwork_workflows.alerts.channels import SmtpOptions, parse_sender
+from latchwork_workflows.alerts.delivery import NotSent, SocketDeadline, client_tls_context
+from latchwork_workflows.alerts.messages import Message, one_line
+from latchwork_workflows.state.alerts import SendResult
 
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
 
-def mail_of(message: Message, options: SmtpOptions, at: float) -> EmailMessage:
+def build_mail(message: Message, options: SmtpOptions, at: float) -> EmailMessage:
     """Return the mail for a message. All header values are single lines, and the library refuses any other.
 
     Raises:
@@ -27,8 +27,8 @@ def mail_of(message: Message, options: SmtpOptions, at: float) -> EmailMessage:
     """
     to = message.to or options.to
     if not to:
-        raise ValueError("the channel has no addresses in 'to', and neither has this alert")
-    name, address = sender_of(options.sender)
+        raise ValueError("neither the channel nor this alert has addresses in 'to'")
+    name, address = parse_sender(options.sender)
     made = EmailMessage(policy=POLICY)
     made["Subject"] = message.subject
     made["From"] = Address(name, addr_spec=address)
@@ -50,24 +50,24 @@ def send(message: Message, options: SmtpOptions, at: float) -> str:
         NotSent: No recipient got it, or the result is unknown.
         ValueError: The message cannot be sent.
     """
-    mail = mail_of(message, options, at)
+    mail = build_mail(message, options, at)
     data = mail.as_bytes()
-    deadline = Deadline(options.timeout_s)
+    deadline = SocketDeadline(options.timeout_s)
     with deadline.running():
         try:
-            with _connected(options, deadline) as server:
-                return _sent(server, mail, data, options)
+            with _connect(options, deadline) as server:
+                return _send_mail(server, mail, data, options)
         except NotSent:
             raise
         except (smtplib.SMTPException, OSError, ValueError) as error:
             late = f"it took longer than {options.timeout_s:g} s: " if deadline.is_over else ""
-            raise NotSent(Answer.REFUSED, f"{late}{_words(error)}") from error
+            raise NotSent(SendResult.REFUSED, f"{late}{_error_text(error)}") from error
 
 
-class _Quiet(smtplib.SMTP):
+class _DeadlineSmtp(smtplib.SMTP):
     """Cuts its socket at the deadline. Closes without QUIT, so that it never waits for a hanging server."""
 
-    deadline: Deadline
+    deadline: SocketDeadline
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -78,19 +78,19 @@ class _Quiet(smtplib.SMTP):
         return made
 
 
-class _QuietTls(_Quiet, smtplib.SMTP_SSL):
-    """Like ``_Quiet``, with TLS from the first byte."""
+class _DeadlineSmtpTls(_DeadlineSmtp, smtplib.SMTP_SSL):
+    """Like ``_DeadlineSmtp``, with TLS from the first byte."""
 
 
-def _connected(options: SmtpOptions, deadline: Deadline) -> smtplib.SMTP:
-    tls = None if options.security == "none" else tls_of(options.ca_file)
+def _connect(options: SmtpOptions, deadline: SocketDeadline) -> smtplib.SMTP:
+    tls = None if options.security == "none" else client_tls_context(options.ca_file)
     made = {"deadline": deadline}
     where = (options.host.strip("[]"), options.port or _PORTS[options.security])
     server: smtplib.SMTP
     if options.security == "tls":
-        server = type("Server", (_QuietTls,), made)(*where, timeout=options.timeout_s, context=tls)
+        server = type("Server", (_DeadlineSmtpTls,), made)(*where, timeout=options.timeout_s, context=tls)
     else:
-        server = type("Server", (_Quiet,), made)(*where, timeout=options.timeout_s)
+        server = type("Server", (_DeadlineSmtp,), made)(*where, timeout=options.timeout_s)
     try:
         server.ehlo_or_helo_if_needed()
         if options.security == "starttls":
@@ -105,41 +105,43 @@ def _connected(options: SmtpOptions, deadline: Deadline) -> smtplib.SMTP:
     return server
 
 
-def _sent(server: smtplib.SMTP, mail: EmailMessage, data: bytes, options: SmtpOptions) -> str:
-    _need(server.mail(sender_of(options.sender)[1]), "the sender")
+def _send_mail(server: smtplib.SMTP, mail: EmailMessage, data: bytes, options: SmtpOptions) -> str:
+    _require_code(server.mail(parse_sender(options.sender)[1]), "the sender")
     to = [each.addr_spec for each in mail["To"].addresses]
     answers = {each: server.rcpt(each) for each in to}
     refused = {each: answer for each, answer in answers.items() if answer[0] not in {250, 251}}
     if len(refused) == len(to):
         worst = min(answer[0] for answer in refused.values())
         first = next(iter(refused.values()))
-        raise NotSent(_answer(worst), f"every recipient was refused: {_said(first)}")
-    _need(server.docmd("DATA"), "the message", 354)
+        raise NotSent(_answer(worst), f"every recipient was refused: {_reply_text(first)}")
+    _require_code(server.docmd("DATA"), "the message", 354)
     try:  # from here on it may have been sent
         server.send(re.sub(rb"(?m)^\.", b"..", data) + (b"" if data.endswith(b"\r\n") else b"\r\n") + b".\r\n")
         answer = server.getreply()
     except (smtplib.SMTPException, OSError) as error:
-        raise NotSent(Answer.DOUBT, f"the connection broke before the message was answered: {_words(error)}") from error
-    _need(answer, "the message")
-    who = ", ".join(f"{each} ({_said(answer)})" for each, answer in refused.items())
+        raise NotSent(
+            SendResult.DOUBT, f"the connection was lost before the server accepted the message: {_error_text(error)}"
+        ) from error
+    _require_code(answer, "the message")
+    who = ", ".join(f"{each} ({_reply_text(answer)})" for each, answer in refused.items())
     return f"{counted(len(refused), 'recipient')} refused: {who}" if refused else ""
 
 
-def _need(answer: tuple[int, bytes], what: str, code: int = 250) -> None:
+def _require_code(answer: tuple[int, bytes], what: str, code: int = 250) -> None:
     if answer[0] != code:
-        raise NotSent(_answer(answer[0]), f"{what} was refused: {_said(answer)}")
+        raise NotSent(_answer(answer[0]), f"{what} was refused: {_reply_text(answer)}")
 
 
-def _answer(code: int) -> Answer:
-    return Answer.REJECTED if 500 <= code < 600 else Answer.REFUSED
+def _answer(code: int) -> SendResult:
+    return SendResult.REJECTED if 500 <= code < 600 else SendResult.REFUSED
 
 
-def _said(answer: tuple[int, bytes]) -> str:
-    return line(f"{answer[0]} {answer[1].decode('utf-8', 'replace')}")
+def _reply_text(answer: tuple[int, bytes]) -> str:
+    return one_line(f"{answer[0]} {answer[1].decode('utf-8', 'replace')}")
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     if isinstance(error, smtplib.SMTPResponseException):
         text = error.smtp_error if isinstance(error.smtp_error, bytes) else str(error.smtp_error).encode()
-        return f"{type(error).__name__}: {_said((error.smtp_code, text))}"
+        return f"{type(error).__name__}: {_reply_text((error.smtp_code, text))}"
     return reason(error)

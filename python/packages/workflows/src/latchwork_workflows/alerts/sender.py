@@ -19,33 +19,33 @@ from latchwork.clock import Clock, Signal, SystemClock
 from latchwork.errors import LatchworkError
 from latchwork.spi import call_user, mutex, reason
 from latchwork_workflows.alerts import apprise_channel, mail, webhook
-from latchwork_workflows.alerts.channels import checked_channel, filled
+from latchwork_workflows.alerts.channels import resolve_secrets, validate_channel
 from latchwork_workflows.alerts.delivery import NotSent
-from latchwork_workflows.alerts.messages import Message, Told, line, message_of, with_rows
+from latchwork_workflows.alerts.messages import AlertRecord, Message, attach_rows, build_message, one_line
 from latchwork_workflows.db import Database, alerts
-from latchwork_workflows.db.alerts import Sending, Taken
+from latchwork_workflows.db.alerts import ClaimedDelivery, SenderLease
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.installation import installation_of
 from latchwork_workflows.logs import LogStore, Mask
 from latchwork_workflows.secrets import CHANNELS, Secrets
-from latchwork_workflows.state.alerts import Answer, DeliveryState
+from latchwork_workflows.state.alerts import DeliveryState, SendResult
 
 _log = logging.getLogger(__name__)
 
 #: Seconds between two polls for due deliveries.
 POLL_S = 2.0
 #: Maximum number of channels that are used at a time.
-MOST_CHANNELS = 16
+MAX_CHANNELS = 16
 #: Seconds for which a channel pauses after it has refused a message.
 REST_S = 10.0
 #: Seconds until the next try to write a result.
 _AGAIN_S = 1.0
 Send: TypeAlias = Callable[[Message, Any, float], str]
 #: Send function by kind of channel.
-WAYS: Mapping[str, Send] = {"smtp": mail.send, "webhook": webhook.send, "apprise": apprise_channel.send}
+SEND_FUNCTIONS: Mapping[str, Send] = {"smtp": mail.send, "webhook": webhook.send, "apprise": apprise_channel.send}
 
 
-class Sender:
+class AlertSender:
     """Sends due deliveries until stopped: ``Sender(database, secrets, token=fence.token).run()``.
 
     Args:
@@ -55,7 +55,7 @@ class Sender:
         logs: Log store of the workers, with the rows to mail. None: mails with rows wait.
         remaining_s: Returns the seconds for which the lock is certain. Without it, nothing is sent.
         poll_s: Seconds between two polls.
-        ways: Send function by kind of channel.
+        send_functions: Send function by kind of channel.
         now: Returns seconds since the epoch.
     """
 
@@ -68,17 +68,17 @@ class Sender:
         logs: LogStore | None = None,
         remaining_s: Callable[[], float] = lambda: 3600.0,
         poll_s: float = POLL_S,
-        ways: Mapping[str, Send] = WAYS,
+        send_functions: Mapping[str, Send] = SEND_FUNCTIONS,
         now: Callable[[], float] = time.time,
         clock: Clock | None = None,
     ) -> None:
         self._database = database
         self._secrets = secrets
-        self._sending = Sending(token)
+        self._sending = SenderLease(token)
         self._logs = logs
         self._remaining_s = remaining_s
         self._poll_s = poll_s
-        self._ways = ways
+        self._ways = send_functions
         self._now = now
         self._clock = clock or SystemClock()
         self._mutex = mutex()
@@ -103,19 +103,19 @@ class Sender:
         """
         self._installation = installation_of(self._database).id
         with self._database.write() as connection:
-            self._sending.own(connection)
+            self._sending.acquire(connection)
         try:
             while not self._stopping.is_set():
                 self._news.clear()
-                self._look()
+                self._start_due()
                 if not self._stopping.is_set():
                     self._clock.wait(self._news, self._poll_s)
         finally:
             self._stopping.set()
-            for each in self._at_work():
+            for each in self._active_threads():
                 each.join()
 
-    def _look(self) -> None:
+    def _start_due(self) -> None:
         """Start threads for the due deliveries."""
         now = self._now()
         with self._mutex:
@@ -123,77 +123,77 @@ class Sender:
             self._rests = {name: until for name, until in self._rests.items() if until > now}
             without = busy | self._rests.keys()
         with self._database.read() as connection:
-            strays = alerts.is_any_sending(connection, mine)
-            found = alerts.due(connection, now, without=without)
+            strays = alerts.has_other_sending(connection, mine)
+            found = alerts.due_deliveries(connection, now, exclude=without)
         if strays and self._remaining_s() > 0.0:
-            self._doubt()
+            self._mark_in_doubt()
         by_channel: dict[str, list[int]] = {}
         for each in found:
             by_channel.setdefault(each.channel, []).append(each.id)
-        for name, ids in list(by_channel.items())[: max(0, MOST_CHANNELS - len(busy))]:
-            self._begin(name, ids)
+        for name, ids in list(by_channel.items())[: max(0, MAX_CHANNELS - len(busy))]:
+            self._start_thread(name, ids)
 
-    def _doubt(self) -> None:
+    def _mark_in_doubt(self) -> None:
         with self._database.write() as connection:
-            count = self._sending.doubt(connection, self._mine.__contains__, self._now())
+            count = self._sending.mark_in_doubt(connection, self._mine.__contains__, self._now())
         if count:
-            _log.warning("%d alerts were being sent when their sender ended; each is sent once again at most", count)
+            _log.warning("%d alerts were being sent when their sender ended; each is sent at most once more", count)
 
-    def _begin(self, channel: str, ids: list[int]) -> None:
-        thread = threading.Thread(target=self._work, args=(channel, ids), name=f"latchwork-alerts-{channel}")
+    def _start_thread(self, channel: str, ids: list[int]) -> None:
+        thread = threading.Thread(target=self._send_batch, args=(channel, ids), name=f"latchwork-alerts-{channel}")
         thread.daemon = True
         with self._mutex:
             self._threads[channel] = thread
         thread.start()
 
-    def _at_work(self) -> list[threading.Thread]:
+    def _active_threads(self) -> list[threading.Thread]:
         with self._mutex:
             return list(self._threads.values())
 
     # In the thread of a channel
 
-    def _work(self, channel: str, ids: list[int]) -> None:
+    def _send_batch(self, channel: str, ids: list[int]) -> None:
         try:
             for each in ids:
                 if self._stopping.is_set() or self._remaining_s() <= 0.0 or not self._deliver(each):
                     return
         except NotOwner as error:
-            _log.info("alerts are left to another sender: %s", error)
+            _log.info("another master sends the alerts: %s", error)
             self.stop()
         except (LatchworkError, sa.exc.SQLAlchemyError, OSError) as error:
             _log.warning("alerts by channel %s are sent later: %s", channel, reason(error))
-            self._rest(channel, self._now())
+            self._pause_channel(channel, self._now())
         finally:
             with self._mutex:
                 del self._threads[channel]
             self._news.set()
 
-    def _deliver(self, number: int) -> bool:
+    def _deliver(self, delivery_id: int) -> bool:
         """Send one delivery. Return False if its channel must rest."""
         with self._mutex:  # before it is SENDING: a poll that finds it in SENDING checks whether it is ours
-            self._mine.add(number)
+            self._mine.add(delivery_id)
         try:
             with self._database.write() as connection:
-                taken = self._sending.take(connection, number, self._now())
+                taken = self._sending.claim(connection, delivery_id, self._now())
             if taken is None:
                 return True
-            answer, error = self._sent(taken)
+            answer, error = self._send(taken)
             answered_at = self._now()
-            self._write(taken, answer, error, answered_at)
+            self._record_result(taken, answer, error, answered_at)
         finally:
             with self._mutex:
-                self._mine.discard(number)
-        if answer in {Answer.REFUSED, Answer.DOUBT}:
-            self._rest(taken.by, answered_at)
+                self._mine.discard(delivery_id)
+        if answer in {SendResult.REFUSED, SendResult.DOUBT}:
+            self._pause_channel(taken.by, answered_at)
             return False
         return True
 
-    def _rest(self, channel: str, since: float) -> None:
+    def _pause_channel(self, channel: str, since: float) -> None:
         """Pause a channel for ``REST_S``."""
         with self._mutex:
             self._rests[channel] = since + REST_S
 
-    def _write(self, taken: Taken, answer: Answer, error: str, answered_at: float) -> None:
+    def _record_result(self, taken: ClaimedDelivery, answer: SendResult, error: str, answered_at: float) -> None:
         """Write a result, and retry until it is written or another sender has the delivery.
 
         A lost result would cause a resend.
@@ -201,9 +201,9 @@ class Sender:
         while True:
             try:
                 with self._database.write() as connection:
-                    state = self._sending.answer(connection, taken.id, answer, error, answered_at)
+                    state = self._sending.record_result(connection, taken.id, answer, error, answered_at)
             except (LatchworkError, sa.exc.SQLAlchemyError) as trouble:
-                _log.warning("how alert delivery %d ended is written later: %s", taken.id, reason(trouble))
+                _log.warning("the result of alert delivery %d is written later: %s", taken.id, reason(trouble))
                 if self._clock.wait(self._stopping, _AGAIN_S):
                     return
                 continue
@@ -211,42 +211,42 @@ class Sender:
                 _log.error("alert delivery %d by channel %s is %s: %s", taken.id, taken.by, state, error)
             return
 
-    def _sent(self, taken: Taken) -> tuple[Answer, str]:
+    def _send(self, taken: ClaimedDelivery) -> tuple[SendResult, str]:
         """Send a message and return the result."""
         if taken.channel is None:
-            return Answer.REFUSED, f"there is no channel {taken.by!r}; an administrator can make it"
+            return SendResult.REFUSED, f"there is no channel {taken.by!r}; an administrator can create it"
         if not taken.channel.enabled:
-            return Answer.REJECTED, "the channel is switched off"
+            return SendResult.REJECTED, "the channel is disabled"
         used: list[str] = []
         try:
             options, used = self._options(taken)
             message = self._message(taken, getattr(options, "link", ""))
         except (LatchworkError, OSError) as error:  # a missing secret, an unavailable log store
-            return Answer.REFUSED, line(error)
+            return SendResult.REFUSED, one_line(error)
         except Exception as error:
-            _log.exception("alert delivery %d cannot be made into a message", taken.id)
-            return Answer.REJECTED, f"it cannot be made into a message: {Mask(used).text(reason(error))}"
+            _log.exception("the message of alert delivery %d cannot be built", taken.id)
+            return SendResult.REJECTED, f"its message cannot be built: {Mask(used).mask_text(reason(error))}"
         mask = Mask(used)
         try:
-            return Answer.SENT, line(
-                mask.text(call_user(self._ways[taken.channel.kind], message, options, self._now()))
+            return SendResult.SENT, one_line(
+                mask.mask_text(call_user(self._ways[taken.channel.kind], message, options, self._now()))
             )
         except NotSent as error:
-            return error.answer, line(mask.text(str(error)))
+            return error.answer, one_line(mask.mask_text(str(error)))
         except ValueError as error:
-            return Answer.REJECTED, line(mask.text(str(error)))
+            return SendResult.REJECTED, one_line(mask.mask_text(str(error)))
         except Exception as error:
-            _log.exception("alert delivery %d broke", taken.id)
-            return Answer.DOUBT, line(mask.text(reason(error)))
+            _log.exception("alert delivery %d failed unexpectedly", taken.id)
+            return SendResult.DOUBT, one_line(mask.mask_text(reason(error)))
 
-    def _options(self, taken: Taken) -> tuple[Any, list[str]]:
+    def _options(self, taken: ClaimedDelivery) -> tuple[Any, list[str]]:
         row = taken.channel
-        return filled(checked_channel(row.name, row.kind, row.options), self._secret)
+        return resolve_secrets(validate_channel(row.name, row.kind, row.options), self._secret)
 
     def _secret(self, name: str) -> str:
         return self._secrets.get(name, CHANNELS)
 
-    def _message(self, taken: Taken, link: str) -> Message:
+    def _message(self, taken: ClaimedDelivery, link: str) -> Message:
         row = taken.alert
-        told = Told(row.id, taken.id, taken.round, row.kind, row.at, row.instance, row.task, row.details)
-        return with_rows(message_of(told, self._installation, link), told, self._logs)
+        told = AlertRecord(row.id, taken.id, taken.round, row.kind, row.at, row.run_id, row.task, row.details)
+        return attach_rows(build_message(told, self._installation, link), told, self._logs)

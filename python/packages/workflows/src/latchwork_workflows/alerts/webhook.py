@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 from latchwork.spi import reason
 from latchwork_workflows.alerts.channels import WebhookOptions, check_url
-from latchwork_workflows.alerts.delivery import Deadline, NotSent, tls_of
-from latchwork_workflows.alerts.messages import Message, line
-from latchwork_workflows.state.alerts import Answer
+from latchwork_workflows.alerts.delivery import NotSent, SocketDeadline, client_tls_context
+from latchwork_workflows.alerts.messages import Message, one_line
+from latchwork_workflows.state.alerts import SendResult
 
 #: Maximum number of bytes of an answer that are read.
-_MOST_ANSWER = 2_000
+_MAX_ANSWER = 2_000
 _LATER = frozenset({408, 409, 425, 429})
 
 
@@ -33,28 +33,28 @@ def send(message: Message, options: WebhookOptions, at: float) -> str:
     """
     check_url(options.url)
     body = json.dumps({**message.body, "text": message.text, "subject": message.subject}, ensure_ascii=True).encode()
-    deadline = Deadline(options.timeout_s)
+    deadline = SocketDeadline(options.timeout_s)
     with deadline.running():
         try:
-            connection = _connected(options, deadline)
+            connection = _connect(options, deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NotSent(Answer.REFUSED, f"it cannot be reached: {reason(error)}") from error
+            raise NotSent(SendResult.REFUSED, f"it cannot be reached: {reason(error)}") from error
         try:
-            return _sent(connection, message, options, body, at)
+            return _post(connection, message, options, body, at)
         except (OSError, http.client.HTTPException) as error:
             is_late = deadline.is_over or isinstance(error, TimeoutError)  # the timeout of the socket may end first
             late = f"it did not answer within {options.timeout_s:g} s" if is_late else reason(error)
-            raise NotSent(Answer.DOUBT, f"nobody knows whether it was accepted: {late}") from error
+            raise NotSent(SendResult.DOUBT, f"it is not known whether it was accepted: {late}") from error
         finally:
             connection.close()
 
 
-def _connected(options: WebhookOptions, deadline: Deadline) -> http.client.HTTPConnection:
+def _connect(options: WebhookOptions, deadline: SocketDeadline) -> http.client.HTTPConnection:
     parts = urlsplit(options.url)
     host = parts.hostname or ""
     made: http.client.HTTPConnection
     if parts.scheme == "https":
-        tls = tls_of(options.ca_file)
+        tls = client_tls_context(options.ca_file)
         made = http.client.HTTPSConnection(host, parts.port, timeout=options.timeout_s, context=tls)
     else:
         made = http.client.HTTPConnection(host, parts.port, timeout=options.timeout_s)
@@ -63,21 +63,23 @@ def _connected(options: WebhookOptions, deadline: Deadline) -> http.client.HTTPC
     return made
 
 
-def _sent(
+def _post(
     connection: http.client.HTTPConnection, message: Message, options: WebhookOptions, body: bytes, at: float
 ) -> str:
     parts = urlsplit(options.url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection.request("POST", path, body, {**options.headers, **_headers(message, options, body, at)})
     answer = connection.getresponse()
-    said = line(answer.read(_MOST_ANSWER).decode("utf-8", "replace"))
+    said = one_line(answer.read(_MAX_ANSWER).decode("utf-8", "replace"))
     if 200 <= answer.status < 300:
         return ""
     if 300 <= answer.status < 400:
-        where = line(answer.headers.get("Location", "nowhere"))
-        raise NotSent(Answer.REJECTED, f"it answered {answer.status}, a redirect to {where}: give the channel that")
+        where = one_line(answer.headers.get("Location", "nowhere"))
+        raise NotSent(
+            SendResult.REJECTED, f"it answered {answer.status}, a redirect to {where}; use that URL in the channel"
+        )
     again = answer.status >= 500 or answer.status in _LATER
-    raise NotSent(Answer.REFUSED if again else Answer.REJECTED, f"it answered {answer.status}: {said}")
+    raise NotSent(SendResult.REFUSED if again else SendResult.REJECTED, f"it answered {answer.status}: {said}")
 
 
 def _headers(message: Message, options: WebhookOptions, body: bytes, at: float) -> dict[str, str]:

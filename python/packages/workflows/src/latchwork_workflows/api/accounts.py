@@ -17,70 +17,70 @@ from latchwork_workflows.schemas.accounts import (
     RoleChange,
     TokenMade,
 )
-from latchwork_workflows.services import accounts as desk
-from latchwork_workflows.services.parts import need, parts_of
-from latchwork_workflows.web import Role, Who
+from latchwork_workflows.services import accounts as service
+from latchwork_workflows.services.parts import context_of, require_role
+from latchwork_workflows.web import CurrentUser, Role
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
 
 @router.get("/users")
-def list_users(request: Request, who: Who) -> list[Account]:
+def list_users(request: Request, user: CurrentUser) -> list[Account]:
     """List the accounts, sorted by name."""
-    need(who, Role.ADMIN)
-    return parts_of(request).accounts.accounts()
+    require_role(user, Role.ADMIN)
+    return context_of(request).accounts.accounts()
 
 
 @router.post("/users", status_code=201)
-def create_user(request: Request, who: Who, given: NewAccount) -> None:
-    """Make an account; it may do nothing yet. Not with a token."""
-    desk.create(parts_of(request), who, given.name, given.password)
+def create_user(request: Request, user: CurrentUser, body: NewAccount) -> None:
+    """Create an account without roles. Requires a session, not a token."""
+    service.create(context_of(request), user, body.name, body.password)
 
 
 @router.patch("/users/{name}", status_code=204)
-def change_user(request: Request, who: Who, name: m.NamePath, given: AccountChange) -> None:
-    """Switch an account on or off, or give it another password: one's own, or as an administrator. Not with a token."""
-    desk.change(parts_of(request), who, name, enabled=given.enabled, password=given.password, current=given.current)
+def change_user(request: Request, user: CurrentUser, name: m.NamePath, body: AccountChange) -> None:
+    """Enable or disable an account, or change its password. Requires a session, not a token."""
+    service.change(context_of(request), user, name, enabled=body.enabled, password=body.password, current=body.current)
 
 
 @router.put("/users/{name}/role", status_code=204)
-def set_role(request: Request, who: Who, name: m.NamePath, given: RoleChange) -> None:
-    """What an account may do in a project. Administrators of the project may say so. Not with a token."""
-    desk.set_role(parts_of(request), who, name, given.project, Role.of(given.role) if given.role else None)
+def set_role(request: Request, user: CurrentUser, name: m.NamePath, body: RoleChange) -> None:
+    """Set the role of an account in a project that you administer. Requires a session, not a token."""
+    service.set_role(context_of(request), user, name, body.project, Role.from_label(body.role) if body.role else None)
 
 
 @router.get("/tokens")
-def list_tokens(request: Request, who: Who) -> list[ApiToken]:
+def list_tokens(request: Request, user: CurrentUser) -> list[ApiToken]:
     """List your own tokens. An administrator sees all."""
-    return parts_of(request).accounts.tokens(None if who.may(Role.ADMIN) else who.name)
+    return context_of(request).accounts.tokens(None if user.has_role(Role.ADMIN) else user.name)
 
 
 @router.post("/tokens", status_code=201)
-def create_token(request: Request, who: Who, given: NewToken) -> TokenMade:
-    """Make a token for oneself; its text is told this once. Not with a token."""
-    role = Role.of(given.role) if given.role else None
-    token_id, token = desk.new_token(parts_of(request), who, given.name, role=role, lasts_s=given.lasts_s)
+def create_token(request: Request, user: CurrentUser, body: NewToken) -> TokenMade:
+    """Create a token for your own account. The answer has its text, which is not stored. Requires a session."""
+    role = Role.from_label(body.role) if body.role else None
+    token_id, token = service.new_token(context_of(request), user, body.name, role=role, lasts_s=body.lasts_s)
     return TokenMade(id=token_id, token=token)
 
 
 @router.delete("/tokens/{token_id}", status_code=204)
-def revoke_token(request: Request, who: Who, token_id: m.Id) -> None:
-    """End a token: one's own, or as an administrator. Not with a token."""
-    desk.revoke(parts_of(request), who, token_id)
+def revoke_token(request: Request, user: CurrentUser, token_id: m.Id) -> None:
+    """Revoke one of your tokens, or as an administrator any token."""
+    service.revoke(context_of(request), user, token_id)
 
 
 @router.get("/audit")
 def audit(
     request: Request,
-    who: Who,
+    user: CurrentUser,
     by: Annotated[str, Query(max_length=100)] = "",
     before: m.Before = None,
     limit: m.Limit = 100,
 ) -> list[m.EventRow]:
-    """What people did, the newest first, in the projects that one administers."""
-    rows = desk.audit(parts_of(request), who, by=by.replace("\x00", ""), before=before, most=limit)
+    """List the actions of users in the projects that you administer, newest first."""
+    rows = service.list_actions(context_of(request), user, by=by.replace("\x00", ""), before=before, limit=limit)
     return [_row(each) for each in rows]
 
 
-def _row(each: history.Told) -> m.EventRow:
+def _row(each: history.HistoryEvent) -> m.EventRow:
     return m.EventRow(**{name: getattr(each, name) for name in m.EventRow.model_fields})

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request
 from latchwork_workflows.api import models as m
 from latchwork_workflows.schemas.alerts import Alert, Channel, ChannelChange, ChannelStored, ChannelTest
 from latchwork_workflows.services import alerts
-from latchwork_workflows.services.parts import parts_of
-from latchwork_workflows.web import Who
+from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.web import CurrentUser
 
 router = APIRouter(prefix="/api/v1", tags=["alerts"])
 StateWord = Literal["", "pending", "sending", "sent", "failed", "unsure"]
@@ -20,50 +20,52 @@ StateWord = Literal["", "pending", "sending", "sent", "failed", "unsure"]
 def list_alerts(
     *,
     request: Request,
-    who: Who,
+    user: CurrentUser,
     project: Annotated[str, Query(max_length=100)] = "",
     state: Annotated[StateWord, Query(description="with a delivery in this state")] = "",
-    run: Annotated[int | None, Query(ge=1, le=m.MOST_ID)] = None,
+    run: Annotated[int | None, Query(ge=1, le=m.MAX_ID)] = None,
     before: m.Before = None,
     limit: m.Limit = 50,
 ) -> list[Alert]:
     """List alerts and their deliveries, the newest first."""
     wanted = project.replace("\x00", "")
-    return alerts.listed(parts_of(request), who, project=wanted, state=state, run=run, before=before, most=limit)
+    return alerts.list_alerts(
+        context_of(request), user, project=wanted, state=state, run=run, before=before, limit=limit
+    )
 
 
 @router.get("/alerts/{alert_id}")
-def show_alert(*, request: Request, who: Who, alert_id: m.Id) -> Alert:
+def show_alert(*, request: Request, user: CurrentUser, alert_id: m.Id) -> Alert:
     """Return an alert with its deliveries."""
-    return alerts.find(parts_of(request), who, alert_id)
+    return alerts.get_alert(context_of(request), user, alert_id)
 
 
 @router.post("/deliveries/{delivery_id}:resend", status_code=202)
-def resend(*, request: Request, who: Who, delivery_id: m.Id) -> None:
+def resend(*, request: Request, user: CurrentUser, delivery_id: m.Id) -> None:
     """Send a delivery again, as another message."""
-    alerts.resend(parts_of(request), who, delivery_id)
+    alerts.resend(context_of(request), user, delivery_id)
 
 
 @router.get("/channels")
-def list_channels(request: Request, who: Who) -> list[Channel]:
+def list_channels(request: Request, user: CurrentUser) -> list[Channel]:
     """List the channels, sorted by name. For administrators of all projects."""
-    return alerts.channels(parts_of(request), who)
+    return alerts.list_channels(context_of(request), user)
 
 
 @router.put("/channels/{name}")
-def set_channel(request: Request, who: Who, name: m.NamePath, given: ChannelChange) -> ChannelStored:
+def set_channel(request: Request, user: CurrentUser, name: m.NamePath, body: ChannelChange) -> ChannelStored:
     """Create or replace a channel."""
-    is_new = alerts.set_channel(parts_of(request), who, name, given.kind, given.options, enabled=given.enabled)
+    is_new = alerts.set_channel(context_of(request), user, name, body.kind, body.options, enabled=body.enabled)
     return ChannelStored(is_new=is_new)
 
 
 @router.delete("/channels/{name}", status_code=204)
-def remove_channel(request: Request, who: Who, name: m.NamePath) -> None:
+def remove_channel(request: Request, user: CurrentUser, name: m.NamePath) -> None:
     """Delete a channel."""
-    alerts.remove_channel(parts_of(request), who, name)
+    alerts.remove_channel(context_of(request), user, name)
 
 
 @router.post("/channels/{name}:test", status_code=202)
-def test_channel(request: Request, who: Who, name: m.NamePath) -> ChannelTest:
+def test_channel(request: Request, user: CurrentUser, name: m.NamePath) -> ChannelTest:
     """Send a test. The delivery of its alert has the result."""
-    return ChannelTest(alert=alerts.test_channel(parts_of(request), who, name))
+    return ChannelTest(alert=alerts.test_channel(context_of(request), user, name))

@@ -7,16 +7,16 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 
 from latchwork_workflows.schemas.base import Document
-from latchwork_workflows.services.lineage import lineage
-from latchwork_workflows.services.parts import parts_of
-from latchwork_workflows.web import Problem, Who
+from latchwork_workflows.services.lineage import build_lineage
+from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.web import CurrentUser, HttpProblem
 
 router = APIRouter(prefix="/api/v1", tags=["lineage"])
 _Word = Annotated[str, Query(max_length=100)]
 
 
 class LineageWorkflow(Document):
-    """A workflow: `project.name`; one that is only named, and not there, has no version."""
+    """A workflow, `project.name`. It has no version if it does not exist but another one refers to it."""
 
     workflow: str
     version: int | None
@@ -24,7 +24,7 @@ class LineageWorkflow(Document):
 
 
 class LineageLink(Document):
-    """That a task of a workflow starts another (`sub_process`), or waits for its runs (`dependent`)."""
+    """A task that starts another workflow (`sub_process`) or waits for its runs (`dependent`)."""
 
     workflow: str
     task: str
@@ -35,7 +35,7 @@ class LineageLink(Document):
 
 
 class LineageDocument(Document):
-    """Workflows that name others or are named, and what is between them; `alone` counts those that are neither."""
+    """Workflows that depend on each other, with the links between them. `alone` is the number of all others."""
 
     workflows: list[LineageWorkflow]
     links: list[LineageLink]
@@ -46,15 +46,17 @@ class LineageDocument(Document):
 def get_lineage(
     *,
     request: Request,
-    who: Who,
+    user: CurrentUser,
     project: _Word = "",
     workflow: Annotated[str, Query(max_length=100, description="a name; needs project: all above and below it")] = "",
 ) -> LineageDocument:
-    """Who depends on whom: of everything, of a project and its neighbours, or around one workflow."""
+    """Return the dependencies between workflows: all, those of a project, or those around one workflow."""
     if workflow and not project:
         why = "give the project of the workflow too"
-        raise Problem(422, f"project: {why}", errors=[("project", why)])
-    found = lineage(parts_of(request), who, project=project.replace("\x00", ""), workflow=workflow.replace("\x00", ""))
+        raise HttpProblem(422, f"project: {why}", errors=[("project", why)])
+    found = build_lineage(
+        context_of(request), user, project=project.replace("\x00", ""), workflow=workflow.replace("\x00", "")
+    )
     return LineageDocument(
         workflows=[
             LineageWorkflow(workflow=name, version=row.version if row else None, online=bool(row and row.online))

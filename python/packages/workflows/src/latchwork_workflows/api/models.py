@@ -11,9 +11,9 @@ from latchwork_workflows.model.model import Name
 from latchwork_workflows.schemas.base import Document as Document  # noqa: PLC0414 - of the schemas in this package
 from latchwork_workflows.schemas.values import Plain as Plain  # noqa: PLC0414
 
-MOST_ID = MAX_WHOLE
-Id = Annotated[int, Path(ge=1, le=MOST_ID)]
-Before = Annotated[int | None, Query(ge=1, le=MOST_ID, description="only what is older than this id")]
+MAX_ID = MAX_WHOLE
+Id = Annotated[int, Path(ge=1, le=MAX_ID)]
+Before = Annotated[int | None, Query(ge=1, le=MAX_ID, description="only entries with lower IDs")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many at most")]
 NamePath = Annotated[Name, Path(description="letters, digits, `_`, `-` and `.`")]
 UniqueKey = Annotated[
@@ -23,7 +23,7 @@ UniqueKey = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[\x21-\x7e]+$",
-        description="the same key with the same command again starts nothing more, also after the run",
+        description="idempotency key: repeating a command with its key does nothing, even after the run has ended",
     ),
 ]
 RunState = Literal[
@@ -32,13 +32,13 @@ RunState = Literal[
 
 
 class EventRow(Document):
-    """What somebody did, or what happened."""
+    """An action of a user, or an event of a run."""
 
     id: int
     at: float
     kind: str
     by: str
     project: str
-    instance: int | None
+    run_id: int | None
     task: str
     details: Any

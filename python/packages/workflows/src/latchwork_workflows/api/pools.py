@@ -9,32 +9,32 @@ from fastapi import APIRouter, Path, Request
 from latchwork_workflows.api.models import Limit
 from latchwork_workflows.schemas.pools import POOL_PATTERN, Pool, PoolChange, PoolDetail, PoolSettings
 from latchwork_workflows.services import pools
-from latchwork_workflows.services.parts import parts_of
-from latchwork_workflows.web import Who
+from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.web import CurrentUser
 
 router = APIRouter(prefix="/api/v1", tags=["pools"])
 _Name = Annotated[str, Path(pattern=POOL_PATTERN, description="of a project's pool: `@` and the project")]
 
 
 @router.get("/pools")
-def list_pools(request: Request, who: Who) -> list[Pool]:
+def list_pools(request: Request, user: CurrentUser) -> list[Pool]:
     """List the pools, with the workflows that name them."""
-    return pools.listed(parts_of(request), who)
+    return pools.list_pools(context_of(request), user)
 
 
 @router.get("/pools/{pool}")
-def get_pool(*, request: Request, who: Who, pool: _Name, limit: Limit = 100) -> PoolDetail:
+def get_pool(*, request: Request, user: CurrentUser, pool: _Name, limit: Limit = 100) -> PoolDetail:
     """Return a pool, the tasks that hold its slots, and the next tasks that wait for one."""
-    return pools.find(parts_of(request), who, pool, most=limit)
+    return pools.get_pool(context_of(request), user, pool, limit=limit)
 
 
 @router.put("/pools/{pool}")
-def put_pool(*, request: Request, who: Who, pool: _Name, given: PoolChange) -> PoolSettings:
+def put_pool(*, request: Request, user: CurrentUser, pool: _Name, body: PoolChange) -> PoolSettings:
     """Create or change a pool. Tasks that run beyond a smaller size are not stopped."""
-    return pools.put(parts_of(request), who, name=pool, **given.model_dump())
+    return pools.set_pool(context_of(request), user, name=pool, **body.model_dump())
 
 
 @router.delete("/pools/{pool}", status_code=204)
-def remove_pool(*, request: Request, who: Who, pool: _Name) -> None:
+def remove_pool(*, request: Request, user: CurrentUser, pool: _Name) -> None:
     """Remove a pool that no workflow names."""
-    pools.remove(parts_of(request), who, pool)
+    pools.remove_pool(context_of(request), user, pool)

@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from latchwork_workflows.db import overview
 from latchwork_workflows.db.database import DatabaseUnavailable
-from latchwork_workflows.schemas.nodes import Worker, WorkerTask
+from latchwork_workflows.schemas.nodes import RunningTask, Worker
 from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import runs
-from latchwork_workflows.services.parts import WorkerSeen, need_any, parts_of
-from latchwork_workflows.services.workers import at_work
-from latchwork_workflows.web import Identity, Problem, Who, may_still
+from latchwork_workflows.services.parts import WorkerStatus, context_of, require_any_role
+from latchwork_workflows.services.workers import tasks_by_worker
+from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, is_still_allowed
 
 router = APIRouter()
 #: The limit of the count of failed runs in metrics.
@@ -27,61 +27,65 @@ _TOPIC = r"^(all|run:[1-9][0-9]{0,17})$"
 
 
 @router.get("/api/v1/workers", tags=["workers"])
-def list_workers(request: Request, who: Who) -> list[Worker]:
-    """The workers that live, and what they run. Needs a role in some project."""
-    need_any(who)
-    parts = parts_of(request)
-    if parts.cluster is None:
-        raise Problem(503, "workers are not known: the API was started without --store or LATCHWORK_WORKFLOWS_STORE")
-    found = parts.workers()
+def list_workers(request: Request, user: CurrentUser) -> list[Worker]:
+    """List the running workers with their tasks. Requires a role in some project."""
+    require_any_role(user)
+    context = context_of(request)
+    if context.cluster is None:
+        raise HttpProblem(
+            503, "the API was started without --store or LATCHWORK_WORKFLOWS_STORE, so workers are not known"
+        )
+    found = context.workers()
     if found is None:
-        raise Problem(503, "the store cannot be asked for workers now", headers={"Retry-After": "5"})
-    with parts.database.read() as connection:
-        running = at_work(connection, who, found)
+        raise HttpProblem(503, "the store is not reachable now", headers={"Retry-After": "5"})
+    with context.database.read() as connection:
+        running = tasks_by_worker(connection, user, found)
     return [_worker(each, running[each.name]) for each in found]
 
 
-def _worker(seen: WorkerSeen, running: Sequence[ActiveTask]) -> Worker:
-    tasks = [WorkerTask.of(each) for each in running if each.task]
+def _worker(seen: WorkerStatus, running: Sequence[ActiveTask]) -> Worker:
+    tasks = [RunningTask.of(each) for each in running if each.task]
     fields = {"groups": list(seen.groups), "types": list(seen.types), "tenants": list(seen.tenants)}
     return Worker.of(seen, **fields, running=tasks)
 
 
 @router.get("/api/v1/events", tags=["live"], response_class=StreamingResponse)
-async def events(request: Request, who: Who, topic: Annotated[str, Query(pattern=_TOPIC)] = "all") -> StreamingResponse:
-    """A stream with an event ``change`` whenever something changed: of a run, or anything. What, is asked for then."""
-    parts, live = parts_of(request), request.app.state.site.live
+async def events(
+    request: Request, user: CurrentUser, topic: Annotated[str, Query(pattern=_TOPIC)] = "all"
+) -> StreamingResponse:
+    """Stream an event ``change`` whenever a run, or anything, has changed. Clients then reload what they show."""
+    context, live = context_of(request), request.app.state.site.live
 
     def look(now: Identity) -> None:
         if topic != "all":
-            runs.row_of(parts, now, int(topic.partition(":")[2]))
+            runs.find_row(context, now, int(topic.partition(":")[2]))
 
-    await run_in_threadpool(look, who)
-    stream = await live.opened(live.changes(topic), who.name, lambda: may_still(request, look))
+    await run_in_threadpool(look, user)
+    stream = await live.opened(live.changes(topic), user.name, lambda: is_still_allowed(request, look))
     return StreamingResponse(stream, media_type="text/event-stream")
 
 
 @router.get("/healthz", tags=["server"])
 def healthz(request: Request) -> Response:
-    """Whether this server answers, and reaches its database. Needs no account, and tells nothing else."""
+    """Return whether this server is running and reaches its database. Requires no account."""
     try:
-        with parts_of(request).database.read() as connection:
-            overview.lag(connection)
+        with context_of(request).database.read() as connection:
+            overview.command_lag(connection)
     except DatabaseUnavailable:
         return JSONResponse({"ok": False, "database": False}, 503)
     return JSONResponse({"ok": True, "database": True})
 
 
 @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
-def metrics(request: Request, who: Who) -> PlainTextResponse:
-    """What waits and runs, for Prometheus: with a token of an account that has a role in some project."""
-    need_any(who)
-    parts = parts_of(request)
+def metrics(request: Request, user: CurrentUser) -> PlainTextResponse:
+    """Return metrics for Prometheus. Requires the token of an account with a role in some project."""
+    require_any_role(user)
+    context = context_of(request)
     now = time.time()
-    with parts.database.read() as connection:
-        lag, active = overview.lag(connection), overview.active_count(connection)
-        failed = len(overview.failed_since(connection, now - 3600.0, most=_MOST_FAILED))
-    workers = parts.workers()
+    with context.database.read() as connection:
+        lag, active = overview.command_lag(connection), overview.active_count(connection)
+        failed = len(overview.failed_runs(connection, now - 3600.0, limit=_MOST_FAILED))
+    workers = context.workers()
     figures = {
         "latchwork_workflows_active_runs": active,
         "latchwork_workflows_failed_runs_last_hour": failed,

@@ -20,90 +20,92 @@ from latchwork_workflows.schemas.settings import (
     SettingRemoved,
     SettingStored,
 )
-from latchwork_workflows.services import settings as desk
-from latchwork_workflows.services.parts import parts_of
-from latchwork_workflows.web import Who
+from latchwork_workflows.services import settings as service
+from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.web import CurrentUser
 
 router = APIRouter(prefix="/api/v1", tags=["settings"])
 Project = Annotated[
-    str, Query(pattern=rf"^$|{NAME_PATTERN}", max_length=100, description="whose it is; empty: of all projects")
+    str, Query(pattern=rf"^$|{NAME_PATTERN}", max_length=100, description="its project; empty: all projects")
 ]
 Among = Annotated[
     str | None,
     Query(
-        pattern=rf"^$|{NAME_PATTERN}", max_length=100, description="those of this project and of all; none: of every"
+        pattern=rf"^$|{NAME_PATTERN}",
+        max_length=100,
+        description="settings that this project can use; none: settings of all projects",
     ),
 ]
 
 
 @router.get("/connections")
-def list_connections(request: Request, who: Who, project: Among = None) -> list[Connection]:
-    """Connections by project and name."""
-    return desk.connections(parts_of(request), who, project)
+def list_connections(request: Request, user: CurrentUser, project: Among = None) -> list[Connection]:
+    """List connections by project and name."""
+    return service.list_connections(context_of(request), user, project)
 
 
 @router.put("/connections/{name}")
 def set_connection(
-    request: Request, who: Who, name: m.NamePath, given: ConnectionChange, project: Project = ""
+    request: Request, user: CurrentUser, name: m.NamePath, body: ConnectionChange, project: Project = ""
 ) -> SettingStored:
-    """Store a connection. Attempts that workers have been given keep what they were given."""
-    is_new = desk.set_connection(parts_of(request), who, project, name, url=given.url, secret=given.secret)
+    """Store a connection. Attempts that a worker already has keep the former one."""
+    is_new = service.set_connection(context_of(request), user, project, name, url=body.url, secret=body.secret)
     return SettingStored(is_new=is_new)
 
 
 @router.delete("/connections/{name}")
-def remove_connection(request: Request, who: Who, name: m.NamePath, project: Project = "") -> SettingRemoved:
+def remove_connection(request: Request, user: CurrentUser, name: m.NamePath, project: Project = "") -> SettingRemoved:
     """Delete a connection."""
-    return SettingRemoved(missed_by=desk.remove(parts_of(request), who, "connection", project, name))
+    return SettingRemoved(missed_by=service.remove_setting(context_of(request), user, "connection", project, name))
 
 
 @router.post("/connections/{name}:test", status_code=202)
-def try_connection(
-    request: Request, who: Who, name: m.NamePath, given: ConnectionTest | None = None, project: Project = ""
+def check_connection(
+    request: Request, user: CurrentUser, name: m.NamePath, body: ConnectionTest | None = None, project: Project = ""
 ) -> CommandSent:
-    """Let a worker open it: a run of one task, whose state and log say how it went."""
-    where = given or ConnectionTest()
-    return desk.try_connection(parts_of(request), who, project, name, within=where.within, group=where.group)
+    """Let a worker open a connection. Returns the start of a run with one task, whose state and log have the result."""
+    where = body or ConnectionTest()
+    return service.check_connection(context_of(request), user, project, name, within=where.within, group=where.group)
 
 
 @router.get("/environments")
-def list_environments(request: Request, who: Who, project: Among = None) -> list[Environment]:
-    """Environments by project and name."""
-    return desk.environments(parts_of(request), who, project)
+def list_environments(request: Request, user: CurrentUser, project: Among = None) -> list[Environment]:
+    """List environments by project and name."""
+    return service.list_environments(context_of(request), user, project)
 
 
 @router.put("/environments/{name}")
 def set_environment(
-    request: Request, who: Who, name: m.NamePath, given: EnvironmentChange, project: Project = ""
+    request: Request, user: CurrentUser, name: m.NamePath, body: EnvironmentChange, project: Project = ""
 ) -> SettingStored:
-    """Store an environment: these variables, and with `keep` also those that it has."""
-    is_new = desk.set_environment(
-        parts_of(request), who, project, name, given.variables, keep=given.keep, drop=given.drop
+    """Store an environment. With `keep`, its other variables are kept."""
+    is_new = service.set_environment(
+        context_of(request), user, project, name, body.variables, keep=body.keep, drop=body.drop
     )
     return SettingStored(is_new=is_new)
 
 
 @router.delete("/environments/{name}")
-def remove_environment(request: Request, who: Who, name: m.NamePath, project: Project = "") -> SettingRemoved:
+def remove_environment(request: Request, user: CurrentUser, name: m.NamePath, project: Project = "") -> SettingRemoved:
     """Delete an environment."""
-    return SettingRemoved(missed_by=desk.remove(parts_of(request), who, "environment", project, name))
+    return SettingRemoved(missed_by=service.remove_setting(context_of(request), user, "environment", project, name))
 
 
 @router.get("/parameters")
-def list_parameters(request: Request, who: Who, project: Among = None) -> list[Parameter]:
-    """Parameters by project and name."""
-    return desk.parameters(parts_of(request), who, project)
+def list_parameters(request: Request, user: CurrentUser, project: Among = None) -> list[Parameter]:
+    """List parameters by project and name."""
+    return service.list_parameters(context_of(request), user, project)
 
 
 @router.put("/parameters/{name}")
 def set_parameter(
-    request: Request, who: Who, name: m.NamePath, given: ParameterChange, project: Project = ""
+    request: Request, user: CurrentUser, name: m.NamePath, body: ParameterChange, project: Project = ""
 ) -> SettingStored:
     """Store a parameter."""
-    return SettingStored(is_new=desk.set_parameter(parts_of(request), who, project, name, given.value))
+    return SettingStored(is_new=service.set_parameter(context_of(request), user, project, name, body.value))
 
 
 @router.delete("/parameters/{name}")
-def remove_parameter(request: Request, who: Who, name: m.NamePath, project: Project = "") -> SettingRemoved:
+def remove_parameter(request: Request, user: CurrentUser, name: m.NamePath, project: Project = "") -> SettingRemoved:
     """Delete a parameter."""
-    return SettingRemoved(missed_by=desk.remove(parts_of(request), who, "parameter", project, name))
+    return SettingRemoved(missed_by=service.remove_setting(context_of(request), user, "parameter", project, name))

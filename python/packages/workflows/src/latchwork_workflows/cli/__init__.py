@@ -6,6 +6,6 @@ __all__ = ["WORKFLOWS"]
 
 WORKFLOWS = CommandSpec(
     "latchwork_workflows.cli.app:workflows_app",
-    "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again",
+    "Workflows: graphs of tasks that run on a schedule or on demand. Monitor, pause, repair and rerun them",
     demo="latchwork_workflows.demo.fleet:run_workflows",
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latchwork.spi import Json, UsageError, command, group, listed, told
-from latchwork_workflows.cli.options import DatabaseUrl, HomeDir, home_of, opened_database
+from latchwork_workflows.cli.options import DatabaseUrl, HomeDir, open_database, resolve_home
 
 if TYPE_CHECKING:
     from latchwork_workflows.db import DatabaseAccounts
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 #: What takes a role away.
 _NO_ROLE = "none"
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the account.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the account.")]
 
 
 @command("latchwork workflows users list", "latchwork workflows users list --json")
 def list_users(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
-    """List the accounts of the pages and the API, and what each may do in which project."""
+    """List the accounts of the pages and the API, with their roles in each project."""
     with _accounts(home, database) as accounts:
         rows = accounts.accounts()
-    empty = "no users; make one with `latchwork workflows users set NAME --role admin --password`"
-    listed("users", rows, _row, plain=_plain, empty=empty, as_json=as_json)
+    empty = "no users; create one with `latchwork workflows users set NAME --role admin --password`"
+    listed("users", rows, _account_row, plain=_account_json, empty=empty, as_json=as_json)
 
 
-def _plain(each: Account) -> dict[str, Any]:
+def _account_json(each: Account) -> dict[str, Any]:
     roles = dict(sorted(each.roles.items()))
     return {"user": each.name, "enabled": each.enabled, "has_password": each.has_password, "roles": roles}
 
 
-def _row(each: Account) -> dict[str, str]:
+def _account_row(each: Account) -> dict[str, str]:
     roles = [f"{role} of {project or 'all'}" for project, role in sorted(each.roles.items())]
     return {
         "user": each.name,
@@ -61,28 +61,33 @@ def set_user(
     *,
     role: Annotated[
         str | None,
-        typer.Option(metavar="ROLE", show_default=False, help="viewer, operator, editor or admin; none takes it away."),
+        typer.Option(
+            metavar="ROLE", show_default=False, help="viewer, operator, editor or admin. none removes the role."
+        ),
     ] = None,
     project: Annotated[
         str,
         typer.Option(
-            "--project", metavar="PROJECT", show_default=False, help="Where the role counts.  [unless given: in all]"
+            "--project", metavar="PROJECT", show_default=False, help="The project of the role.  [default: all projects]"
         ),
     ] = "",
     password: Annotated[
-        bool, typer.Option("--password", help="Ask for a password without an echo, or read it from a pipe.")
+        bool, typer.Option("--password", help="Prompt for a password, or read it from a pipe.")
     ] = False,
     on: Annotated[
-        bool | None, typer.Option("--on/--off", show_default=False, help="Let anybody in with it, or not.")
+        bool | None, typer.Option("--on/--off", show_default=False, help="Enable or disable the account.")
     ] = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Make an account, or change one. It may do nothing without a role. A new password ends sessions and tokens."""
+    """Create or change an account.
+
+    An account without a role can do nothing. A new password ends its sessions and tokens.
+    """
     _check_names(name, project)
     wanted = _role_of(role)
-    given = _asked(name) if password else None
+    given = _read_password(name) if password else None
     with _accounts(home, database) as accounts:
         is_new = all(each.name != name for each in accounts.accounts())
         by = getpass.getuser()
@@ -98,8 +103,8 @@ def set_user(
         if on is not None:
             accounts.set_enabled(name, on, by=by)
         (found,) = (each for each in accounts.accounts() if each.name == name)
-    line = f"user {name} is {'made' if is_new else 'changed'}: {_row(found)['roles']}"
-    told(line, {"is_new": is_new, **_plain(found)}, as_json=as_json)
+    line = f"user {name} {'created' if is_new else 'updated'}: {_account_row(found)['roles']}"
+    told(line, {"is_new": is_new, **_account_json(found)}, as_json=as_json)
 
 
 @command("latchwork workflows users link ann", "latchwork workflows users link ann --at https://flows.example.org")
@@ -107,18 +112,18 @@ def link_user(
     name: Name,
     *,
     at: Annotated[
-        str, typer.Option("--at", metavar="ADDRESS", help="Of the pages, as a browser reaches them.")
+        str, typer.Option("--at", metavar="ADDRESS", help="The address of the pages, as a browser reaches them.")
     ] = "http://127.0.0.1:8770",
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Print an address that signs a browser in as an account, once, within an hour. Whoever has it can use it."""
+    """Print a sign-in link for an account. It works once, within an hour, for anyone who has it."""
     if not at.startswith(("http://", "https://")):
         raise UsageError(f"--at is the address of the pages, http://... or https://..., not {at!r}")
     with _accounts(home, database) as accounts:
         if any(each.name == name and not each.enabled for each in accounts.accounts()):
-            raise UsageError(f"user {name} is off; `latchwork workflows users set {name} --on` lets it in again")
+            raise UsageError(f"user {name} is disabled; `latchwork workflows users set {name} --on` enables it again")
         link = f"{at.rstrip('/')}/sign-in?link={accounts.new_link(name, by=getpass.getuser())}"
     told(link, {"user": name, "link": link}, as_json=as_json)
 
@@ -128,7 +133,7 @@ def _check_names(name: str, project: str) -> None:
 
     for what, each in (("NAME", name), ("--project", project or "default")):
         if re.fullmatch(NAME_PATTERN, each) is None:
-            raise UsageError(f"{what} {each!r} is no name; use up to 100 letters, digits, '_', '-' and '.'")
+            raise UsageError(f"{what} {each!r} is not a valid name; use up to 100 letters, digits, '_', '-' and '.'")
 
 
 def _role_of(word: str | None) -> Role | None:
@@ -137,12 +142,12 @@ def _role_of(word: str | None) -> Role | None:
     if word is None or word == _NO_ROLE:
         return None
     try:
-        return Role.of(word)
+        return Role.from_label(word)
     except ValueError as error:
         raise UsageError(f"--role: {error}, and {_NO_ROLE}") from None
 
 
-def _asked(name: str) -> str:
+def _read_password(name: str) -> str:
     if sys.stdin.isatty():
         return str(typer.prompt(f"password of {name}", hide_input=True, confirmation_prompt=True))
     return sys.stdin.read().removesuffix("\n")
@@ -150,8 +155,8 @@ def _asked(name: str) -> str:
 
 @contextmanager
 def _accounts(home: Path | None, database: str | None) -> Iterator[DatabaseAccounts]:
-    """The accounts of a database that is there, and of this version."""
-    with opened_database(home_of(home, database)) as opened:
+    """Open the accounts of an existing database of this version."""
+    with open_database(resolve_home(home, database)) as opened:
         from latchwork_workflows import installation_of
         from latchwork_workflows.db import DatabaseAccounts
 

@@ -1,5 +1,5 @@
-"""`latchwork workflows start`, and what is asked of a run: `pause`, `resume`, `stop`, `recover`, `rerun`; of a task:
-`force-success`, `force-start`.
+"""`latchwork workflows start`; `pause`, `resume`, `stop`, `recover`, `rerun` of a run; `force-success`, `force-start`
+of a task.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import typer
 
 from latchwork.errors import BadRecord
 from latchwork.spi import FAILURE, Json, Line, UsageError, command, printable, read_json, say, say_json, show, told
-from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
-from latchwork_workflows.cli.runs import STYLES, RunId, check_task, plain
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, open_client, resolve_home
+from latchwork_workflows.cli.runs import STYLES, RunId, check_task, run_detail_json
 
 if TYPE_CHECKING:
     from latchwork_workflows import WorkflowClient
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 StartFrom = Annotated[
     list[str] | None,
-    typer.Option(
-        "--from", metavar="TASK", show_default=False, help="Begin with this task; may be given several times."
-    ),
+    typer.Option("--from", metavar="TASK", show_default=False, help="Start with this task. Repeatable."),
 ]
 
 RecoverFrom = Annotated[
@@ -35,18 +33,20 @@ RecoverFrom = Annotated[
         "--from",
         metavar="TASK",
         show_default=False,
-        help="Run this task again too, with all behind it; may be given several times.",
+        help="Also run this task again, with everything downstream. Repeatable.",
     ),
 ]
 PriorityWord = Annotated[
     str | None,
     typer.Option(
-        metavar="WORD", show_default=False, help="highest, high, medium, low or lowest.  [unless given: its own]"
+        metavar="WORD",
+        show_default=False,
+        help="highest, high, medium, low or lowest.  [default: that of the definition]",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Every task succeeds without running.")]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Every task runs, whatever is known of its outputs.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Until a master has done it, and the run is over or paused.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Ignore cached outputs and run every task.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the run has ended or paused.")]
 Params = Annotated[
     list[str] | None,
     typer.Option(
@@ -54,7 +54,7 @@ Params = Annotated[
         "-p",
         metavar="NAME=VALUE",
         show_default=False,
-        help="A value instead of the definition's; JSON, or text as it stands. May be given several times.",
+        help="A parameter that replaces that of the definition, as JSON or plain text. Repeatable.",
     ),
 ]
 
@@ -69,22 +69,33 @@ _PARTS, _LINE = 16, 65_536
     "latchwork workflows start nightly --from load --follow",
 )
 def start(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="project.name, or the name of a workflow in the project default.")
+    ],
     *,
     param: Params = None,
     start_from: StartFrom = None,
     scope: Annotated[
-        str, typer.Option(metavar="SCOPE", help="With --from, what else runs: only, downstream or upstream.")
+        str,
+        typer.Option(metavar="SCOPE", help="With --from: which other tasks run: only (none), downstream or upstream."),
     ] = "downstream",
     priority: PriorityWord = None,
     dry_run: DryRun = False,
     no_cache: NoCache = False,
     unique_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", show_default=False, help="The same key and the same start again are one run."),
+        typer.Option(
+            metavar="KEY",
+            show_default=False,
+            help="Idempotency key: repeating the same start with the same key starts one run.",
+        ),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is over; exit code 1 unless it succeeded.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show what its tasks write, and wait.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it has ended. Exit code 1 unless it succeeded.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show the logs of its tasks and wait for its end.")
+    ] = False,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
@@ -92,11 +103,11 @@ def start(
     logs: LogsUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Start a run of a workflow, and print its number once a master has taken it."""
-    params = params_of(param or [])
+    """Start a run of a workflow. Print its ID once a master has created it."""
+    params = parse_params(param or [])
     if scope not in {"only", "downstream", "upstream"}:
         raise UsageError(f"--scope is only, downstream or upstream, not {scope!r}")
-    with client_of(home_of(home, database, store, logs), url) as client:
+    with open_client(resolve_home(home, database, store, logs), url) as client:
         asked = client.runs.start(
             name,
             params,
@@ -109,17 +120,17 @@ def start(
         )
         number = asked.id()
         if not (wait or follow):
-            told(f"run {number} of {name} is started", {"run": number}, as_json=as_json)
+            told(f"run {number} of {name} started", {"run": number}, as_json=as_json)
             return
         if not as_json:
-            say(f"run {number} of {name} is started")
-        found = _followed(client, number) if follow and not as_json else client.runs.wait(number)
-        cause = _cause(client, found)
-    _end(found, cause, as_json=as_json)
+            say(f"run {number} of {name} started")
+        found = _follow_logs(client, number) if follow and not as_json else client.runs.wait(number)
+        cause = _failure_causes(client, found)
+    _print_end(found, cause, as_json=as_json)
 
 
-def _cause(client: WorkflowClient, found: Run) -> list[dict[str, str]]:
-    """Why a run that is over did not succeed: the tasks, what each says, and which attempt has the log."""
+def _failure_causes(client: WorkflowClient, found: Run) -> list[dict[str, str]]:
+    """Return why an ended run did not succeed: the tasks, their reasons, and the attempts that have the logs."""
     if found.state.value == "success":
         return []
     mine = [each for each in client.runs.attempts(found.id) if each.round == found.round]
@@ -130,62 +141,64 @@ def _cause(client: WorkflowClient, found: Run) -> list[dict[str, str]]:
     ]
 
 
-def _say_cause(cause: list[dict[str, str]]) -> None:
+def _print_causes(cause: list[dict[str, str]]) -> None:
     for each in cause:
         show(Line(f"{each['task']}: {each['why']}" if each["task"] else each["why"], "red"))
         if each["attempt"]:
             say(f"  its log: `latchwork workflows logs {each['attempt']}`")
 
 
-def _end(found: RunDetail, cause: list[dict[str, str]], *, as_json: bool) -> None:
+def _print_end(found: RunDetail, cause: list[dict[str, str]], *, as_json: bool) -> None:
     if as_json:
-        say_json({**plain(found), "cause": cause})
+        say_json({**run_detail_json(found), "cause": cause})
     else:
         show(Line(f"run {found.id}: {found.state.value}", STYLES.get(found.state.value, "")))
-        _say_cause(cause)
+        _print_causes(cause)
     if found.state.value != "success":
         raise typer.Exit(FAILURE)
 
 
-def _followed(client: WorkflowClient, number: int) -> RunDetail:
-    """Show the logs of all attempts as they come, each line behind the name of its task, to the last of them."""
-    tails: dict[str, _Tail] = {}
+def _follow_logs(client: WorkflowClient, number: int) -> RunDetail:
+    """Print the logs of all attempts of a run as they grow, until the run has ended. Lines start with their task."""
+    tails: dict[str, _LogTail] = {}
     while True:
         found = client.runs.get(number)
         for each in reversed(client.runs.attempts(number)):
-            tails.setdefault(each.id, _Tail(each.name, each.id)).show(client, all_of_it=found.has_ended)
+            tails.setdefault(each.id, _LogTail(each.name, each.id)).show(client, all_of_it=found.has_ended)
         if found.has_ended:
             return found
         time.sleep(0.3)
 
 
 @dataclass
-class _Tail:
-    """How far the log of an attempt was shown.
+class _LogTail:
+    """The part of an attempt's log that was already printed.
 
     Attributes:
-        name: of its task.
-        attempt: of which it is.
-        next: where to go on.
-        rest: the beginning of a line whose end has not come.
-        ended: all of it was shown.
+        name: Name of the task.
+        attempt: ID of the attempt.
+        next: Offset of the next byte to read.
+        partial_line: Start of a line whose end has not been written yet.
+        ended: Whether the whole log was printed.
     """
 
     name: str
     attempt: str
     next: int = 0
-    rest: bytes = b""
+    partial_line: bytes = b""
     ended: bool = False
 
     def show(self, client: WorkflowClient, *, all_of_it: bool) -> None:
-        """Show what has come; of one that is written faster than shown so much that others have their turn."""
+        """Print new lines. If a log grows faster than it is printed, stop after a share of it, so that other logs get a
+        turn.
+        """
         parts = 0
         while not self.ended and (all_of_it or parts < _PARTS):
             part = client.attempts.log(self.attempt, self.next)
             self.next, self.ended = part.next, part.ended
-            *lines, self.rest = (self.rest + part.data).split(b"\n")
-            if self.ended or len(self.rest) > _LINE or (all_of_it and not part.data):
-                lines, self.rest = [*lines, *filter(None, [self.rest])], b""
+            *lines, self.partial_line = (self.partial_line + part.data).split(b"\n")
+            if self.ended or len(self.partial_line) > _LINE or (all_of_it and not part.data):
+                lines, self.partial_line = [*lines, *filter(None, [self.partial_line])], b""
             _print([f"{self.name} | {line.decode('utf-8', 'replace').rstrip(chr(13))}" for line in lines])
             if not part.data:
                 return
@@ -193,7 +206,7 @@ class _Tail:
 
 
 def _print(lines: list[str]) -> None:
-    """Many lines at once: one after the other they take as long as a task needs to write twenty."""
+    """Print many lines with one write. Printing each alone takes as long as a task needs to write twenty."""
     if sys.stdout.isatty():
         show(*lines)
     elif lines:
@@ -201,7 +214,7 @@ def _print(lines: list[str]) -> None:
         sys.stdout.flush()
 
 
-def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] | None = None) -> Any:
+def _run_command(action: str, about: str, *lines: str, option: tuple[str, Any, object] | None = None) -> Any:
     """Return a command that sends an action to a run. All these commands have the same options.
 
     Args:
@@ -222,15 +235,15 @@ def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] 
         as_json: Json = False,
         **more: Any,
     ) -> None:
-        with client_of(home_of(home, database, store), url) as client:
+        with open_client(resolve_home(home, database, store), url) as client:
             number = client.runs.act(run, action, **{name: each for name, each in more.items() if each})
             client.commands.wait(number)
             found = client.runs.wait(run) if wait else client.runs.get(run)
-            cause = _cause(client, found) if wait else []
+            cause = _failure_causes(client, found) if wait else []
         document = {"run": run, "command": number, "state": found.state.value, **({"cause": cause} if wait else {})}
-        told(f"run {run}: {action} is done; it is {found.state.value}", document, as_json=as_json)
+        told(f"run {run}: {action} done; the run is {found.state.value}", document, as_json=as_json)
         if not as_json:
-            _say_cause(cause)
+            _print_causes(cause)
 
     own = inspect.signature(ask, eval_str=True)
     named = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
@@ -243,33 +256,40 @@ def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] 
     return command(*lines)(ask)
 
 
-pause = _asks("pause", "Let the running tasks of a run end, and start none.", "latchwork workflows pause 12 --wait")
-resume = _asks("resume", "Let a paused run go on.", "latchwork workflows resume 12")
-stop = _asks("stop", "End the running tasks of a run, and start none.", "latchwork workflows stop 12 --wait")
+pause = _run_command(
+    "pause", "Start no more tasks of a run. Running tasks complete.", "latchwork workflows pause 12 --wait"
+)
+resume = _run_command("resume", "Continue a paused run.", "latchwork workflows resume 12")
+stop = _run_command(
+    "stop", "Stop a run: end its running tasks and start no more.", "latchwork workflows stop 12 --wait"
+)
 
 
-recover = _asks(
+recover = _run_command(
     "recover",
-    "Run what failed or was ended once more, and what follows; what succeeded is kept, unless --from names it.",
+    "Retry the failed and stopped tasks of a run, and everything downstream. Succeeded tasks "
+    "are kept, unless --from names them.",
     "latchwork workflows recover 12",
     "latchwork workflows recover 12 --from load",
     option=("start_from", RecoverFrom, None),
 )
-rerun = _asks(
+rerun = _run_command(
     "rerun",
-    "Run everything of a run from the start, as the same instance; its history stays.",
+    "Run all tasks of a run again, as a new round of the same run. Its history is kept.",
     "latchwork workflows rerun 12",
     "latchwork workflows rerun 12 --no-cache --wait",
     option=("no_cache", NoCache, False),
 )
 
 
-def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
-    """A command that asks something of a task: its word, what is said of the task then, its help, its examples."""
+def _task_command(action: str, outcome: str, about: str, *lines: str) -> Any:
+    """Return a command that sends an action to a task."""
 
     def force(
         run: RunId,
-        task: Annotated[str, typer.Argument(metavar="TASK", help="Of the run; of a map an element, as load[3].")],
+        task: Annotated[
+            str, typer.Argument(metavar="TASK", help="The name of the task, or of a map element such as load[3].")
+        ],
         *,
         url: ApiUrl = None,
         home: HomeDir = None,
@@ -277,7 +297,7 @@ def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
         store: StoreUrl = None,
         as_json: Json = False,
     ) -> None:
-        with client_of(home_of(home, database, store), url) as client:
+        with open_client(resolve_home(home, database, store), url) as client:
             found = {each.name: each.id for each in client.runs.tasks(run)}
             check_task(run, task, found)
             ask = client.tasks.force_success if action == "force-success" else client.tasks.force_start
@@ -285,7 +305,7 @@ def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
             after = client.runs.get(run)
         document = {"run": run, "command": number, "state": after.state.value, "task": task}
         document["task_state"] = after.task_states.get(task, "")
-        hint = "; recover it, and what follows goes on" if after.state.value in {"failure", "stopped"} else ""
+        hint = "; recover it to run the tasks that follow" if after.state.value in {"failure", "stopped"} else ""
         told(f"run {run}: task {task} {outcome}; the run is {after.state.value}{hint}", document, as_json=as_json)
 
     force.__doc__ = about
@@ -293,33 +313,33 @@ def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
     return command(*lines)(force)
 
 
-force_success = _forces(
+force_success = _task_command(
     "force-success",
-    "counts as success",
-    "Count a task that failed as success; a run that is over goes on once it is recovered.",
+    "is marked as successful",
+    "Mark a failed task as successful. If its run has ended, recover the run to continue it.",
     "latchwork workflows force-success 12 load",
 )
-force_start = _forces(
+force_start = _task_command(
     "force-start",
-    "waits for no slot",
-    "Let a queued task start without waiting for slots.",
+    "does not wait for a slot",
+    "Start a queued task without waiting for a slot.",
     "latchwork workflows force-start 12 load",
 )
 
 
-def params_of(given: list[str]) -> dict[str, Any]:
-    """Parameters as they were written: ``name=value`` each."""
+def parse_params(given: list[str]) -> dict[str, Any]:
+    """Return the parameters given as ``name=value``."""
     found: dict[str, Any] = {}
     for each in given:
         name, equals, value = each.partition("=")
         if not equals or not name:
-            raise UsageError(f"{each!r} is no parameter; write -p name=value")
-        found[name] = value_of(value)
+            raise UsageError(f"{each!r} is not a parameter; write -p name=value")
+        found[name] = parse_value(value)
     return found
 
 
-def value_of(text: str) -> Any:
-    """A value as it was written: JSON, or else text."""
+def parse_value(text: str) -> Any:
+    """Return a value given as JSON, or as plain text if it is not JSON."""
     try:
         return read_json(text.encode())
     except BadRecord:

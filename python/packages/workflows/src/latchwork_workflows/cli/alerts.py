@@ -1,4 +1,4 @@
-"""`latchwork workflows alerts` and `channels`: what was told to whom, and by what."""
+"""`latchwork workflows alerts` and `channels`: the alerts that were sent, and the channels that send them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from latchwork.spi import (
     told,
     utc_text,
 )
-from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, open_client, resolve_home
 
 if TYPE_CHECKING:
     from latchwork_workflows import Alert, Channel
@@ -45,35 +45,39 @@ def alerts(
         typer.Option(
             metavar="STATE",
             show_default=False,
-            help="With a delivery that is pending, sending, sent, failed or unsure.",
+            help="Only alerts with a delivery in this state: pending, sending, sent, failed or unsure.",
         ),
     ] = "",
-    run: Annotated[int | None, typer.Option(metavar="RUN", min=1, show_default=False, help="Of this run.")] = None,
+    run: Annotated[
+        int | None, typer.Option(metavar="RUN", min=1, show_default=False, help="Only alerts of this run.")
+    ] = None,
     resend: Annotated[
         int | None,
-        typer.Option(metavar="DELIVERY", min=1, show_default=False, help="Send this delivery again; list nothing."),
+        typer.Option(
+            metavar="DELIVERY", min=1, show_default=False, help="Send this delivery again instead of listing alerts."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The maximum number of entries, newest first.")] = 20,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """List what people were told, by which channel, and how that went; or have it sent again.
+    """List alerts with their deliveries, or send a delivery again.
 
-    A delivery is sent at least once unless its channel refuses it, and at most twice: where nobody knows whether a
-    message came, it is sent once again, and is unsure if nobody knows then.
+    Each delivery is sent at least once, unless its channel rejects it, and at most twice. If the answer is lost, it is
+    sent once more. If that answer is lost too, its status is unsure.
     """
-    with client_of(home_of(home, database), url) as client:
+    with open_client(resolve_home(home, database), url) as client:
         if resend is not None:
             client.alerts.resend(resend)
-            told(f"delivery {resend} is sent again", {"delivery": resend}, as_json=as_json)
+            told(f"delivery {resend} will be sent again", {"delivery": resend}, as_json=as_json)
             return
-        found = client.alerts.list(state=state, run=run, most=limit)
+        found = client.alerts.list(state=state, run=run, limit=limit)
     if as_json:
         say_json({"alerts": [each.model_dump() for each in found]})
     elif found:
-        show(Grid([row for each in found for row in _rows(each)], right=("alert", "delivery", "run", "tries")))
+        show(Grid([row for each in found for row in _alert_rows(each)], right=("alert", "delivery", "run", "tries")))
     else:
         say("no alerts")
 
@@ -82,10 +86,10 @@ def alerts(
 def channels_list(
     *, url: ApiUrl = None, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
 ) -> None:
-    """List the channels, the secrets that each needs, and the workflows that name it."""
-    with client_of(home_of(home, database), url) as client:
+    """List the channels, the secrets that each uses, and the workflows that name it."""
+    with open_client(resolve_home(home, database), url) as client:
         found = client.channels.list()
-    empty = "no channels: make one with `latchwork workflows channels set NAME --kind smtp -o host=...`"
+    empty = "no channels; create one with `latchwork workflows channels set NAME --kind smtp -o host=...`"
     listed("channels", found, _channel_row, plain=lambda each: each.model_dump(), empty=empty, as_json=as_json)
 
 
@@ -106,34 +110,36 @@ def channels_set(
             "--option",
             metavar="NAME=VALUE",
             show_default=False,
-            help="An option of its kind; repeated for a list (to) and for headers (headers.X-Team=ops).",
+            help="An option of the channel. Repeat it for lists (to) and headers (headers.X-Team=ops).",
         ),
     ] = None,
-    disabled: Annotated[bool, typer.Option("--disabled", help="Keep it, but send nothing by it.")] = False,
+    disabled: Annotated[
+        bool, typer.Option("--disabled", help="Store the channel, but send nothing through it.")
+    ] = False,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Make a channel, or another one of its name. Secrets are named, ${secret:NAME}, and never kept.
+    """Create or replace a channel. Secrets are referenced as ${secret:NAME} and never stored.
 
-    Masters find them where workers do: LATCHWORK_CHANNEL_SECRET_<NAME>, or a file of --secrets-dir.
+    Masters look for them where workers do: in LATCHWORK_CHANNEL_SECRET_<NAME>, or in a file of --secrets-dir.
     """
-    options = _options(option or [], kind)
-    with client_of(home_of(home, database), url) as client:
+    options = _parse_options(option or [], kind)
+    with open_client(resolve_home(home, database), url) as client:
         is_new = client.channels.set(name, kind, options, enabled=not disabled)
-    what = "made" if is_new else "changed"
-    told(f"channel {name} is {what}", {"channel": name, "kind": kind, "is_new": is_new}, as_json=as_json)
+    what = "created" if is_new else "updated"
+    told(f"channel {name} {what}", {"channel": name, "kind": kind, "is_new": is_new}, as_json=as_json)
 
 
 @command("latchwork workflows channels rm ops")
 def channels_rm(
     name: _NAME, *, url: ApiUrl = None, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
 ) -> None:
-    """Delete a channel. What it is to tell waits for another of its name, and is given up at last."""
-    with client_of(home_of(home, database), url) as client:
+    """Delete a channel. Its pending deliveries wait for a new channel of this name, and finally fail."""
+    with open_client(resolve_home(home, database), url) as client:
         client.channels.remove(name)
-    told(f"channel {name} is gone", {"channel": name}, as_json=as_json)
+    told(f"channel {name} deleted", {"channel": name}, as_json=as_json)
 
 
 @command("latchwork workflows channels test ops")
@@ -146,8 +152,8 @@ def channels_test(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Have a test sent by a master, and say how that went: exit code 1 unless it was accepted."""
-    with client_of(home_of(home, database), url) as client:
+    """Let a master send a test message and print the result. Exit code 1 unless the channel accepted it."""
+    with open_client(resolve_home(home, database), url) as client:
         number = client.channels.test(name)
         until = time.monotonic() + timeout_s
         while True:
@@ -159,19 +165,19 @@ def channels_test(
     if as_json:
         say_json(found.model_dump())
     else:
-        why = row.error or ("" if row.state == "sent" else "no master has sent it yet")
+        why = row.error or ("" if row.state == "sent" else "no master has sent the test yet")
         show(Line(f"channel {name}: {row.state}{': ' + why if why else ''}", _STYLES.get(row.state, "red")))
     if row.state != "sent":
         raise typer.Exit(FAILURE)
 
 
-def _options(given: list[str], kind: str) -> dict[str, Any]:
-    """``-o a=1 -o to=x -o to=y -o headers.X=z`` as values: numbers where they are numbers."""
+def _parse_options(given: list[str], kind: str) -> dict[str, Any]:
+    """Parse ``-o a=1 -o to=x -o to=y -o headers.X=z`` into values. Numeric options become numbers."""
     found: dict[str, Any] = {}
     for each in given:
         name, equal, value = each.partition("=")
         if not equal:
-            raise UsageError(f"{each!r:.60} is no NAME=VALUE")
+            raise UsageError(f"{each!r:.60} is not of the form NAME=VALUE")
         outer, dot, inner = name.partition(".")
         if dot:
             found.setdefault(outer, {})[inner] = value
@@ -182,7 +188,7 @@ def _options(given: list[str], kind: str) -> dict[str, Any]:
     return found
 
 
-def _rows(found: Alert) -> list[dict[str, str]]:
+def _alert_rows(found: Alert) -> list[dict[str, str]]:
     about = {
         "alert": str(found.id),
         "when": utc_text(found.at),
@@ -213,7 +219,7 @@ def _channel_row(found: Channel) -> dict[str, str]:
 
 
 channels_app = group(
-    "Channels by which workflows tell people: mail, webhooks, and what Apprise knows.",
+    "Alert channels: mail, webhooks, and services supported by Apprise.",
     list=channels_list,
     set=channels_set,
     rm=channels_rm,

@@ -1,4 +1,4 @@
-"""The commands of `latchwork workflows` put together."""
+"""Assembles the commands of `latchwork workflows`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from latchwork_workflows.cli import (
 )
 
 workflows_app = group(
-    "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again.\n\n"
-    "`latchwork workflows serve` is all that is needed on one machine; the other commands find it by its folder.",
+    "Workflows: graphs of tasks that run on a schedule or on demand. Monitor, pause, repair "
+    "and rerun them.\n\n`latchwork workflows serve` is all that one machine needs. The "
+    "other commands use its folder.",
     serve=serve.serve,
     init=nodes.init,
     api=serve.api,

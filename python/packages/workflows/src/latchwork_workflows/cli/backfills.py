@@ -1,4 +1,4 @@
-"""`latchwork workflows backfill`, `backfills` and `stop-backfill`: one workflow for many dates."""
+"""`latchwork workflows backfill`, `backfills` and `stop-backfill`: run one workflow for many dates."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from latchwork.spi import (
     told,
     utc_text,
 )
-from latchwork_workflows.cli.actions import DryRun, NoCache, Params, PriorityWord, params_of
-from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.actions import DryRun, NoCache, Params, PriorityWord, parse_params
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, open_client, resolve_home
 
 if TYPE_CHECKING:
     from latchwork_workflows import Backfill, DateRange
@@ -39,7 +39,9 @@ _STYLES = {"success": "green", "failure": "red", "held": "red", "running": "cyan
     "latchwork workflows backfill nightly --dates 2026-11-01,2026-11-05 -p region=eu --stop-on-failure",
 )
 def backfill(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="project.name, or the name of a workflow in the project default.")
+    ],
     *,
     first: Annotated[
         str | None, typer.Option("--from", metavar="DATE", show_default=False, help="The first date.")
@@ -47,39 +49,45 @@ def backfill(
     last: Annotated[str | None, typer.Option("--to", metavar="DATE", show_default=False, help="The last date.")] = None,
     dates: Annotated[
         str | None,
-        typer.Option(metavar="DATE,...", show_default=False, help="These dates, instead of --from and --to."),
+        typer.Option(metavar="DATE,...", show_default=False, help="Single dates, instead of --from and --to."),
     ] = None,
-    parallel: Annotated[int, typer.Option(min=1, max=1000, help="So many runs at a time.")] = 1,
-    order: Annotated[str, typer.Option(metavar="ORDER", help="asc, the oldest date first, or desc.")] = "asc",
+    parallel: Annotated[int, typer.Option(min=1, max=1000, help="The maximum number of runs at a time.")] = 1,
+    order: Annotated[str, typer.Option(metavar="ORDER", help="asc (oldest date first) or desc.")] = "asc",
     stop_on_failure: Annotated[
-        bool, typer.Option("--stop-on-failure", help="Start no other date while one has failed.")
+        bool, typer.Option("--stop-on-failure", help="Start no more dates once one has failed.")
     ] = False,
     param: Params = None,
     priority: PriorityWord = None,
     dry_run: DryRun = False,
     no_cache: NoCache = False,
     dependents: Annotated[
-        bool, typer.Option("--dependents", help="Workflows that wait for runs of this one get a backfill too.")
+        bool, typer.Option("--dependents", help="Also backfill the workflows that wait for runs of this one.")
     ] = False,
     all_dependents: Annotated[
-        bool, typer.Option("--all-dependents", help="The same, with those that wait for these, and so on.")
+        bool, typer.Option("--all-dependents", help="Like --dependents, including indirect dependents.")
     ] = False,
     unique_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", show_default=False, help="The same key and the same backfill again are one."),
+        typer.Option(
+            metavar="KEY",
+            show_default=False,
+            help="Idempotency key: repeating the same request with the same key starts one backfill.",
+        ),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is over; exit code 1 unless all succeeded.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it has ended. Exit code 1 unless all runs succeeded.")
+    ] = False,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Run a workflow for each of these dates: at each time that its schedule fires on them, or once for each."""
-    params = params_of(param or [])
+    """Run a workflow for each of these dates: at each fire time of its schedule, or once per date if it has none."""
+    params = parse_params(param or [])
     level = "all" if all_dependents else "direct" if dependents else "none"
     chosen = _dates(first, last, dates)
-    with client_of(home_of(home, database, store), url) as client:
+    with open_client(resolve_home(home, database, store), url) as client:
         asked = client.backfills.start(
             name,
             chosen,
@@ -94,18 +102,18 @@ def backfill(
             unique_key=unique_key,
         )
         found = client.backfills.get(asked.id())
-        line = f"backfill {found.id} of {found.workflow} is started: {counted(found.dates, 'run')}"
-        behind = client.backfills.following(name, level)
+        line = f"backfill {found.id} of {found.workflow} started: {counted(found.dates, 'run')}"
+        behind = client.backfills.dependents(name, level)
         if behind:
             line += f"; backfills of {', '.join(behind)} follow"
         if not wait:
-            told(line, _plain(found), as_json=as_json)
+            told(line, _backfill_json(found), as_json=as_json)
             return
         if not as_json:
             say(line)
         found = client.backfills.wait(found.id)
     if as_json:
-        say_json(_plain(found))
+        say_json(_backfill_json(found))
     else:
         text = f"backfill {found.id}: {found.state.value}, {_counts(found)}"
         show(Line(text, _STYLES.get(found.state.value, "")))
@@ -116,43 +124,42 @@ def backfill(
 @command("latchwork workflows backfills", "latchwork workflows backfills nightly --json")
 def backfills(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", show_default=False, help="Of this workflow.  [unless given: all]")
+        str | None,
+        typer.Argument(metavar="NAME", show_default=False, help="Only runs of this workflow.  [default: all]"),
     ] = None,
     *,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The maximum number of entries, newest first.")] = 20,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """List backfills and how far they are, the newest first."""
-    with client_of(home_of(home, database), url) as client:
+    """List backfills with their progress, newest first."""
+    with open_client(resolve_home(home, database), url) as client:
         found = client.backfills.list(name, limit=limit)
     right = ("backfill", "version", "runs", "parallel")
-    listed("backfills", found, _row, plain=_plain, right=right, empty="no backfills", as_json=as_json)
+    listed("backfills", found, _backfill_row, plain=_backfill_json, right=right, empty="no backfills", as_json=as_json)
 
 
 @command("latchwork workflows stop-backfill 3")
 def stop_backfill(
     number: Annotated[
         int,
-        typer.Argument(
-            metavar="BACKFILL", min=1, max=MAX_WHOLE, help="The number of a backfill, as backfills prints it."
-        ),
+        typer.Argument(metavar="BACKFILL", min=1, max=MAX_WHOLE, help="The ID of a backfill, as printed by backfills."),
     ],
     *,
-    wait: Annotated[bool, typer.Option("--wait", help="Until none of its runs goes on.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until all of its runs have ended.")] = False,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Start no more dates of a backfill, and stop those at work."""
-    with client_of(home_of(home, database, store), url) as client:
+    """Stop a backfill: start no more dates and stop its active runs."""
+    with open_client(resolve_home(home, database, store), url) as client:
         client.commands.wait(client.backfills.stop(number))
         found = client.backfills.wait(number) if wait else client.backfills.get(number)
-    told(f"backfill {number}: {found.state.value}, {_counts(found)}", _plain(found), as_json=as_json)
+    told(f"backfill {number}: {found.state.value}, {_counts(found)}", _backfill_json(found), as_json=as_json)
 
 
 def _dates(first: str | None, last: str | None, dates: str | None) -> DateRange | Sequence[date]:
@@ -172,7 +179,7 @@ def _date(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{text!r:.40} is no date; write it as 2026-11-22") from None
+        raise UsageError(f"{text!r:.40} is not a date; write it as 2026-11-22") from None
 
 
 def _counts(found: Backfill) -> str:
@@ -180,7 +187,7 @@ def _counts(found: Backfill) -> str:
     return ", ".join(f"{count} {words.get(state, state)}" for state, count in sorted(found.counts.items()))
 
 
-def _row(found: Backfill) -> dict[str, str]:
+def _backfill_row(found: Backfill) -> dict[str, str]:
     return {
         "backfill": str(found.id),
         "workflow": found.workflow,
@@ -189,11 +196,11 @@ def _row(found: Backfill) -> dict[str, str]:
         "runs": str(found.dates),
         "parallel": str(found.parallel),
         "started": utc_text(found.created_at),
-        "how far": _counts(found),
+        "progress": _counts(found),
         "by": found.by,
     }
 
 
-def _plain(found: Backfill) -> dict[str, Any]:
+def _backfill_json(found: Backfill) -> dict[str, Any]:
     rest = found.model_dump(mode="json", exclude={"id", "project", "name", "dates"})
     return {"backfill": found.id, "workflow": found.workflow, "runs": found.dates, **rest}

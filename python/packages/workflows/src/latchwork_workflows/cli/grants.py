@@ -1,4 +1,4 @@
-"""`latchwork workflows grants`: which projects may use the workflows of which."""
+"""`latchwork workflows grants`: the projects that may use the workflows of another project."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Annotated
 import typer
 
 from latchwork.spi import Json, UsageError, command, group, listed, told
-from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, open_client, resolve_home
 
 #: As people write the grantee that stands for all projects.
 _ALL = "all"
-Project = Annotated[str, typer.Argument(metavar="PROJECT", help="Whose workflows are used.")]
+Project = Annotated[str, typer.Argument(metavar="PROJECT", help="The project whose workflows are used.")]
 Grantee = Annotated[
-    str, typer.Argument(metavar="GRANTEE", help="The project whose tasks use them; all stands for every project.")
+    str, typer.Argument(metavar="GRANTEE", help="The project whose tasks use them. all stands for every project.")
 ]
 
 
 @command("latchwork workflows grants list", "latchwork workflows grants list billing --json")
 def list_grants(
     project: Annotated[
-        str, typer.Argument(metavar="PROJECT", show_default=False, help="Whose grants.  [unless given: all]")
+        str, typer.Argument(metavar="PROJECT", show_default=False, help="Only grants of this project.  [default: all]")
     ] = "",
     *,
     url: ApiUrl = None,
@@ -28,8 +28,8 @@ def list_grants(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """List which projects may use the workflows of which."""
-    with client_of(home_of(home, database), url) as client:
+    """List the projects that may use the workflows of another project."""
+    with open_client(resolve_home(home, database), url) as client:
         found = client.grants.list(project)
     listed(
         "grants",
@@ -52,7 +52,8 @@ def set_grant(
         str,
         typer.Argument(
             metavar="ROLE",
-            help="viewer (its tasks may wait for runs, and get their outputs) or operator (they also start workflows).",
+            help="viewer (its tasks may wait for runs and read their outputs) or operator (they may also "
+            "start workflows).",
         ),
     ],
     *,
@@ -61,10 +62,10 @@ def set_grant(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Let the tasks of a project use the workflows of another."""
+    """Allow the tasks of a project to use the workflows of another project."""
     if role not in {"viewer", "operator"}:
         raise UsageError(f"ROLE is viewer or operator, not {role!r}")
-    with client_of(home_of(home, database), url) as client:
+    with open_client(resolve_home(home, database), url) as client:
         client.grants.set(project, _named(grantee), role)
     document = {"project": project, "grantee": _named(grantee), "role": role}
     told(f"project {grantee} is {role} of project {project}", document, as_json=as_json)
@@ -80,8 +81,8 @@ def remove_grant(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Let a project use another no more: its tasks that do so fail from now on."""
-    with client_of(home_of(home, database), url) as client:
+    """Remove a grant. Tasks that need it fail from now on."""
+    with open_client(resolve_home(home, database), url) as client:
         client.grants.remove(project, _named(grantee))
     document = {"project": project, "grantee": _named(grantee), "removed": True}
     told(f"project {grantee} may not use project {project} any more", document, as_json=as_json)
@@ -92,7 +93,7 @@ def _named(grantee: str) -> str:
 
 
 grants_app = group(
-    "Which projects may use the workflows of which, in sub-processes and dependents.",
+    "Grants: which projects may use the workflows of another project in sub-processes and dependents.",
     list=list_grants,
     set=set_grant,
     rm=remove_grant,

@@ -1,4 +1,4 @@
-"""`latchwork workflows doctor`, `export`, `import`: a database of workflows looked after, and carried to another."""
+"""`latchwork workflows doctor`, `export`, `import`: check an installation, and copy its contents to another one."""
 
 from __future__ import annotations
 
@@ -14,88 +14,88 @@ from latchwork_workflows.cli.options import (
     HomeDir,
     LogsUrl,
     StoreUrl,
-    home_of,
-    opened_database,
-    opened_store,
+    open_database,
+    open_store,
+    resolve_home,
 )
-from latchwork_workflows.cli.workflows import text_of
+from latchwork_workflows.cli.workflows import read_text
 
 if TYPE_CHECKING:
     from latchwork_workflows.maintenance import Change, Finding
 
-#: Seconds that masters have to mend.
-_MEND_S = 30.0
+#: Seconds to wait for the masters to repair.
+_REPAIR_S = 30.0
 #: Characters of a document.
-_MOST_TEXT = 100_000_000
+_MAX_TEXT = 100_000_000
 
 
-@command("latchwork workflows doctor", "latchwork workflows doctor --mend", "latchwork workflows doctor --json")
+@command("latchwork workflows doctor", "latchwork workflows doctor --repair", "latchwork workflows doctor --json")
 def doctor(
     *,
-    mend: Annotated[
+    repair: Annotated[
         bool,
-        typer.Option("--mend", help="Ask the masters to read all again and drop what nobody waits for; look again."),
+        typer.Option("--repair", help="Ask the masters to reload their shards and drop orphans. Then check again."),
     ] = False,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Find what database and store must never show together: exit code 1 if there is anything.
+    """Find contradictions between database and store. Exit code 1 if there are any.
 
-    Such as a queued task that no worker can find, or a result that no master takes. It looks twice, 2 s apart, and
-    changes nothing; with --mend the masters do, by the rules that they always keep.
+    Examples are a queued task that no worker can find, and a result that no master reads. It checks twice, 2 s apart,
+    and changes nothing. With --repair, the masters repair what they find by their usual rules.
     """
-    where = home_of(home, database, store)
-    from latchwork_workflows.maintenance import Doctor, plain
+    where = resolve_home(home, database, store)
+    from latchwork_workflows.maintenance import Doctor, as_mapping
 
-    mended = 0
-    with opened_database(where) as opened, opened_store(where) as there:
+    repaired = 0
+    with open_database(where) as opened, open_store(where) as there:
         looks = Doctor(opened, there)
-        found = looks.look()
-        if mend and any(each.can_mend for each in found):
+        found = looks.check()
+        if repair and any(each.can_repair for each in found):
             before = {(each.kind, each.subject) for each in found}
-            asked = looks.ask_to_mend(found, by=getpass.getuser())
-            looks.wait_done(asked, _MEND_S)
-            found = looks.look()
-            mended = len(before - {(each.kind, each.subject) for each in found})
+            asked = looks.request_repair(found, by=getpass.getuser())
+            looks.wait_done(asked, _REPAIR_S)
+            found = looks.check()
+            repaired = len(before - {(each.kind, each.subject) for each in found})
     if as_json:
-        say_json({"ok": not found, "mended": mended, "findings": [plain(each) for each in found]})
+        say_json({"ok": not found, "repaired": repaired, "findings": [as_mapping(each) for each in found]})
     else:
-        _say_findings(found, mended, is_mending=mend)
+        _print_findings(found, repaired, is_repair=repair)
     if found:
         raise typer.Exit(FAILURE)
 
 
-def _say_findings(found: list[Finding], mended: int, *, is_mending: bool) -> None:
-    if mended:
-        show(Line(f"{counted(mended, 'finding')} mended", "green"))
+def _print_findings(found: list[Finding], repaired: int, *, is_repair: bool) -> None:
+    if repaired:
+        show(Line(f"{counted(repaired, 'finding')} repaired", "green"))
     for each in found:
         where = "" if each.shard is None else f", shard {each.shard}"
         show(Line(f"{each.kind}: {printable(each.subject)}{where}", "red"))
         say(f"  {each.why}")
     if not found:
-        say("nothing is wrong")
-    elif not is_mending and any(each.can_mend for each in found):
-        say("mend it with `latchwork workflows doctor --mend`")
+        say("no problems found")
+    elif not is_repair and any(each.can_repair for each in found):
+        say("repair with `latchwork workflows doctor --repair`")
 
 
 @command("latchwork workflows export > flows.yaml", "latchwork workflows export --json > flows.json")
 def export(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
-    """Write all that people wrote as one YAML document: workflows, schedules, values, accounts; for `import`.
+    """Write workflows, schedules, settings and accounts as one YAML document for `import`.
 
-    It has no runs and no logs, and neither passwords, tokens nor secrets.
+    Runs, logs, passwords, tokens and secrets are not exported.
     """
-    where = home_of(home, database)
+    where = resolve_home(home, database)
     import time
 
     from latchwork_workflows import installation_of
-    from latchwork_workflows.maintenance import document_of
-    from latchwork_workflows.model import as_yaml
+    from latchwork_workflows.maintenance import export_document
+    from latchwork_workflows.model import values_to_yaml
 
-    with opened_database(where) as opened:
+    with open_database(where) as opened:
         installation_of(opened)
-        document = document_of(opened)
+        document = export_document(opened)
     document = {
         "latchwork_workflows": document.pop("latchwork_workflows"),
         "exported_at": utc_text(time.time()),
@@ -104,33 +104,35 @@ def export(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json 
     if as_json:
         say_json(document)
     else:
-        sys.stdout.write(as_yaml(document))
+        sys.stdout.write(values_to_yaml(document))
 
 
 @command("latchwork workflows import flows.yaml --dry-run", "latchwork workflows import flows.yaml")
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What export wrote; - for what comes by a pipe.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file written by export. - reads standard input.")],
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what differs, and change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the differences without changing anything.")
+    ] = False,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     logs: LogsUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Add and change what a document says, all of it or nothing; what it does not name stays.
+    """Create and update everything in an exported document, in one transaction. Anything else is left unchanged.
 
-    Schedules that it brings owe nothing of before, and accounts have no password until somebody gives them one.
+    Imported schedules do not make up for earlier fire times. Imported accounts have no password.
     """
-    where = home_of(home, database, None, logs)
+    where = resolve_home(home, database, None, logs)
     from latchwork_workflows import DefinitionInvalid, installation_of
     from latchwork_workflows.logs import open_logs
     from latchwork_workflows.maintenance import import_document, missing_bundles
-    from latchwork_workflows.model import read
+    from latchwork_workflows.model import parse
 
-    text = text_of(file)
+    text = read_text(file)
     try:
-        given = read(text, most_text=_MOST_TEXT)
-        with opened_database(where) as opened:
+        given = parse(text, most_text=_MAX_TEXT)
+        with open_database(where) as opened:
             installation_of(opened)
             changes = import_document(opened, given, by=getpass.getuser(), dry_run=dry_run)
     except DefinitionInvalid as error:
@@ -142,12 +144,12 @@ def import_(
     if as_json:
         say_json({"dry_run": dry_run, "changes": [each._asdict() for each in changes], "missing_bundles": missing})
         return
-    _say_changes(changes, dry_run=dry_run)
+    _print_changes(changes, dry_run=dry_run)
     for each in missing:
         show(Line(f"code bundle {each[:12]} is not in {store.url}: deploy its workflows again, or copy it", "red"))
 
 
-def _say_changes(changes: list[Change], *, dry_run: bool) -> None:
+def _print_changes(changes: list[Change], *, dry_run: bool) -> None:
     for each in changes:
         if each.what != "same":
             fields = f": {', '.join(each.fields)}" if each.fields else ""

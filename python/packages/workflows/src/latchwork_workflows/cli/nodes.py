@@ -1,4 +1,4 @@
-"""`latchwork workflows master` and `worker`, and what they stand on: `init`, `upgrade`, `adopt-store`, `secrets`."""
+"""`latchwork workflows master` and `worker`, and their setup: `init`, `upgrade`, `adopt-store`, `secrets`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from latchwork_workflows.cli.options import (
     HomeDir,
     LogsUrl,
     StoreUrl,
-    home_of,
     log_to_stderr,
-    opened_database,
-    opened_store,
-    until_signal,
+    open_database,
+    open_store,
+    resolve_home,
+    stop_on_signal,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., None])
 Slots = Annotated[
     int | None,
-    typer.Option(min=1, show_default=False, help="How many tasks run here at a time.  [unless given: two a processor]"),
+    typer.Option(
+        min=1, show_default=False, help="The maximum number of tasks at a time.  [default: two per processor]"
+    ),
 ]
 Groups = Annotated[
     list[str] | None,
@@ -57,7 +59,7 @@ Groups = Annotated[
         "--group",
         metavar="NAME",
         show_default=False,
-        help="A worker group whose tasks are run here; may be given several times.  [unless given: default]",
+        help="A worker group whose tasks run here. Repeatable.  [default: default]",
     ),
 ]
 Tenants = Annotated[
@@ -66,8 +68,7 @@ Tenants = Annotated[
         "--tenants",
         metavar="USER",
         show_default=False,
-        help="A user of this machine that tasks may run as, if this runs as root; may be given several times.  "
-        "[unless given: none]",
+        help="A user that tasks may run as, if the worker runs as root. Repeatable.  [default: none]",
     ),
 ]
 SessionTtl = Annotated[
@@ -75,8 +76,8 @@ SessionTtl = Annotated[
     typer.Option(
         min=1.0,
         show_default=False,
-        help="Seconds after which tasks of a dead worker are another's, or run again. "
-        "Unless given: that of the URL of the store, else 30.",
+        help="Seconds until the tasks of a dead worker run on another one. Default: the TTL in the URL "
+        "of the store, or 30.",
     ),
 ]
 TakeOrder = Annotated[
@@ -84,13 +85,14 @@ TakeOrder = Annotated[
     typer.Option(
         "--order",
         metavar="ORDER",
-        help="By what tasks are taken: instance (a run comes whole before the next), or submitted. Give all the same.",
+        help="The order in which workers take tasks: run (finish older runs first) or submitted. Use "
+        "the same value on all nodes.",
     ),
 ]
 KeepDays = Annotated[
     float,
     typer.Option(
-        min=0.0, help="Days after which runs that are over are deleted, with their logs; the newest of each stay."
+        min=0.0, help="Days after which ended runs are deleted, with their logs. The newest of each workflow are kept."
     ),
 ]
 WorkDir = Annotated[
@@ -99,7 +101,7 @@ WorkDir = Annotated[
         "--work-dir",
         metavar="DIR",
         show_default=False,
-        help="The folder in which tasks run. No other user may be able to change it.  [unless given: work, in --home]",
+        help="The folder in which tasks run. Other users must not be able to change it.  [default: work in --home]",
     ),
 ]
 SecretsDir = Annotated[
@@ -109,12 +111,12 @@ SecretsDir = Annotated[
         metavar="DIR",
         envvar="LATCHWORK_WORKFLOWS_SECRETS",
         show_default=False,
-        help="A folder with a file for each secret.  [unless given: in --home]",
+        help="A folder with one file per secret.  [default: in --home]",
     ),
 ]
-KeepRuns = Annotated[int, typer.Option(min=1, help="How many of the newest runs of a workflow stay, however old.")]
+KeepRuns = Annotated[int, typer.Option(min=1, help="The number of newest runs of each workflow to keep, however old.")]
 Root = Annotated[
-    str, typer.Option("--root", metavar="KEY", help="The key below which the workflows are in the store.", hidden=True)
+    str, typer.Option("--root", metavar="KEY", help="The key prefix of the workflows in the store.", hidden=True)
 ]
 
 #: Variables that are called otherwise than their options: Kubernetes gives every process of a namespace that has a
@@ -124,10 +126,11 @@ _CALLED = {"host": "PAGES_HOST", "port": "PAGES_PORT", "names": "PAGES_NAMES"}
 _UNSET = frozenset({"name", "node_id", "debug"})
 
 
-def node(*lines: str) -> Callable[[F], F]:
-    """Make a function a command that runs a node: its options may be given by variables, LATCHWORK_WORKFLOWS_SLOTS.
+def node_command(*lines: str) -> Callable[[F], F]:
+    """Return a decorator for commands that run a node. Options can be set by variables such as
+    LATCHWORK_WORKFLOWS_SLOTS.
 
-    A node holds secrets in memory that tasks of the same user must not read there.
+    It also hides the memory of the process, which has secrets, from tasks of the same user.
     """
 
     def make(function: F) -> F:
@@ -158,20 +161,20 @@ def init(
             min=1,
             max=256,
             show_default=False,
-            help="Into how many parts runs are divided among masters; it never changes.  [unless given: 4 with SQLite, "
-            "16 with PostgreSQL]",
+            help="The number of shards into which runs are divided. It never changes.  [default: 4 with "
+            "SQLite, 16 with PostgreSQL]",
         ),
     ] = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Make the tables of a database, or bring older ones to this version. What is there stays."""
-    where = home_of(home, database)
+    """Create the tables of a database, or upgrade them to this version. Existing data is kept."""
+    where = resolve_home(home, database)
     from latchwork_workflows import initialize
     from latchwork_workflows.db import Database
 
-    where.make()
+    where.create_folder()
     opened = Database(where.database)
     try:
         found = initialize(opened, shards=shards)
@@ -183,17 +186,17 @@ def init(
 
 @command("latchwork workflows upgrade")
 def upgrade(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
-    """Bring the tables of a database to this version; nothing if they are that."""
-    where = home_of(home, database)
+    """Upgrade the tables of a database to this version."""
+    where = resolve_home(home, database)
     from latchwork_workflows import initialize
 
-    with opened_database(where) as opened:
+    with open_database(where) as opened:
         found = initialize(opened)
         document = {"database": opened.url, "id": found.id, "shards": found.shards}
-        told(f"database {opened.url} is what this version needs", document, as_json=as_json)
+        told(f"database {opened.url} is up to date", document, as_json=as_json)
 
 
-@node(
+@node_command(
     "latchwork workflows master --database postgresql://flows@db/flows --store etcd://e1:2379,e2:2379/flows "
     "--logs s3://bucket/flows",
 )
@@ -202,13 +205,15 @@ def master(
     node_id: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", show_default=False, help="Unique among living masters.  [unless given: the host's, and more]"
+            metavar="ID",
+            show_default=False,
+            help="Unique among the running masters.  [default: the host name and random characters]",
         ),
     ] = None,
     lock_ttl_s: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which the runs of a dead master are another's.")
+        float, typer.Option(min=1.0, help="Seconds until another master takes over the runs of a dead one.")
     ] = 10.0,
-    order: TakeOrder = "instance",
+    order: TakeOrder = "run",
     keep_days: KeepDays = 180.0,
     keep_runs: KeepRuns = 32,
     secrets: SecretsDir = None,
@@ -219,34 +224,34 @@ def master(
     store: StoreUrl = None,
     logs: LogsUrl = None,
 ) -> None:
-    """Run a master: it advances runs and fires schedules. Any number may run; each run is one master's at a time.
+    """Run a master, which advances runs and fires schedules. Any number of masters divide the runs among them.
 
-    Give it the logs of the workers, which take no tasks before a master has begun these; one master deletes what is too
-    old there. One sends alerts; the secrets of channels are its machine's, as for workers.
+    Pass the log store of the workers: one master deletes old logs there, and workers claim no tasks before a master has
+    set it up. One master sends alerts, with the channel secrets of its machine.
     """
-    where = home_of(home, database, store, logs)
+    where = resolve_home(home, database, store, logs)
     from latchwork_workflows import installation_of
     from latchwork_workflows.logs import open_logs
     from latchwork_workflows.master import Master, Retention
     from latchwork_workflows.worker import Secrets
 
-    more: dict[str, Any] = {"node_id": node_id, "order": order_of(order), "lock_ttl_s": lock_ttl_s}
+    more: dict[str, Any] = {"node_id": node_id, "order": check_order(order), "lock_ttl_s": lock_ttl_s}
     log_to_stderr()
     more |= {"logs": open_logs(where.logs), "keep": Retention(runs_days=keep_days, keep_runs=keep_runs)}
     more["secrets"] = Secrets(secrets or where.secrets)
-    with opened_database(where) as opened, opened_store(where, store_observers(probe_port)) as there:
+    with open_database(where) as opened, open_store(where, store_observers(probe_port)) as there:
         node = Master(opened, there, **more)
         probes = serving_worker("workflows_master", node, probe_host, probe_port)
-        with probes, until_signal(partial(node.close, 0.0)) as stop, node:
+        with probes, stop_on_signal(partial(node.close, 0.0)) as stop, node:
             if where.has_logs:
-                _begin_logs(more["logs"], installation_of(opened).id)
-            say(f"master {node.node_id} is at work")
+                _set_log_owner(more["logs"], installation_of(opened).id)
+            say(f"master {node.node_id} started")
             sys.stdout.flush()
             SYSTEM_CLOCK.wait(stop)
-            say(f"master {node.node_id} gives its runs to others")
+            say(f"master {node.node_id} releases its shards")
 
 
-@node(
+@node_command(
     "latchwork workflows worker --group default --slots 4 --store etcd://e1:2379/flows --logs s3://bucket/flows",
     "latchwork workflows worker --group gpu --group default",
 )
@@ -257,7 +262,7 @@ def worker(
         typer.Option(
             metavar="NAME",
             show_default=False,
-            help="Unique among living workers.  [unless given: the host's, and more]",
+            help="Unique among the running workers.  [default: the host name and random characters]",
         ),
     ] = None,
     slots: Slots = None,
@@ -267,10 +272,12 @@ def worker(
         str,
         typer.Option(
             metavar="WHAT",
-            help="While the store is out of reach: wait (tasks go on as long as nobody else can have them), or stop.",
+            help="While the store is out of reach: wait (tasks continue while their claims are certain) or stop.",
         ),
     ] = "wait",
-    drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM.")] = 30.0,
+    drain_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that running tasks have to complete after SIGTERM.")
+    ] = 30.0,
     work_dir: WorkDir = None,
     tenants: Tenants = None,
     secrets: SecretsDir = None,
@@ -280,8 +287,8 @@ def worker(
     store: StoreUrl = None,
     logs: LogsUrl = None,
 ) -> None:
-    """Run a worker: it takes tasks of its groups, and runs each in a process of its own. It needs no database."""
-    where = home_of(home, None, store, logs)
+    """Run a worker, which runs the tasks of its groups, each in its own process. It needs no database."""
+    where = resolve_home(home, None, store, logs)
     from latchwork_workflows.logs import open_logs
     from latchwork_workflows.worker import Secrets, Worker
 
@@ -289,7 +296,7 @@ def worker(
     more |= {"tenants": tuple(tenants or ()), "work_dir": work_dir or where.folder / "work"}
     options = worker_options(slots, groups, **more)
     log_to_stderr()
-    with opened_store(where, store_observers(probe_port)) as there:
+    with open_store(where, store_observers(probe_port)) as there:
         node = Worker(
             there,
             logs=open_logs(where.logs),
@@ -297,7 +304,7 @@ def worker(
             options=options,
             secrets=Secrets(secrets or where.secrets),
         )
-        say(f"worker {node.name} takes tasks of {', '.join(node.options.groups)}")
+        say(f"worker {node.name} runs tasks of {', '.join(node.options.groups)}")
         sys.stdout.flush()
         with serving_worker("workflows_worker", node, probe_host, probe_port):
             node.run_forever()
@@ -306,36 +313,40 @@ def worker(
 @command("latchwork workflows adopt-store", "latchwork workflows adopt-store --yes")
 def adopt_store(
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Join a database and a store that are not of one moment: after a restore of either, or with a new store.
+    """Join a database with a new store, or with one that was restored from a backup, or after a restore of the
+    database.
 
-    What the store has queued, running or ended is dropped, and what the database has as queued or running runs again:
-    a task that ended in between runs twice.
+    Everything queued, running or ended in the store is deleted. Tasks that are queued or running in the database run
+    again, so a task that has just ended runs twice.
     """
-    where = home_of(home, database, store)
+    where = resolve_home(home, database, store)
     from latchwork_workflows import Keys
     from latchwork_workflows import adopt_store as adopt
 
-    with opened_database(where) as opened, opened_store(where) as there:
+    with open_database(where) as opened, open_store(where) as there:
         if not yes:
             typer.confirm(
-                f"Drop what store {there.url} knows of workflows, and run again what {opened.url} has open?", abort=True
+                f"Delete all workflow data in store {there.url}, and run the open tasks of {opened.url} again?",
+                abort=True,
             )
         found = adopt(opened, there, Keys())
-        told(f"store {there.url} belongs to database {opened.url} now", {"id": found.id}, as_json=as_json)
+        told(f"store {there.url} now belongs to database {opened.url}", {"id": found.id}, as_json=as_json)
 
 
 Whose = Annotated[
     str,
-    typer.Option("--project", metavar="PROJECT", show_default=False, help="Whose it is.  [unless given: default]"),
+    typer.Option(
+        "--project", metavar="PROJECT", show_default=False, help="The project of the secret.  [default: default]"
+    ),
 ]
-OfChannels = Annotated[bool, typer.Option("--channels", help="Of the channels of alerts, and of no project.")]
-OfAll = Annotated[bool, typer.Option("--shared", help="Of all projects and channels.")]
+OfChannels = Annotated[bool, typer.Option("--channels", help="A secret of the alert channels, not of a project.")]
+OfAll = Annotated[bool, typer.Option("--shared", help="A secret of all projects and channels.")]
 
 
 @command(
@@ -343,23 +354,23 @@ OfAll = Annotated[bool, typer.Option("--shared", help="Of all projects and chann
     "echo -n hunter2 | latchwork workflows secrets set DB_PASSWORD --project billing",
 )
 def secrets_set(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `${secret:NAME}` names it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name, as used in `${secret:NAME}`.")],
     *,
     project: Whose = "",
     channels: OfChannels = False,
     shared: OfAll = False,
     home: HomeDir = None,
 ) -> None:
-    """Keep a secret for the workers of this machine: asked for without an echo, or read from a pipe."""
-    where = home_of(home)
-    scope = _scope_of(project, channels, shared)
+    """Store a secret for the workers of this machine. Prompts for its value, or reads it from a pipe."""
+    where = resolve_home(home)
+    scope = _secret_scope(project, channels, shared)
     from latchwork_workflows.worker import write_secret
 
     if sys.stdin.isatty():
         value = typer.prompt(f"value of {name}", hide_input=True)
     else:
         value = sys.stdin.read().removesuffix("\n")
-    where.make()
+    where.create_folder()
     try:
         path = write_secret(where.secrets, name, value, scope)
     except ValueError as error:
@@ -369,8 +380,8 @@ def secrets_set(
 
 @command("latchwork workflows secrets list")
 def secrets_list(*, home: HomeDir = None, as_json: Json = False) -> None:
-    """List the names of the secrets that this machine keeps, each after its project; never their values."""
-    where = home_of(home)
+    """List the names of the secrets of this machine with their projects. Values are never printed."""
+    where = resolve_home(home)
     names = sorted(f"{each.parent.name}/{each.name}" for each in where.secrets.glob("*/*"))
     if as_json:
         say_json({"secrets": names})
@@ -380,24 +391,24 @@ def secrets_list(*, home: HomeDir = None, as_json: Json = False) -> None:
 
 @command("latchwork workflows secrets rm DB_PASSWORD", "latchwork workflows secrets rm DB_PASSWORD --project billing")
 def secrets_rm(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the secret.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the secret.")],
     *,
     project: Whose = "",
     channels: OfChannels = False,
     shared: OfAll = False,
     home: HomeDir = None,
 ) -> None:
-    """Forget a secret of this machine."""
-    where = home_of(home)
-    scope = _scope_of(project, channels, shared)
+    """Delete a secret of this machine."""
+    where = resolve_home(home)
+    scope = _secret_scope(project, channels, shared)
     path = where.secrets / scope / name
     if "/" in name + scope or not path.is_file():
-        raise UsageError(f"this machine keeps no secret {name!r} of {scope}")
+        raise UsageError(f"this machine has no secret {name!r} of {scope}")
     path.unlink()
-    say(f"secret {name} is gone")
+    say(f"secret {name} deleted")
 
 
-def _scope_of(project: str, channels: bool, shared: bool) -> str:
+def _secret_scope(project: str, channels: bool, shared: bool) -> str:
     from latchwork_workflows.worker import CHANNELS, SHARED
 
     if bool(project) + channels + shared > 1:
@@ -405,15 +416,18 @@ def _scope_of(project: str, channels: bool, shared: bool) -> str:
     return CHANNELS if channels else SHARED if shared else project or "default"
 
 
-secrets_app = group("Secrets of this machine's workers, by name.", set=secrets_set, list=secrets_list, rm=secrets_rm)
+secrets_app = group(
+    "Secrets of the workers of this machine, by name.", set=secrets_set, list=secrets_list, rm=secrets_rm
+)
 renamed(secrets_app, remove=secrets_rm)
 
 
 def worker_options(slots: int | None, groups: list[str] | None, **more: Any) -> WorkerOptions:
-    """How a worker runs tasks, as it was given.
+    """Return the options of a worker.
+
 
     Raises:
-        UsageError: it cannot.
+        UsageError: They are invalid.
     """
     from latchwork_workflows.worker import WorkerOptions
 
@@ -424,21 +438,22 @@ def worker_options(slots: int | None, groups: list[str] | None, **more: Any) -> 
         raise UsageError(str(error)) from None
 
 
-def _begin_logs(logs: LogStore, owner: str) -> None:
-    """Note whose logs these are: workers take no tasks with logs of nobody, which may be a folder of their own."""
+def _set_log_owner(logs: LogStore, owner: str) -> None:
+    """Write the owner of a log store. Before, workers claim no tasks: an unmarked folder may be a different one."""
     try:
-        logs.mark(owner)
+        logs.set_owner(owner)
     except OSError as error:
-        what = "log store %s cannot be written, and workers take no tasks unless it was begun before: %s"
+        what = "log store %s is not writable; workers claim no tasks unless a master has set it up before: %s"
         logging.getLogger("latchwork_workflows").warning(what, logs.url, error)
 
 
-def order_of(order: str) -> Any:
-    """By what tasks are taken.
+def check_order(order: str) -> Any:
+    """Check the order in which workers take tasks.
+
 
     Raises:
-        UsageError: there is no such order.
+        UsageError: The order is unknown.
     """
-    if order not in {"instance", "submitted"}:
-        raise UsageError(f"--order is instance or submitted, not {order!r}")
+    if order not in {"run", "submitted"}:
+        raise UsageError(f"--order is run or submitted, not {order!r}")
     return order

@@ -1,4 +1,4 @@
-"""The options that commands about workflows share, what they open by them, and what nodes tell on stderr."""
+"""Shared options of the commands, the connections that they open, and the log output of nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HomeDir = Annotated[
         metavar="DIR",
         envvar="LATCHWORK_WORKFLOWS_HOME",
         show_default=False,
-        help="The folder of database, store, logs and secrets.  [unless given: ~/.local/share/latchwork/workflows]",
+        help="The folder of database, store, logs and secrets.  [default: ~/.local/share/latchwork/workflows]",
     ),
 ]
 DatabaseUrl = Annotated[
@@ -38,7 +38,7 @@ DatabaseUrl = Annotated[
         metavar="URL",
         envvar="LATCHWORK_WORKFLOWS_DATABASE",
         show_default=False,
-        help="The database: sqlite:///file or postgresql://user@host/name.  [unless given: in --home]",
+        help="The database: sqlite:///file or postgresql://user@host/name.  [default: in --home]",
     ),
 ]
 StoreUrl = Annotated[
@@ -48,7 +48,7 @@ StoreUrl = Annotated[
         metavar="URL",
         envvar="LATCHWORK_WORKFLOWS_STORE",
         show_default=False,
-        help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.  [unless given: in --database "
+        help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.  [default: in --database "
         "if that is PostgreSQL, or else in --home]",
     ),
 ]
@@ -59,7 +59,7 @@ LogsUrl = Annotated[
         metavar="URL",
         envvar="LATCHWORK_WORKFLOWS_LOGS",
         show_default=False,
-        help="Logs and code bundles: a folder, or s3://bucket/path and its like.  [unless given: in --home]",
+        help="Logs and code bundles: a folder, or a URL such as s3://bucket/path.  [default: in --home]",
     ),
 ]
 ApiUrl = Annotated[
@@ -69,7 +69,7 @@ ApiUrl = Annotated[
         metavar="URL",
         envvar="LATCHWORK_WORKFLOWS_URL",
         show_default=False,
-        help="Ask this API, with the token of LATCHWORK_WORKFLOWS_TOKEN.  [unless given: the database of --home]",
+        help="Use this API, with the token in LATCHWORK_WORKFLOWS_TOKEN.  [default: the database of --home]",
     ),
 ]
 
@@ -78,14 +78,17 @@ _LIBRARIES = (
     *("fsspec", "httpx"),
 )
 _EVERY_S = 60.0
-_MOST = 1_000
+_MAX = 1_000
 
 
-def home_of(home: Path | None, database: str | None = None, store: str | None = None, logs: str | None = None) -> Home:
-    """Where things are, by what was given.
+def resolve_home(
+    home: Path | None, database: str | None = None, store: str | None = None, logs: str | None = None
+) -> Home:
+    """Return the locations of database, store, logs and secrets.
+
 
     Raises:
-        LatchworkError: the extra is not installed.
+        LatchworkError: The extra is not installed.
     """
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
@@ -97,15 +100,16 @@ def home_of(home: Path | None, database: str | None = None, store: str | None = 
 
 
 @contextmanager
-def opened_database(home: Home) -> Iterator[Database]:
-    """The database, which has to be there.
+def open_database(home: Home) -> Iterator[Database]:
+    """Open an existing database.
+
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: The file does not exist.
     """
     from latchwork_workflows.db import Database
 
-    if why := home.missing_database():
+    if why := home.explain_missing_database():
         raise UsageError(why)
     database = Database(home.database)
     try:
@@ -115,15 +119,16 @@ def opened_database(home: Home) -> Iterator[Database]:
 
 
 @contextmanager
-def opened_store(home: Home, observers: Sequence[StoreObserver] = ()) -> Iterator[Store]:
-    """The store of the workflows, whose calls and sessions these observers see."""
+def open_store(home: Home, observers: Sequence[StoreObserver] = ()) -> Iterator[Store]:
+    """Open the store of the workflows, whose calls and sessions these observers see."""
     with connect(home.store, observers=observers) as store:
         yield store
 
 
 @contextmanager
-def client_of(home: Home, url: str | None = None) -> Iterator[WorkflowClient]:
-    """A client of the API at a URL, or of a local home.
+def open_client(home: Home, url: str | None = None) -> Iterator[WorkflowClient]:
+    """Return a client of the API at a URL, or of a local home.
+
 
     Raises:
         UsageError: The URL is not an HTTP address, or there is no database.
@@ -132,40 +137,37 @@ def client_of(home: Home, url: str | None = None) -> Iterator[WorkflowClient]:
 
     if url is not None and not url.startswith(("http://", "https://")):
         raise UsageError("--url is the address of an API, http://... or https://...")
-    if url is None and (why := home.missing_database()):
+    if url is None and (why := home.explain_missing_database()):
         raise UsageError(why)
     with WorkflowClient.local(home) if url is None else WorkflowClient(url) as client:
         yield client
 
 
 def log_to_stderr() -> None:
-    """Log events of a node to stderr. With debugging on, the command line does this already."""
+    """Log the events of a node to stderr. With debugging enabled, the command line does so already."""
     if debugging():
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    handler.addFilter(Repeats())
+    handler.addFilter(RepeatFilter())
     logging.getLogger().addHandler(handler)  # `basicConfig` does nothing after `quiet_logs`
     for distribution in ("latchwork", "latchwork_workflows"):
         logging.getLogger(distribution).setLevel(logging.INFO)
 
 
 @contextmanager
-def until_signal(hurry: Callable[[], object]) -> Iterator[Signal]:
-    """Set an event at the first signal of SIGTERM and SIGINT, and call ``hurry`` at the second one.
-
-    The third signal acts as before.
-    """
+def stop_on_signal(hurry: Callable[[], object]) -> Iterator[Signal]:
+    """Return an event that the first SIGTERM or SIGINT sets. The second calls ``hurry``, the third acts as before."""
     stop = Signal()
     with on_end_signals(stop.set, hurry):
         yield stop
 
 
-class Repeats(logging.Filter):
-    """Lets a line pass that was not told in the last minute: who tries again twice a second says so twice a second.
+class RepeatFilter(logging.Filter):
+    """A filter that drops log lines that were already logged in the last minute.
 
     Args:
-        now: seconds of a clock that never goes back.
+        now: A monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -174,13 +176,13 @@ class Repeats(logging.Filter):
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is told; with how often it was not."""
+        """Return whether to log a record. Its message gets the number of dropped repetitions."""
         line, now = (record.name, record.getMessage()), self._now()
         at, missed = self._told.get(line, (float("-inf"), 0))
         if now - at < _EVERY_S:
             self._told[line] = at, missed + 1
             return False
-        if len(self._told) >= _MOST:
+        if len(self._told) >= _MAX:
             self._told.clear()
         self._told[line] = now, 0
         if missed:

@@ -1,4 +1,4 @@
-"""`latchwork workflows pools`: how many tasks of a pool, or of a project, run at a time."""
+"""`latchwork workflows pools`: the limits for running tasks of a pool or a project."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from latchwork.spi import (
     told,
     utc_text,
 )
-from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, open_client, resolve_home
 
 if TYPE_CHECKING:
     from latchwork_workflows import ActiveTask, Pool
 
-Name = Annotated[str, typer.Argument(metavar="POOL", help="What tasks name as pool, or @PROJECT.")]
-Waiting = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many waiting tasks at most.")]
+Name = Annotated[str, typer.Argument(metavar="POOL", help="The name of a pool, or @PROJECT for the pool of a project.")]
+Waiting = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The maximum number of waiting tasks to show.")]
 
 
 @command("latchwork workflows pools list", "latchwork workflows pools list --json")
@@ -38,10 +38,10 @@ def list_(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """List pools: their sizes, how many of their tasks run and wait, and the workflows that name them."""
-    with client_of(home_of(home, database, store), url) as client:
+    """List pools with their sizes, their numbers of running and waiting tasks, and the workflows that name them."""
+    with open_client(resolve_home(home, database, store), url) as client:
         found = client.pools.list()
-    empty = "no pools; a workflow that names one creates it, with a size of 1"
+    empty = "no pools; applying a workflow that names a pool creates it with a size of 1"
     right = ("size", "running", "waiting")
     listed("pools", found, _row, plain=lambda each: each.model_dump(), right=right, empty=empty, as_json=as_json)
 
@@ -69,16 +69,16 @@ def show_(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Show the tasks that hold the slots of a pool, and the tasks that wait for one, the next one first."""
-    with client_of(home_of(home, database, store), url) as client:
-        found = client.pools.get(name, most=limit)
+    """Show the tasks that hold the slots of a pool, and the next tasks that wait for one."""
+    with open_client(resolve_home(home, database, store), url) as client:
+        found = client.pools.get(name, limit=limit)
     if as_json:
         say_json(found.model_dump())
         return
     used = "?" if found.used is None else found.used
-    show(Line(f"pool {name}: {used} of {counted(found.size, 'slot')} taken, {found.waiting} waiting", "bold"))
+    show(Line(f"pool {name}: {used} of {counted(found.size, 'slot')} in use, {found.waiting} waiting", "bold"))
     if found.holders is None:
-        say("the store cannot be reached: the holders are not known")
+        say("the store cannot be reached, so the slot holders are not known")
     elif found.holders:
         say("held by")
         show(Grid([{**_task(each), "worker": each.worker} for each in found.holders], right=("run",)))
@@ -104,13 +104,13 @@ def _task(each: ActiveTask) -> dict[str, str]:
 def set_(
     name: Name,
     *,
-    size: Annotated[int, typer.Option(min=1, max=10_000, help="How many of its tasks run at a time.")],
+    size: Annotated[int, typer.Option(min=1, max=10_000, help="The maximum number of its tasks that run at a time.")],
     admission: Annotated[
         str,
         typer.Option(
             metavar="WHAT",
-            help="What a start does while a project's pool is full: suspend (its tasks wait), fail, or precompute "
-            "(it waits until its tasks fit).",
+            help="How a run starts while the pool of its project is full: suspend (its tasks wait), fail, "
+            "or precompute (it waits until its tasks fit).",
         ),
     ] = "suspend",
     url: ApiUrl = None,
@@ -120,7 +120,7 @@ def set_(
     as_json: Json = False,
 ) -> None:
     """Create or change a pool. Tasks that run beyond a smaller size are not stopped."""
-    with client_of(home_of(home, database, store), url) as client:
+    with open_client(resolve_home(home, database, store), url) as client:
         made = client.pools.set(name, size, admission)
     told(f"pool {name} has a size of {size}", made.model_dump(), as_json=as_json)
 
@@ -136,9 +136,9 @@ def rm(
     as_json: Json = False,
 ) -> None:
     """Remove a pool that no workflow names."""
-    with client_of(home_of(home, database, store), url) as client:
+    with open_client(resolve_home(home, database, store), url) as client:
         client.pools.remove(name)
-    told(f"pool {name} is removed", {"name": name, "removed": True}, as_json=as_json)
+    told(f"pool {name} deleted", {"name": name, "removed": True}, as_json=as_json)
 
 
-pools_app = group("Pools: how many of their tasks run at a time.", list=list_, show=show_, set=set_, rm=rm)
+pools_app = group("Pools, which limit how many tasks run at a time.", list=list_, show=show_, set=set_, rm=rm)

@@ -1,4 +1,4 @@
-"""`latchwork workflows runs`, `show`, `logs`, `why`, `workers`: what happens, and what happened."""
+"""`latchwork workflows runs`, `show`, `logs`, `why` and `workers`: the state of runs and workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from latchwork.spi import (
     show,
     utc_text,
 )
-from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, open_client, resolve_home
 from latchwork_workflows.cli.workflows import show_definition
 
 if TYPE_CHECKING:
@@ -34,37 +34,38 @@ if TYPE_CHECKING:
     from latchwork_workflows.schemas.tasks import Attempt, Task
 
 RunId = Annotated[
-    int, typer.Argument(metavar="RUN", min=1, max=MAX_WHOLE, help="The number of a run, as start and runs print it.")
+    int, typer.Argument(metavar="RUN", min=1, max=MAX_WHOLE, help="The ID of a run, as printed by start and runs.")
 ]
 #: So many tasks of a worker are named.
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 STYLES = {"success": "green", "failure": "red", "killed": "red", "running": "cyan", "forced_success": "green"}
 
 
 @command("latchwork workflows runs", "latchwork workflows runs nightly --state failure --json")
 def runs(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", show_default=False, help="Of this workflow.  [unless given: all]")
+        str | None,
+        typer.Argument(metavar="NAME", show_default=False, help="Only runs of this workflow.  [default: all]"),
     ] = None,
     *,
     state: Annotated[
-        str, typer.Option(metavar="STATE", help="Only those in this state, such as running or failure.")
+        str, typer.Option(metavar="STATE", help="Only runs in this state, such as running or failure.")
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The maximum number of entries, newest first.")] = 20,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """List runs, the newest first."""
-    with client_of(home_of(home, database), url) as client:
+    """List runs, newest first."""
+    with open_client(resolve_home(home, database), url) as client:
         rows = client.runs.list(name, state=state, limit=limit)
     right = ("run", "version", "took_s")
     listed("runs", rows, _run_row, plain=_run_json, right=right, empty="no runs", as_json=as_json)
 
 
 def _run_json(run: Run) -> dict[str, Any]:
-    """A run for programs."""
+    """Return a run as JSON."""
     names = ("version", "state", "round", "schedule_time", "started_at", "ended_at", "by")
     return {"run": run.id, "workflow": run.workflow, **{name: getattr(run, name) for name in names}}
 
@@ -77,12 +78,12 @@ def _run_row(row: Run) -> dict[str, str]:
         "state": row.state.value,
         "for": utc_text(row.schedule_time),
         "started": "-" if row.started_at is None else utc_text(row.started_at),
-        "took_s": _took(row.started_at, row.ended_at),
+        "took_s": _duration(row.started_at, row.ended_at),
         "by": row.by,
     }
 
 
-def _took(started: float | None, ended: float | None) -> str:
+def _duration(started: float | None, ended: float | None) -> str:
     return "-" if started is None else f"{(ended or time.time()) - started:.1f}"
 
 
@@ -92,30 +93,30 @@ def _took(started: float | None, ended: float | None) -> str:
     "latchwork workflows show nightly --svg > dag.svg",
 )
 def show_(
-    what: Annotated[str, typer.Argument(metavar="NAME|RUN", help="The name of a workflow, or the number of a run.")],
+    what: Annotated[str, typer.Argument(metavar="NAME|RUN", help="The name of a workflow, or the ID of a run.")],
     *,
-    svg: Annotated[bool, typer.Option("--svg", help="Draw the tasks of a workflow, as SVG.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Print a drawing of the tasks as SVG.")] = False,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Show a workflow as it is written or drawn, or a run with its tasks and their attempts."""
-    where = home_of(home, database)
+    """Show the definition of a workflow, or a run with its tasks and attempts."""
+    where = resolve_home(home, database)
     if not what.isdecimal():
         show_definition(what, svg=svg, home=where, url=url, as_json=as_json)
         return
-    number = _number(what)
-    with client_of(where, url) as client:
+    number = _parse_run_id(what)
+    with open_client(where, url) as client:
         found = client.runs.get(number)
         attempts = client.runs.attempts(found.id)
     if as_json:
-        say_json({**plain(found), "attempts": [_attempt_json(each) for each in attempts]})
+        say_json({**run_detail_json(found), "attempts": [_attempt_json(each) for each in attempts]})
         return
     style = STYLES.get(found.state.value, "")
     line = f"run {found.id} of {found.workflow}, version {found.version}: {found.state.value}"
     show(Line(line, style))
-    say(f"for {utc_text(found.schedule_time)}, took {_took(found.started_at, found.ended_at)} s")
+    say(f"for {utc_text(found.schedule_time)}, took {_duration(found.started_at, found.ended_at)} s")
     newest = {each.task: each for each in reversed(attempts)}
     show(Grid([_task_row(each, newest.get(each.id)) for each in found.tasks], right=("attempt", "took_s", "exit")))
     for each in attempts:
@@ -131,7 +132,7 @@ def _task_row(task: Task, attempt: Attempt | None) -> dict[str, str]:
         **row,
         "worker": attempt.worker,
         "started": utc_text(attempt.started_at),
-        "took_s": _took(attempt.started_at, attempt.ended_at),
+        "took_s": _duration(attempt.started_at, attempt.ended_at),
         "exit": "" if attempt.exit_code is None else str(attempt.exit_code),
         "log": attempt.id,
     }
@@ -147,31 +148,32 @@ def _attempt_json(attempt: Attempt) -> dict[str, Any]:
 )
 def logs(
     run: Annotated[
-        str, typer.Argument(metavar="RUN|ATTEMPT", help="A run, with a task; or an attempt, as show has it.")
+        str,
+        typer.Argument(metavar="RUN|ATTEMPT", help="A run, together with a task; or an attempt, as printed by show."),
     ],
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", show_default=False, help="Of the run; its newest attempt.")
+        str | None, typer.Argument(metavar="TASK", show_default=False, help="A task of the run: its newest attempt.")
     ] = None,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until its end.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until its end.")] = False,
     url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     logs: LogsUrl = None,
 ) -> None:
-    """Print what an attempt of a task wrote."""
-    with client_of(home_of(home, database, None, logs), url) as client:
+    """Print the log of an attempt of a task."""
+    with open_client(resolve_home(home, database, None, logs), url) as client:
         attempt = _attempt_of(client, run, task)
         if follow:
             for data in client.attempts.follow(attempt):
-                _write(data)
+                _write_bytes(data)
             return
         offset = 0
         while True:
             part = client.attempts.log(attempt, offset)
             if not part.data:
                 return
-            _write(part.data)
+            _write_bytes(part.data)
             offset = part.next
 
 
@@ -179,34 +181,35 @@ def _attempt_of(client: WorkflowClient, run: str, task: str | None) -> str:
     if task is None:
         if run.count(".") == 2 and run.replace(".", "").isdecimal():
             return run
-        raise UsageError("give a run and a task, such as `logs 12 load`, or an attempt, as `show` has it")
+        raise UsageError("give a run and a task, such as `logs 12 load`, or an attempt, as printed by `show`")
     if not run.isdecimal():
-        raise UsageError(f"{run!r} is no number of a run; `latchwork workflows runs` has them")
-    found = [each for each in client.runs.attempts(_number(run)) if each.name == task]
+        raise UsageError(f"{run!r} is not a run ID; `latchwork workflows runs` lists them")
+    found = [each for each in client.runs.attempts(_parse_run_id(run)) if each.name == task]
     if not found:
-        raise UsageError(f"run {run} has no attempt of a task {task!r} yet; `latchwork workflows show {run}` has all")
+        raise UsageError(f"run {run} has no attempt of a task {task!r} yet; `latchwork workflows show {run}` lists all")
     return found[0].id
 
 
 def check_task(run: int, task: str, there: Iterable[str]) -> None:
-    """Refuse a task that a run has not, and name some that it has.
+    """Check that a run has a task. The error names some tasks that it has.
+
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: The run has no such task.
     """
     names = list(there)
     if task not in names:
         raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(names[:20]) or 'none yet'}")
 
 
-def _number(text: str) -> int:
+def _parse_run_id(text: str) -> int:
     if len(text) > len(str(MAX_WHOLE)) or int(text) > MAX_WHOLE:
-        raise UsageError(f"there is no run {text[:40]}; `latchwork workflows runs` has them")
+        raise UsageError(f"there is no run {text[:40]}; `latchwork workflows runs` lists them")
     return int(text)
 
 
-def _write(data: bytes) -> None:
-    """As it stands where no person looks; harmless in a terminal."""
+def _write_bytes(data: bytes) -> None:
+    """Write bytes to stdout. For a terminal, control characters are escaped."""
     if sys.stdout.isatty():
         for line in data.decode("utf-8", "replace").splitlines():
             say(printable(line))
@@ -219,7 +222,7 @@ def _write(data: bytes) -> None:
 def why(
     run: RunId,
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", show_default=False, help="Of the run.  [unless given: all]")
+        str | None, typer.Argument(metavar="TASK", show_default=False, help="A task of the run.  [default: all]")
     ] = None,
     *,
     url: ApiUrl = None,
@@ -228,8 +231,8 @@ def why(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Say why the tasks of a run are where they are: what each waits for, and what would change that."""
-    with client_of(home_of(home, database, store), url) as client:
+    """Explain why each task of a run is in its state, and what would change that."""
+    with open_client(resolve_home(home, database, store), url) as client:
         explained = client.runs.explain(run)
     cause, reasons = explained.cause, explained.tasks
     if task is not None:
@@ -244,7 +247,7 @@ def why(
     for name, text in found.items():
         say(f"{name}: {text}" if task is None else text)
     if not found and not cause:
-        say(f"run {run} has not begun: no master has taken it yet")
+        say(f"run {run} has not started: no master has picked it up yet")
 
 
 @command("latchwork workflows workers", "latchwork workflows workers --json")
@@ -256,10 +259,10 @@ def workers(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """List the workers that live, whose tasks they take, and what they run now."""
-    with client_of(home_of(home, database, store), url) as client:
+    """List the running workers, their groups, and the tasks that they run."""
+    with open_client(resolve_home(home, database, store), url) as client:
         found = client.workers.list()
-    empty = "no workers; start one with `latchwork workflows worker`"
+    empty = "no workers are online; start one with `latchwork workflows worker`"
     listed("workers", found, _worker_row, plain=_worker_json, right=("busy", "slots"), empty=empty, as_json=as_json)
 
 
@@ -270,20 +273,20 @@ def _worker_json(worker: Worker) -> dict[str, Any]:
 def _worker_row(worker: Worker) -> dict[str, str]:
     running = worker.running
     named = [f"{each.name} of {each.run}" for each in running]
-    more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""
+    more = f" and {len(running) - _MAX_NAMED} more" if len(running) > _MAX_NAMED else ""
     return {
         "worker": worker.name,
         "host": worker.host,
         "groups": " ".join(worker.groups),
         "busy": str(worker.busy),
         "slots": str(worker.slots or "?"),
-        "runs": ", ".join(named[:_MOST_NAMED]) + more,
+        "runs": ", ".join(named[:_MAX_NAMED]) + more,
         "state": worker.state,
         "version": worker.version,
         "types": " ".join(worker.types),
     }
 
 
-def plain(found: RunDetail) -> dict[str, Any]:
-    """A run with the states of its tasks, for programs."""
+def run_detail_json(found: RunDetail) -> dict[str, Any]:
+    """Return a run with the states of its tasks as JSON."""
     return {**_run_json(found), "tasks": found.task_states}

@@ -1,4 +1,4 @@
-"""`latchwork workflows serve` and `api`: everything in one process, or the API and the pages alone."""
+"""`latchwork workflows serve` and `api`: everything in one process, or only the API and the pages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from latchwork_workflows.cli.nodes import (
     TakeOrder,
     Tenants,
     WorkDir,
-    node,
-    order_of,
+    check_order,
+    node_command,
     worker_options,
 )
 from latchwork_workflows.cli.options import (
@@ -28,25 +28,24 @@ from latchwork_workflows.cli.options import (
     HomeDir,
     LogsUrl,
     StoreUrl,
-    home_of,
     log_to_stderr,
-    opened_database,
-    until_signal,
+    open_database,
+    resolve_home,
+    stop_on_signal,
 )
 
 if TYPE_CHECKING:
     from latchwork_workflows import ServeOptions
 
-Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Where the pages listen.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Of the pages; 0 takes a free one.")]
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="The address to bind for the pages.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The port of the pages. 0 selects a free one.")]
 Names = Annotated[
     list[str] | None,
     typer.Option(
         "--name",
         metavar="HOST",
         show_default=False,
-        help="A name by which browsers may ask for the pages; may be given several times.  [unless given: this "
-        "machine's own]",
+        help="A host name that browsers may use. Repeatable.  [default: names of this machine]",
     ),
 ]
 TlsCert = Annotated[
@@ -55,20 +54,23 @@ TlsCert = Annotated[
         "--tls-cert",
         metavar="FILE",
         show_default=False,
-        help="PEM file with the certificate chain, to serve HTTPS; needs --tls-key.  [unless given: plain HTTP]",
+        help="PEM file with the certificate chain, for HTTPS. Needs --tls-key.  [default: plain HTTP]",
     ),
 ]
 TlsKey = Annotated[
     Path | None,
     typer.Option(
-        "--tls-key", metavar="FILE", show_default=False, help="PEM file with the key of --tls-cert, no passphrase."
+        "--tls-key",
+        metavar="FILE",
+        show_default=False,
+        help="PEM file with the key of --tls-cert, without a passphrase.",
     ),
 ]
 ProxyHeaders = Annotated[
     bool,
     typer.Option(
         "--proxy-headers",
-        help="Believe X-Forwarded-For and X-Forwarded-Proto of the trusted proxies, and of no other client.",
+        help="Trust X-Forwarded-For and X-Forwarded-Proto from the trusted proxies only.",
     ),
 ]
 TrustedProxies = Annotated[
@@ -77,13 +79,12 @@ TrustedProxies = Annotated[
         "--trusted-proxy",
         metavar="ADDRESS",
         show_default=False,
-        help="The address or network of a proxy for --proxy-headers; may be given several times.  [unless given: this "
-        "machine]",
+        help="The address or network of a proxy for --proxy-headers. Repeatable.  [default: this machine]",
     ),
 ]
 
 
-@node(
+@node_command(
     "latchwork workflows serve",
     "latchwork workflows serve --port 9000 --slots 8",
     "latchwork workflows serve --host 0.0.0.0 --name flows.example.org --tls-cert cert.pem --tls-key key.pem",
@@ -101,7 +102,7 @@ def serve(
     slots: Slots = None,
     groups: Groups = None,
     session_ttl_s: SessionTtl = None,
-    order: TakeOrder = "instance",
+    order: TakeOrder = "run",
     keep_days: KeepDays = 180.0,
     keep_runs: KeepRuns = 32,
     work_dir: WorkDir = None,
@@ -111,12 +112,12 @@ def serve(
     store: StoreUrl = None,
     logs: LogsUrl = None,
 ) -> None:
-    """Run everything in this process: database, master, worker, API and pages. What is missing is made.
+    """Run database, master, worker, API and pages in this process. Missing files are created.
 
-    It prints an address that signs a browser in as an administrator, once. Ctrl-C ends it: tasks are told to end, what
-    did not end runs again at the next start.
+    It prints a one-time sign-in link for an administrator. Ctrl-C stops it: it stops the running tasks, and those that
+    do not end in time run again after the next start.
     """
-    where = home_of(home, database, store, logs)
+    where = resolve_home(home, database, store, logs)
     from latchwork_workflows import Serve
     from latchwork_workflows.master import Retention
 
@@ -124,18 +125,18 @@ def serve(
     more = {"session_ttl_s": session_ttl_s, "work_dir": work_dir, "tenants": tuple(tenants or ())}
     runs = worker_options(slots, groups, **more)
     keep = Retention(runs_days=keep_days, keep_runs=keep_runs)
-    pages = _pages(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
-    options = _options(host=host, port=port, order=order_of(order), worker=runs, keep=keep, **pages)
+    pages = _page_options(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
+    options = _server_options(host=host, port=port, order=check_order(order), worker=runs, keep=keep, **pages)
     served = Serve(where, options)
-    with until_signal(served.hurry) as stop, served:
+    with stop_on_signal(served.skip_waiting) as stop, served:
         say(f"workflows of {where.folder} at {served.url}")
-        say(f"sign in, once: {served.admin_link()}")
+        say(f"one-time sign-in link: {served.admin_link()}")
         sys.stdout.flush()
         SYSTEM_CLOCK.wait(stop)
-        say("ending: tasks are told to end")
+        say("shutting down: stopping tasks")
 
 
-@node(
+@node_command(
     "latchwork workflows api --database postgresql://flows@db/flows --store etcd://e1:2379/flows "
     "--logs s3://bucket/flows --host 10.0.0.5 --name flows.example.org --proxy-headers --trusted-proxy 10.0.0.7",
 )
@@ -153,44 +154,47 @@ def api(
     store: StoreUrl = None,
     logs: LogsUrl = None,
 ) -> None:
-    """Serve the API and the pages alone, for a fleet. Any number may run: none has anything that another would miss.
+    """Serve the API and the pages. Any number of servers may run, because they share nothing but the database.
 
-    It changes no run: what is asked of one becomes a command for its master. Who may sign in is said by
-    `latchwork workflows users`.
+    They change no runs: each action becomes a command for a master. `latchwork workflows users` manages the accounts.
     """
-    where = home_of(home, database, store, logs)
+    where = resolve_home(home, database, store, logs)
     from latchwork_workflows import Serve, installation_of
 
     only: dict[str, Any] = {"worker": None, "has_master": False, "makes_database": False}
-    pages = _pages(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
-    options = _options(host=host, port=port, **only, **pages)
-    with opened_database(where) as opened:  # first: a file that is not there would be made
+    pages = _page_options(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
+    options = _server_options(host=host, port=port, **only, **pages)
+    with open_database(where) as opened:  # first: a file that is not there would be made
         installation_of(opened)
         place = opened.url
     log_to_stderr()
     served = Serve(where, options)
-    with until_signal(served.hurry) as stop, served:
+    with stop_on_signal(served.skip_waiting) as stop, served:
         say(f"pages of {place} at {served.url}")
         if not served.can_sign_in():
-            say("nobody can sign in yet: `latchwork workflows users set NAME --role admin --password`")
+            say(
+                "no account can sign in yet; create one with `latchwork workflows users set NAME --role "
+                "admin --password`"
+            )
         sys.stdout.flush()
         SYSTEM_CLOCK.wait(stop)
 
 
-def _pages(
+def _page_options(
     names: list[str] | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     proxy_headers: bool,
     trusted_proxies: list[str] | None,
 ) -> dict[str, Any]:
-    """Return how browsers reach the pages, as fields of ``ServeOptions``.
+    """Return the options for requests from browsers, as fields of ``ServeOptions``.
+
 
     Raises:
-        UsageError: proxies are named that are not believed.
+        UsageError: There are trusted proxies without --proxy-headers.
     """
     if trusted_proxies and not proxy_headers:
-        raise UsageError("--trusted-proxy needs --proxy-headers: without it, no proxy is believed")
+        raise UsageError("--trusted-proxy needs --proxy-headers: without it, no proxy is trusted")
     found: dict[str, Any] = {"tls_cert": tls_cert, "tls_key": tls_key, "proxy_headers": proxy_headers}
     if names:
         found["names"] = tuple(names)
@@ -199,11 +203,12 @@ def _pages(
     return found
 
 
-def _options(**fields: Any) -> ServeOptions:
-    """Return the options.
+def _server_options(**fields: Any) -> ServeOptions:
+    """Return the options of the server.
+
 
     Raises:
-        UsageError: they contradict each other.
+        UsageError: The options contradict each other.
     """
     from latchwork_workflows import ServeOptions
 

@@ -1,4 +1,4 @@
-"""`latchwork workflows connections`, `environments`, `parameters`: what workflows name, stored beside them."""
+"""`latchwork workflows connections`, `environments`, `parameters`: the stored settings that workflows refer to."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from latchwork.spi import (
     show,
     told,
 )
-from latchwork_workflows.cli.actions import value_of
-from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.actions import parse_value
+from latchwork_workflows.cli.options import ApiUrl, DatabaseUrl, HomeDir, StoreUrl, open_client, resolve_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +35,21 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '_', '-' and '.'.")]
 Project = Annotated[
-    str, typer.Option("--project", metavar="PROJECT", show_default=False, help="Whose it is.  [unless given: of all]")
+    str,
+    typer.Option(
+        "--project",
+        metavar="PROJECT",
+        show_default=False,
+        help="The project that it belongs to.  [default: all projects]",
+    ),
 ]
 Among = Annotated[
     str,
     typer.Option(
-        "--project", metavar="PROJECT", show_default=False, help="Of this project, and of all.  [unless given: every]"
+        "--project",
+        metavar="PROJECT",
+        show_default=False,
+        help="Only settings that this project can use.  [default: settings of all projects]",
     ),
 ]
 #: Seconds beyond those of the try itself that are waited for a worker.
@@ -56,11 +65,11 @@ def list_connections(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """List the stored connections. None has a password: it is a secret of the workers, by name."""
+    """List the stored connections. They name a secret of the workers instead of a password."""
     _list(
         "connection",
         project,
-        client_of(home_of(home, database), url),
+        open_client(resolve_home(home, database), url),
         as_json,
         lambda each: {"url": each.url or "", "secret": each.secret or ""},
     )
@@ -72,10 +81,10 @@ def list_connections(
 )
 def set_connection(
     name: Name,
-    target: Annotated[str, typer.Argument(metavar="URL", help="As SQLAlchemy reads it, without a password.")],
+    target: Annotated[str, typer.Argument(metavar="URL", help="A SQLAlchemy URL without a password.")],
     *,
     secret: Annotated[
-        str, typer.Option(metavar="SECRET", show_default=False, help="The name of the password among the secrets.")
+        str, typer.Option(metavar="SECRET", show_default=False, help="The name of the secret that holds the password.")
     ] = "",
     project: Project = "",
     url: ApiUrl = None,
@@ -83,24 +92,32 @@ def set_connection(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Store a connection by a name, for `sql`, `procedure` and ${connection:NAME}; a URL with a password is refused."""
-    with client_of(home_of(home, database), url) as client:
+    """Store a connection for `sql`, `procedure` and ${connection:NAME}. A URL with a password is refused."""
+    with open_client(resolve_home(home, database), url) as client:
         is_new = client.connections.set(name, target, secret=secret, project=project)
     _set("connection", project, name, is_new, as_json)
 
 
 @command("latchwork workflows connections test warehouse", "latchwork workflows connections test shop --group reports")
-def try_connection(
+def check_connection(
     name: Name,
     *,
     project: Project = "",
     within: Annotated[
-        str, typer.Option(metavar="PROJECT", show_default=False, help="Try one of all here.  [unless given: default]")
+        str,
+        typer.Option(
+            metavar="PROJECT",
+            show_default=False,
+            help="The project in which to test a connection of all projects.  [default: default]",
+        ),
     ] = "",
     group_: Annotated[
         str | None,
         typer.Option(
-            "--group", metavar="GROUP", show_default=False, help="Whose workers try it.  [unless given: default]"
+            "--group",
+            metavar="GROUP",
+            show_default=False,
+            help="The worker group that runs the test.  [default: default]",
         ),
     ] = None,
     url: ApiUrl = None,
@@ -109,25 +126,25 @@ def try_connection(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Let a worker open a connection, with the network, drivers and secrets that tasks have; exit code 1 if it cannot.
+    """Let a worker open a connection, with the network, drivers and secrets of tasks. Exit code 1 if it fails.
 
-    It is a run of a workflow of one task, `_connection.NAME`, which is made for it; its log is kept.
+    The test is a run of the workflow `_connection.NAME`, which is created for it and has one task. Its log is kept.
     """
     worker_group = group_ or "default"
-    with client_of(home_of(home, database, store), url) as client:
-        sent = client.connections.test(name, project=project, within=within, group=worker_group)
+    with open_client(resolve_home(home, database, store), url) as client:
+        sent = client.connections.test(name, project=project, test_project=within, group=worker_group)
         run = client.commands.wait(sent.command).run
         assert run is not None  # of a start that was carried out
         try:
             state = client.runs.wait(run, _WAIT_S).state.value
         except WaitTimeout:
-            what = f"no worker of group {worker_group!r} has tried it in {_WAIT_S:.0f} s"
+            what = f"no worker of group {worker_group!r} has run the test within {_WAIT_S:.0f} s"
             raise WaitTimeout(f"{what}; see `latchwork workflows why {run}`") from None
         why = (
             "" if state == "success" else next((each.error for each in client.runs.attempts(run) if each.error), state)
         )
     told_ = {"connection": name, "project": project, "run": run, "ok": state == "success", "error": why}
-    line = f"connection {name}: {'a worker has opened it' if not why else printable(why)} (run {run})"
+    line = f"connection {name}: {'a worker connected' if not why else printable(why)} (run {run})"
     if as_json:
         say_json(told_)
     else:
@@ -146,8 +163,8 @@ def remove_connection(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Delete a stored connection, and name the workflows that still want it."""
-    _remove("connection", project, name, client_of(home_of(home, database), url), as_json)
+    """Delete a stored connection, and print the workflows that still name it."""
+    _remove("connection", project, name, open_client(resolve_home(home, database), url), as_json)
 
 
 @command("latchwork workflows environments list", "latchwork workflows environments list --project billing --json")
@@ -160,7 +177,7 @@ def list_environments(
     as_json: Json = False,
 ) -> None:
     """List the environments with their variables."""
-    _list("environment", project, client_of(home_of(home, database), url), as_json, _variables)
+    _list("environment", project, open_client(resolve_home(home, database), url), as_json, _environment_cells)
 
 
 @command(
@@ -172,12 +189,13 @@ def set_environment(
     variables: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="VARIABLE=VALUE...", help="Variables; those that it has besides stay.", show_default=False
+            metavar="VARIABLE=VALUE...", help="Variables to set. Other variables are kept.", show_default=False
         ),
     ] = None,
     *,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="VARIABLE", show_default=False, help="This one goes.")
+        list[str] | None,
+        typer.Option("--unset", metavar="VARIABLE", show_default=False, help="A variable to remove. Repeatable."),
     ] = None,
     project: Project = "",
     url: ApiUrl = None,
@@ -185,9 +203,9 @@ def set_environment(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Give variables to an environment, made if there is none; `environment:` of a workflow or a task names it."""
-    given = dict(map(_pair, variables or []))
-    with client_of(home_of(home, database), url) as client:
+    """Set variables of an environment, which is created if needed. Workflows and tasks select it by `environment:`."""
+    given = dict(map(_parse_variable, variables or []))
+    with open_client(resolve_home(home, database), url) as client:
         is_new = client.environments.set(name, given, project=project, keep=True, drop=unset or [])
     _set("environment", project, name, is_new, as_json)
 
@@ -202,8 +220,8 @@ def remove_environment(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Delete an environment, and name the workflows that still want it."""
-    _remove("environment", project, name, client_of(home_of(home, database), url), as_json)
+    """Delete an environment, and print the workflows that still name it."""
+    _remove("environment", project, name, open_client(resolve_home(home, database), url), as_json)
 
 
 @command("latchwork workflows parameters list", "latchwork workflows parameters list --project billing --json")
@@ -219,9 +237,9 @@ def list_parameters(
     _list(
         "parameter",
         project,
-        client_of(home_of(home, database), url),
+        open_client(resolve_home(home, database), url),
         as_json,
-        lambda each: {"value": _text(each.value)},
+        lambda each: {"value": _value_text(each.value)},
     )
 
 
@@ -231,7 +249,7 @@ def list_parameters(
 )
 def set_parameter(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits and '_'.")],
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or text.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="A value, as JSON or plain text.")],
     *,
     project: Project = "",
     url: ApiUrl = None,
@@ -239,9 +257,9 @@ def set_parameter(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Store a value for ${NAME} in all workflows of a project, or of all; what is nearer to a run counts before it."""
-    with client_of(home_of(home, database), url) as client:
-        is_new = client.parameters.set(name, value_of(value), project=project)
+    """Store a value for ${NAME} in all workflows of one project or of all. Parameters of a run take precedence."""
+    with open_client(resolve_home(home, database), url) as client:
+        is_new = client.parameters.set(name, parse_value(value), project=project)
     _set("parameter", project, name, is_new, as_json)
 
 
@@ -256,24 +274,24 @@ def remove_parameter(
     as_json: Json = False,
 ) -> None:
     """Delete a parameter."""
-    _remove("parameter", project, name, client_of(home_of(home, database), url), as_json)
+    _remove("parameter", project, name, open_client(resolve_home(home, database), url), as_json)
 
 
 connections_app = group(
-    "Stored connections: what `sql` and `procedure` connect to by a name. Passwords are secrets of the workers.",
+    "Stored database connections for `sql` and `procedure` tasks. Their passwords are secrets of the workers.",
     list=list_connections,
     set=set_connection,
-    test=try_connection,
+    test=check_connection,
     rm=remove_connection,
 )
 environments_app = group(
-    "Environments: named sets of variables for tasks, of a project or of all.",
+    "Environments: named sets of variables for tasks, of one project or of all.",
     list=list_environments,
     set=set_environment,
     rm=remove_environment,
 )
 parameters_app = group(
-    "Parameters: values for ${name} in all workflows of a project, or of all.",
+    "Parameters: values for ${name} in all workflows of one project or of all.",
     list=list_parameters,
     set=set_parameter,
     rm=remove_parameter,
@@ -300,7 +318,7 @@ def _list(
 
 
 def _set(kind: SettingKind, project: str, name: str, is_new: bool, as_json: bool) -> None:
-    line = f"{kind} {name} of {_of(project)} {'is new' if is_new else 'was there already, and is as given now'}"
+    line = f"{kind} {name} of {_project_text(project)} {'created' if is_new else 'updated'}"
     told(line, {kind: name, "project": project, "is_new": is_new}, as_json=as_json)
 
 
@@ -312,29 +330,34 @@ def _remove(
     if as_json:
         say_json({kind: name, "project": project, "missed_by": missed})
         return
-    say(f"{kind} {name} of {_of(project)} is deleted")
+    say(f"{kind} {name} of {_project_text(project)} deleted")
     if missed:
-        show(Line(f"{counted(len(missed), 'workflow')} named it, whose tasks will fail: {', '.join(missed)}", "red"))
+        show(
+            Line(
+                f"{counted(len(missed), 'workflow')} still name it, and their tasks will fail: {', '.join(missed)}",
+                "red",
+            )
+        )
 
 
-def _place(found: Connection) -> dict[str, str]:
+def _connection_cells(found: Connection) -> dict[str, str]:
     return {"url": found.url or "", "secret": found.secret or ""}
 
 
-def _variables(found: Environment) -> dict[str, str]:
+def _environment_cells(found: Environment) -> dict[str, str]:
     return {"variables": "  ".join(f"{name}={value}" for name, value in sorted((found.variables or {}).items()))}
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"{printable(text[:60])!r} is no variable; write NAME=value")
+        raise UsageError(f"{printable(text[:60])!r} is not a variable; write NAME=value")
     return name, value
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _of(project: str) -> str:
+def _project_text(project: str) -> str:
     return f"project {project}" if project else "all projects"

@@ -1,4 +1,4 @@
-"""``WorkflowClient``: everything that programs and commands ask of workflows, over HTTP or in-process.
+"""``WorkflowClient``: a client for workflows, over HTTP or in-process.
 
 Importing it loads neither FastAPI nor SQLAlchemy.
 """

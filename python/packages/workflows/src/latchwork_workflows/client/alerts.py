@@ -6,18 +6,18 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
-from latchwork_workflows.client.transport import Transport, path, request_of
+from latchwork_workflows.client.transport import Transport, build_request, resource_path
 from latchwork_workflows.schemas.alerts import Alert, Channel, ChannelChange, ChannelStored, ChannelTest
 
 
-class Alerts:
+class AlertsClient:
     """Alerts and their deliveries."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
 
     def list(
-        self, *, state: str = "", run: int | None = None, before: int | None = None, most: int = 50
+        self, *, state: str = "", run: int | None = None, before: int | None = None, limit: int = 50
     ) -> builtins.list[Alert]:
         """Return the newest alerts with their deliveries.
 
@@ -26,9 +26,9 @@ class Alerts:
                 ``unsure``. Empty: any.
             run: Only alerts of this run. None: of any.
             before: Only alerts with lower IDs.
-            most: The number of alerts, 1 to 500.
+            limit: The number of alerts, 1 to 500.
         """
-        return self._api.get("/alerts", list[Alert], state=state, run=run, before=before, limit=most)
+        return self._api.get("/alerts", list[Alert], state=state, run=run, before=before, limit=limit)
 
     def get(self, alert_id: int) -> Alert:
         """Return an alert with its deliveries.
@@ -36,7 +36,7 @@ class Alerts:
         Raises:
             UnknownWorkflow: There is no such alert.
         """
-        return self._api.get(path("alerts", alert_id), Alert)
+        return self._api.get(resource_path("alerts", alert_id), Alert)
 
     def resend(self, delivery_id: int) -> None:
         """Send a delivery again, from the start. Anyone who got it gets another message.
@@ -45,10 +45,10 @@ class Alerts:
             UnknownWorkflow: There is no such delivery.
             WrongState: It is being sent right now.
         """
-        self._api.post(path("deliveries", delivery_id, action="resend"), None, type(None))
+        self._api.post(resource_path("deliveries", delivery_id, action="resend"), None, type(None))
 
 
-class Channels:
+class ChannelsClient:
     """The channels that send alerts."""
 
     def __init__(self, api: Transport) -> None:
@@ -69,8 +69,8 @@ class Channels:
         Raises:
             BadRequest: An option is invalid.
         """
-        body = request_of(ChannelChange, kind=kind, options=dict(options), enabled=enabled)
-        return self._api.put(path("channels", name), body, ChannelStored).is_new
+        body = build_request(ChannelChange, kind=kind, options=dict(options), enabled=enabled)
+        return self._api.put(resource_path("channels", name), body, ChannelStored).is_new
 
     def remove(self, name: str) -> None:
         """Delete a channel.
@@ -78,7 +78,7 @@ class Channels:
         Raises:
             UnknownWorkflow: There is no such channel.
         """
-        self._api.delete(path("channels", name), type(None))
+        self._api.delete(resource_path("channels", name), type(None))
 
     def test(self, name: str) -> int:
         """Send a test by a channel. Return the ID of its alert, whose delivery has the result.
@@ -86,4 +86,4 @@ class Channels:
         Raises:
             UnknownWorkflow: There is no such channel.
         """
-        return self._api.post(path("channels", name, action="test"), None, ChannelTest).alert
+        return self._api.post(resource_path("channels", name, action="test"), None, ChannelTest).alert

@@ -8,14 +8,14 @@ from datetime import date
 from typing import Any
 
 from latchwork.errors import WaitTimeout
-from latchwork_workflows.client.runs import Commands
+from latchwork_workflows.client.runs import CommandsClient
 from latchwork_workflows.client.transport import (
-    Deadline,
+    PollDeadline,
     Transport,
+    build_request,
     check_params,
-    path,
     project_and_name,
-    request_of,
+    resource_path,
 )
 from latchwork_workflows.model.backfill_dates import DateRange
 from latchwork_workflows.schemas.backfills import Backfill, BackfillRequest, BackfillRun, FollowingBackfills
@@ -29,7 +29,7 @@ class BackfillRef:
         command: The ID of the command.
     """
 
-    def __init__(self, backfills: Backfills, command: int) -> None:
+    def __init__(self, backfills: BackfillsClient, command: int) -> None:
         self._backfills = backfills
         self.command = command
 
@@ -37,29 +37,30 @@ class BackfillRef:
         return f"<BackfillRef of command {self.command}>"
 
     def id(self, timeout_s: float | None = 30.0) -> int:
-        """Wait until a master has made the backfill, and return its ID.
+        """Wait until a master has created the backfill, and return its ID.
+
 
         Args:
             timeout_s: Seconds to wait. None: forever.
         Raises:
             WrongState: It was refused; the message has the reason.
-            WaitTimeout: No master has made it yet. The next one will.
+            WaitTimeout: No master has created it yet. The next one will.
         """
         found = self._backfills.commands.wait(self.command, timeout_s).backfill
         assert found is not None
         return found
 
     def wait(self, timeout_s: float | None = None) -> Backfill:
-        """Wait until nothing of the backfill runs, and return it. Raises as ``id`` does."""
+        """Wait until the backfill has ended, and return it. Raises as ``id`` does."""
         return self._backfills.wait(self.id(timeout_s), timeout_s)
 
 
-class Backfills:
+class BackfillsClient:
     """Backfills. ``name`` is ``project.name`` of a workflow, or a name in the project ``default``."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
-        self.commands = Commands(api)
+        self.commands = CommandsClient(api)
 
     def start(
         self,
@@ -92,7 +93,7 @@ class Backfills:
             dry_run: Every task succeeds without running.
             no_cache: Every task runs, even if its outputs are cached.
             dependents: Which online workflows that wait for runs of this one get a backfill over the same dates:
-                ``none``, ``direct``, or ``all``, with those that wait for these. Each of their runs waits for its date.
+                ``none``, ``direct``, or ``all``, including indirect dependents. Each of their runs waits for its date.
             unique_key: Requests with the same key are one backfill.
         Raises:
             UnknownWorkflow: There is no such workflow.
@@ -102,7 +103,7 @@ class Backfills:
         check_params(params or {})
         is_range = isinstance(dates, DateRange)
         chosen = {"first": dates.first, "last": dates.last} if isinstance(dates, DateRange) else {}
-        body = request_of(
+        body = build_request(
             BackfillRequest,
             **chosen,
             dates=[] if is_range else list(dates),
@@ -115,16 +116,17 @@ class Backfills:
             no_cache=no_cache,
             dependents=dependents,
         )
-        where = path("workflows", *project_and_name(name), action="backfill")
+        where = resource_path("workflows", *project_and_name(name), action="backfill")
         return BackfillRef(self, self._api.post(where, body, CommandSent, key=unique_key).command)
 
-    def following(self, name: str, dependents: str = "all") -> builtins.list[str]:
-        """Return the workflows that get a backfill too, as ``project.name``, if this one gets one with ``dependents``.
+    def dependents(self, name: str, dependents: str = "all") -> builtins.list[str]:
+        """Return the workflows that a backfill with ``dependents`` also runs, as ``project.name``.
+
 
         Raises:
             NotAllowed: The account may not run one of them.
         """
-        where = path("workflows", *project_and_name(name), "following-backfills")
+        where = resource_path("workflows", *project_and_name(name), "following-backfills")
         return self._api.get(where, FollowingBackfills, dependents=dependents).workflows
 
     def list(self, name: str | None = None, *, before: int | None = None, limit: int = 50) -> builtins.list[Backfill]:
@@ -133,7 +135,7 @@ class Backfills:
         Args:
             name: Only those of this workflow. None: all.
             before: Only those with lower IDs.
-            limit: The most to return.
+            limit: The maximum number of results.
         Raises:
             UnknownWorkflow: There is no such workflow.
         """
@@ -146,9 +148,9 @@ class Backfills:
         """Return a backfill.
 
         Raises:
-            UnknownWorkflow: There is none of this ID.
+            UnknownWorkflow: It does not exist.
         """
-        return self._api.get(path("backfills", backfill), Backfill)
+        return self._api.get(resource_path("backfills", backfill), Backfill)
 
     def runs(
         self, backfill: int, *, state: str = "", after: float | None = None, limit: int = 1000
@@ -159,34 +161,36 @@ class Backfills:
             backfill: The ID of the backfill.
             state: Only those in this state. Empty: any.
             after: Only those of later schedule times.
-            limit: The most to return, up to 1,000.
+            limit: The maximum number of results, up to 1,000.
         """
-        where = path("backfills", backfill, "runs")
+        where = resource_path("backfills", backfill, "runs")
         return self._api.get(where, list[BackfillRun], state=state, after=after, limit=limit)
 
     def stop(self, backfill: int) -> int:
-        """Start no other date, stop those that run, and return the ID of the command.
+        """Stop a backfill: start no more dates and stop its active runs. Return the ID of the command.
+
 
         Raises:
-            UnknownWorkflow: There is none of this ID.
+            UnknownWorkflow: It does not exist.
             WrongState: It has ended, or is stopping.
         """
-        return self._api.post(path("backfills", backfill, action="stop"), None, CommandSent).command
+        return self._api.post(resource_path("backfills", backfill, action="stop"), None, CommandSent).command
 
     def wait(self, backfill: int, timeout_s: float | None = None) -> Backfill:
-        """Wait until nothing of a backfill runs, and return it.
+        """Wait until a backfill has ended, and return it.
+
 
         Args:
             backfill: The ID of the backfill.
             timeout_s: Seconds to wait. None: forever.
         Raises:
             WaitTimeout: It has not ended. It continues.
-            UnknownWorkflow: There is none of this ID.
+            UnknownWorkflow: It does not exist.
         """
-        deadline = Deadline(timeout_s)
+        deadline = PollDeadline(timeout_s)
         while True:
             found = self.get(backfill)
             if found.has_ended:
                 return found
             if not deadline.pause():
-                raise WaitTimeout(f"backfill {backfill} is {found.state.value} after {timeout_s:g} s; it goes on")
+                raise WaitTimeout(f"backfill {backfill} is {found.state.value} after {timeout_s:g} s; it continues")

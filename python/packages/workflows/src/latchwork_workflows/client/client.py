@@ -1,25 +1,4 @@
-"""``WorkflowClient``: workflows of an API, or of a local home without a server.
-
-A client is a transport and one group of methods per resource. A group never opens files or databases: each method is
-one request to the API, whose documents are the classes of ``schemas``. To add the group of a resource:
-
-1. Write its schemas in ``schemas/<resources>.py``, its service, and its routes in ``api/<resources>.py``.
-2. Write ``client/<resources>.py`` with a class that gets the ``Transport``, one method per route:
-
-       class Pools:
-           def __init__(self, api: Transport) -> None:
-               self._api = api
-
-           def list(self) -> builtins.list[Pool]:
-               return self._api.get("/pools", list[Pool])
-
-           def set(self, name: str, size: int) -> None:
-               self._api.put(path("pools", name), PoolChange(size=size), type(None))
-
-3. Add ``self.pools = Pools(api)`` below.
-
-Exceptions need nothing: ``schemas/problems.py`` maps them to problems and back.
-"""
+"""``WorkflowClient``: a client of the API, or of a local home without a server."""
 
 from __future__ import annotations
 
@@ -31,19 +10,19 @@ from typing import TYPE_CHECKING, Self
 
 import httpx
 
-from latchwork_workflows.client.alerts import Alerts, Channels
-from latchwork_workflows.client.backfills import Backfills
-from latchwork_workflows.client.grants import Grants
-from latchwork_workflows.client.pools import Pools
-from latchwork_workflows.client.runs import Attempts, Commands, Runs, Tasks
-from latchwork_workflows.client.settings import Connections, Environments, Parameters
+from latchwork_workflows.client.alerts import AlertsClient, ChannelsClient
+from latchwork_workflows.client.backfills import BackfillsClient
+from latchwork_workflows.client.grants import GrantsClient
+from latchwork_workflows.client.pools import PoolsClient
+from latchwork_workflows.client.runs import AttemptsClient, CommandsClient, RunsClient, TasksClient
+from latchwork_workflows.client.settings import ConnectionsClient, EnvironmentsClient, ParametersClient
 from latchwork_workflows.client.transport import TIMEOUT_S, Transport
-from latchwork_workflows.client.workers import Workers
-from latchwork_workflows.client.workflows import Schedules, Workflows
+from latchwork_workflows.client.workers import WorkersClient
+from latchwork_workflows.client.workflows import SchedulesClient, WorkflowsClient
 from latchwork_workflows.home import Home
 
 if TYPE_CHECKING:
-    from latchwork_workflows.services import Parts
+    from latchwork_workflows.services import ServiceContext
 
 #: The environment variable of the token for ``url``. A command line would show it to other users of the machine.
 TOKEN = "LATCHWORK_WORKFLOWS_TOKEN"  # noqa: S105 - a name
@@ -71,21 +50,21 @@ class WorkflowClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, transport=transport)
         self._api = api = Transport(http)
-        self.workflows = Workflows(api)
-        self.schedules = Schedules(api)
-        self.runs = Runs(api)
-        self.tasks = Tasks(api)
-        self.attempts = Attempts(api)
-        self.commands = Commands(api)
-        self.alerts = Alerts(api)
-        self.channels = Channels(api)
-        self.backfills = Backfills(api)
-        self.grants = Grants(api)
-        self.connections = Connections(api)
-        self.environments = Environments(api)
-        self.parameters = Parameters(api)
-        self.pools = Pools(api)
-        self.workers = Workers(api)
+        self.workflows = WorkflowsClient(api)
+        self.schedules = SchedulesClient(api)
+        self.runs = RunsClient(api)
+        self.tasks = TasksClient(api)
+        self.attempts = AttemptsClient(api)
+        self.commands = CommandsClient(api)
+        self.alerts = AlertsClient(api)
+        self.channels = ChannelsClient(api)
+        self.backfills = BackfillsClient(api)
+        self.grants = GrantsClient(api)
+        self.connections = ConnectionsClient(api)
+        self.environments = EnvironmentsClient(api)
+        self.parameters = ParametersClient(api)
+        self.pools = PoolsClient(api)
+        self.workers = WorkersClient(api)
 
     @classmethod
     def local(cls, home: Home | Path | str | None = None, *, by: str | None = None) -> Self:
@@ -100,24 +79,26 @@ class WorkflowClient:
         Raises:
             LatchworkError: There is no database, or it cannot be opened.
         """
-        from latchwork_workflows.client.local import opened
+        from latchwork_workflows.client.local import open_context
 
         where = home if isinstance(home, Home) else Home.of(None if home is None else Path(home))
-        parts, close = opened(where)
-        return cls.in_process(parts, by=by, close=close)
+        context, close = open_context(where)
+        return cls.in_process(context, by=by, close=close)
 
     @classmethod
-    def in_process(cls, parts: Parts, *, by: str | None = None, close: Callable[[], object] = lambda: None) -> Self:
-        """Return a client of an API in this process, as an administrator whom no network can name.
+    def in_process(
+        cls, context: ServiceContext, *, by: str | None = None, close: Callable[[], object] = lambda: None
+    ) -> Self:
+        """Return a client of an API in this process, as an administrator that network clients cannot use.
 
         Args:
-            parts: The database, and the store and logs as far as there are any.
+            context: The database, and the store and logs as far as there are any.
             by: The name for the audit log. None: the user of this process.
             close: Called when the client is closed.
         """
-        from latchwork_workflows.client.local import InProcess
+        from latchwork_workflows.client.local import InProcessTransport
 
-        return cls("http://localhost", "", transport=InProcess(parts, by, close))
+        return cls("http://localhost", "", transport=InProcessTransport(context, by, close))
 
     def __enter__(self) -> Self:
         return self
@@ -131,5 +112,5 @@ class WorkflowClient:
         return f"<WorkflowClient of {self._api.url}>"
 
     def close(self) -> None:
-        """Close the connections, and what ``local`` has opened. Idempotent."""
+        """Close the connections, and everything that ``local`` opened. Idempotent."""
         self._api.close()

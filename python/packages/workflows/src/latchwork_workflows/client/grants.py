@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import builtins
 
-from latchwork_workflows.client.transport import Transport, path, request_of
+from latchwork_workflows.client.transport import Transport, build_request, resource_path
 from latchwork_workflows.schemas.grants import Grant, GrantChange
 
 
-class Grants:
-    """Which projects may use the workflows of which."""
+class GrantsClient:
+    """Grants: the projects that may use the workflows of another project."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
@@ -19,7 +19,8 @@ class Grants:
         return self._api.get("/grants", list[Grant], project=project)
 
     def set(self, project: str, grantee: str, role: str) -> None:
-        """Let the tasks of a project use the workflows of another. Not with a token.
+        """Allow the tasks of a project to use the workflows of another project. Requires a session, not a token.
+
 
         Args:
             project: The project whose workflows are used.
@@ -28,14 +29,15 @@ class Grants:
         Raises:
             BadRequest: A value is invalid.
         """
-        body = request_of(GrantChange, grantee=grantee, role=role)
-        self._api.put(path("projects", project, "grants"), body, type(None))
+        body = build_request(GrantChange, grantee=grantee, role=role)
+        self._api.put(resource_path("projects", project, "grants"), body, type(None))
 
     def remove(self, project: str, grantee: str) -> None:
-        """Remove a grant: tasks that need it fail from now on. Not with a token.
+        """Remove a grant. Tasks that need it fail from now on. Requires a session, not a token.
+
 
         Raises:
             UnknownWorkflow: There is no such grant.
         """
-        body = request_of(GrantChange, grantee=grantee, role=None)
-        self._api.put(path("projects", project, "grants"), body, type(None))
+        body = build_request(GrantChange, grantee=grantee, role=None)
+        self._api.put(resource_path("projects", project, "grants"), body, type(None))

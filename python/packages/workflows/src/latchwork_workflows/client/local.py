@@ -20,24 +20,25 @@ from latchwork_workflows.home import Home
 from latchwork_workflows.installation import installation_of
 from latchwork_workflows.keys import Keys
 from latchwork_workflows.logs import open_logs
-from latchwork_workflows.services import Parts
-from latchwork_workflows.web import Identity, Role, asked_by
+from latchwork_workflows.services import ServiceContext
+from latchwork_workflows.web import Identity, Role, as_identity
 
 
-def opened(home: Home) -> tuple[Parts, Callable[[], None]]:
-    """Open the database of a home, and the store and logs as far as possible; with a function that closes them.
+def open_context(home: Home) -> tuple[ServiceContext, Callable[[], None]]:
+    """Open the database of a home, and its store and logs if possible. Return them and a function that closes them.
+
 
     Raises:
         LatchworkError: There is no database, or it cannot be opened.
     """
-    if why := home.missing_database():
+    if why := home.explain_missing_database():
         raise LatchworkError(why)
     with ExitStack() as stack:
         database = Database(home.database)
         stack.callback(database.close)
         cluster = _cluster(home, installation_of(database).id, stack)
         logs = open_logs(home.logs) if home.has_logs else None
-        return Parts(database, DatabaseAccounts(database), logs=logs, cluster=cluster), stack.pop_all().close
+        return ServiceContext(database, DatabaseAccounts(database), logs=logs, cluster=cluster), stack.pop_all().close
 
 
 def _cluster(home: Home, installation: str, stack: ExitStack) -> StoreCluster | None:
@@ -45,45 +46,45 @@ def _cluster(home: Home, installation: str, stack: ExitStack) -> StoreCluster | 
         return None
     try:
         store = stack.enter_context(connect(home.store))
-        if not _belongs(store, installation, home):
+        if not _is_store_of(store, installation, home):
             return None
         cluster = StoreCluster(store, Keys())
     except LatchworkError:
-        return None  # masters find commands all the same, some seconds later
+        return None  # masters find commands by polling, some seconds later
     stack.callback(cluster.close)
     return cluster
 
 
-def _belongs(store: Store, installation: str, home: Home) -> bool:
+def _is_store_of(store: Store, installation: str, home: Home) -> bool:
     """Return whether a store belongs to the database: a default store may be that of other workflows."""
-    if home.is_told_store or home.is_local:
+    if home.has_explicit_store or home.is_local:
         return True
     there = store.get(f"@workflows/{Keys().id}")
     return there is not None and there.value == installation.encode()
 
 
-class InProcess(httpx.BaseTransport):
+class InProcessTransport(httpx.BaseTransport):
     """Sends the requests of a client to the API of this process. Thread-safe.
 
-    An event loop runs the app in a thread of its own, from the first request on.
+    An event loop runs the app in a separate thread, which the first request starts.
 
     Args:
-        parts: The database, store and logs of the app.
-        by: The name of the administrator who asks. None: the user of this process.
+        context: The database, store and logs of the app.
+        by: The name of the administrator. None: the user of this process.
         close: Called once when it is closed.
     """
 
-    def __init__(self, parts: Parts, by: str | None, close: Callable[[], object]) -> None:
-        app = make_api(parts, hosts=["localhost"])
+    def __init__(self, context: ServiceContext, by: str | None, close: Callable[[], object]) -> None:
+        app = make_api(context, hosts=["localhost"])
         identity = Identity(by or _user(), {"": Role.ADMIN})
-        self._app = httpx.ASGITransport(asked_by(app, identity))
+        self._app = httpx.ASGITransport(as_identity(app, identity))
         self._stack = ExitStack()
         self._stack.callback(close)
         self._portal: BlockingPortal | None = None
         self._mutex = threading.Lock()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the answer of the app."""
+        """Return the response of the app."""
         with self._mutex:
             if self._portal is None:
                 self._portal = self._stack.enter_context(start_blocking_portal())
@@ -94,7 +95,7 @@ class InProcess(httpx.BaseTransport):
         return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
 
     def close(self) -> None:
-        """End the event loop, and close what was opened for it. Idempotent."""
+        """Stop the event loop and close everything opened for it. Idempotent."""
         self._stack.close()
 
 

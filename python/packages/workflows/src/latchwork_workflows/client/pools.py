@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import builtins
 
-from latchwork_workflows.client.transport import Transport, path, request_of
+from latchwork_workflows.client.transport import Transport, build_request, resource_path
 from latchwork_workflows.schemas.pools import Pool, PoolChange, PoolDetail, PoolSettings
 
 
-class Pools:
-    """Pools: how many of their tasks run at a time."""
+class PoolsClient:
+    """Pools, which limit how many tasks run at a time."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
@@ -18,13 +18,13 @@ class Pools:
         """Return all pools, sorted by name, with the workflows that name them."""
         return self._api.get("/pools", list[Pool])
 
-    def get(self, name: str, *, most: int = 100) -> PoolDetail:
-        """Return a pool, the tasks that hold its slots, and the first ``most`` tasks that wait for one.
+    def get(self, name: str, *, limit: int = 100) -> PoolDetail:
+        """Return a pool, the tasks that hold its slots, and the first ``limit`` tasks that wait for one.
 
         Raises:
             UnknownWorkflow: There is no such pool.
         """
-        return self._api.get(path("pools", name), PoolDetail, limit=most)
+        return self._api.get(resource_path("pools", name), PoolDetail, limit=limit)
 
     def set(self, name: str, size: int, admission: str = "suspend") -> PoolSettings:
         """Create or change a pool. Tasks that run beyond a smaller size are not stopped.
@@ -37,8 +37,8 @@ class Pools:
         Raises:
             BadRequest: A value is invalid.
         """
-        body = request_of(PoolChange, size=size, admission=admission)
-        return self._api.put(path("pools", name), body, PoolSettings)
+        body = build_request(PoolChange, size=size, admission=admission)
+        return self._api.put(resource_path("pools", name), body, PoolSettings)
 
     def remove(self, name: str) -> None:
         """Remove a pool that no workflow names.
@@ -47,4 +47,4 @@ class Pools:
             UnknownWorkflow: There is no such pool.
             WrongState: Workflows name it.
         """
-        self._api.delete(path("pools", name), type(None))
+        self._api.delete(resource_path("pools", name), type(None))

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from latchwork.errors import WaitTimeout
-from latchwork_workflows.client.transport import Deadline, Transport, check_params, path, project_and_name, request_of
+from latchwork_workflows.client.transport import (
+    PollDeadline,
+    Transport,
+    build_request,
+    check_params,
+    project_and_name,
+    resource_path,
+)
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.logs.store import LogPart
 from latchwork_workflows.schemas.commands import Command, CommandSent
@@ -17,7 +24,7 @@ from latchwork_workflows.schemas.tasks import Attempt, Task, TaskDetail
 _PART = 65_536
 
 
-class Commands:
+class CommandsClient:
     """Commands that masters carry out."""
 
     def __init__(self, api: Transport) -> None:
@@ -27,17 +34,18 @@ class Commands:
         """Return a command.
 
         Raises:
-            UnknownWorkflow: There is none of this ID.
+            UnknownWorkflow: It does not exist.
         """
-        return self._api.get(path("commands", command), Command)
+        return self._api.get(resource_path("commands", command), Command)
 
     def stop(self, command: int) -> None:
-        """Withdraw a start that no master has carried out yet, or stop the run that it led to.
+        """Withdraw a start that no master has carried out yet, or stop the run that it created.
+
 
         Raises:
             WrongState: It started no run, was refused, or its run has ended.
         """
-        self._api.post(path("commands", command, action="stop"), None, type(None))
+        self._api.post(resource_path("commands", command, action="stop"), None, type(None))
 
     def wait(self, command: int, timeout_s: float | None = 30.0) -> Command:
         """Wait until a master has carried out a command, and return it.
@@ -49,7 +57,7 @@ class Commands:
             WrongState: It was refused; the message has the reason.
             WaitTimeout: No master has carried it out yet. The next one will.
         """
-        deadline = Deadline(timeout_s)
+        deadline = PollDeadline(timeout_s)
         while True:
             found = self.get(command)
             if found.error:
@@ -58,7 +66,7 @@ class Commands:
                 return found
             if not deadline.pause():
                 raise WaitTimeout(
-                    f"no master has done command {command} in {timeout_s:g} s; it is done as soon as one comes: start "
+                    f"no master has executed command {command} within {timeout_s:g} s; it stays queued; start "
                     "`latchwork workflows serve` or `master`"
                 )
 
@@ -70,7 +78,7 @@ class RunRef:
         command: The ID of the command.
     """
 
-    def __init__(self, runs: Runs, command: int) -> None:
+    def __init__(self, runs: RunsClient, command: int) -> None:
         self._runs = runs
         self.command = command
 
@@ -78,20 +86,22 @@ class RunRef:
         return f"<RunRef of command {self.command}>"
 
     def id(self, timeout_s: float | None = 30.0) -> int:
-        """Wait until a master has made the run, and return its ID.
+        """Wait until a master has created the run, and return its ID.
+
 
         Args:
             timeout_s: Seconds to wait. None: forever.
         Raises:
             WrongState: It was refused; the message has the reason.
-            WaitTimeout: No master has made it yet. The next one will.
+            WaitTimeout: No master has created it yet. The next one will.
         """
         found = self._runs.commands.wait(self.command, timeout_s).run
         assert found is not None
         return found
 
     def stop(self) -> None:
-        """Stop the run. Before a master has made it, none is made.
+        """Stop the run, or withdraw its start if no master has carried it out yet.
+
 
         Raises:
             WrongState: It was refused, or has ended.
@@ -103,12 +113,12 @@ class RunRef:
         return self._runs.wait(self.id(timeout_s), timeout_s)
 
 
-class Runs:
+class RunsClient:
     """Runs of workflows. ``name`` is ``project.name``, or a name in the project ``default``."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
-        self.commands = Commands(api)
+        self.commands = CommandsClient(api)
 
     def start(
         self,
@@ -129,7 +139,7 @@ class Runs:
             name: The workflow.
             params: Values that replace those of the definition.
             priority: Replaces the priority of the definition.
-            start_from: The tasks to begin with. Empty: all.
+            start_from: The tasks to start with. Empty: all.
             scope: Which other tasks run: ``only`` these, those ``downstream`` of them, or ``upstream``.
             dry_run: Every task succeeds without running.
             no_cache: Every task runs, even if its outputs are cached.
@@ -141,7 +151,7 @@ class Runs:
             BadRequest: It has no such parameter or task.
         """
         check_params(params or {})
-        body = request_of(
+        body = build_request(
             StartRequest,
             params=dict(params or {}),
             priority=priority,
@@ -151,7 +161,7 @@ class Runs:
             no_cache=no_cache,
             schedule_time=schedule_time,
         )
-        where = path("workflows", *project_and_name(name), action="start")
+        where = resource_path("workflows", *project_and_name(name), action="start")
         return RunRef(self, self._api.post(where, body, CommandSent, key=unique_key).command)
 
     def list(
@@ -163,7 +173,7 @@ class Runs:
             name: Only those of this workflow. None: all.
             state: Only those in this state. Empty: any.
             before: Only those with lower IDs.
-            limit: The most to return, up to 500.
+            limit: The maximum number of results, up to 500.
         Raises:
             UnknownWorkflow: There is no such workflow.
             BadRequest: There is no such state.
@@ -176,9 +186,9 @@ class Runs:
         """Return a run with the tasks of its newest round.
 
         Raises:
-            UnknownWorkflow: There is none of this ID.
+            UnknownWorkflow: It does not exist.
         """
-        return self._api.get(path("runs", run), RunDetail)
+        return self._api.get(resource_path("runs", run), RunDetail)
 
     def wait(self, run: int, timeout_s: float | None = None) -> RunDetail:
         """Wait until a run has ended or paused, and return it.
@@ -188,31 +198,31 @@ class Runs:
             timeout_s: Seconds to wait. None: forever.
         Raises:
             WaitTimeout: It has not ended. It continues.
-            UnknownWorkflow: There is none of this ID.
+            UnknownWorkflow: It does not exist.
         """
-        deadline = Deadline(timeout_s)
+        deadline = PollDeadline(timeout_s)
         while True:
             found = self.get(run)
             if found.has_ended:
                 return found
             if not deadline.pause():
-                raise WaitTimeout(f"run {run} is {found.state.value} after {timeout_s:g} s; it goes on")
+                raise WaitTimeout(f"run {run} is {found.state.value} after {timeout_s:g} s; it continues")
 
     def tasks(self, run: int, round: int | None = None) -> builtins.list[Task]:  # noqa: A002 - the name of the resource
         """Return the tasks of a round of a run, in the order of the definition. None: the newest round."""
-        return self._api.get(path("runs", run, "tasks"), list[Task], round=round)
+        return self._api.get(resource_path("runs", run, "tasks"), list[Task], round=round)
 
     def attempts(self, run: int) -> builtins.list[Attempt]:
         """Return the attempts of all tasks and rounds of a run, the newest first."""
-        return self._api.get(path("runs", run, "attempts"), list[Attempt])
+        return self._api.get(resource_path("runs", run, "attempts"), list[Attempt])
 
     def children(self, run: int, *, before: int | None = None, limit: int = 50) -> builtins.list[ChildRun]:
         """Return the runs that tasks of a run started, the newest first."""
-        return self._api.get(path("runs", run, "children"), list[ChildRun], before=before, limit=limit)
+        return self._api.get(resource_path("runs", run, "children"), list[ChildRun], before=before, limit=limit)
 
     def explain(self, run: int) -> Explanation:
         """Return why a run waits or failed, and why each of its tasks is in its state."""
-        return self._api.get(path("runs", run, "why"), Explanation)
+        return self._api.get(resource_path("runs", run, "why"), Explanation)
 
     def act(
         self,
@@ -236,31 +246,31 @@ class Runs:
             WrongState: Its state does not allow that; the message says which would.
             NotAllowed: Only masters send this command.
         """
-        body = request_of(RecoverRequest, start_from=list(start_from), no_cache=no_cache)
-        return self._api.post(path("runs", run, action=action), body, CommandSent, key=unique_key).command
+        body = build_request(RecoverRequest, start_from=list(start_from), no_cache=no_cache)
+        return self._api.post(resource_path("runs", run, action=action), body, CommandSent, key=unique_key).command
 
     def pause(self, run: int) -> int:
-        """Let running tasks end, and start none. Raises as ``act`` does."""
+        """Start no more tasks of a run. Running tasks complete. Raises as ``act`` does."""
         return self.act(run, "pause")
 
     def resume(self, run: int) -> int:
-        """Continue after a pause. Raises as ``act`` does."""
+        """Continue a paused run. Raises as ``act`` does."""
         return self.act(run, "resume")
 
     def stop(self, run: int) -> int:
-        """End all tasks, and start none. Raises as ``act`` does."""
+        """Stop a run: end its running tasks and start no more. Raises as ``act`` does."""
         return self.act(run, "stop")
 
     def recover(self, run: int, start_from: Sequence[str] = ()) -> int:
-        """Run the tasks that failed or were ended again, and what follows them. Raises as ``act`` does."""
+        """Retry the failed and stopped tasks of a run, and everything downstream. Raises as ``act`` does."""
         return self.act(run, "recover", start_from=start_from)
 
     def rerun(self, run: int, *, no_cache: bool = False) -> int:
-        """Run everything again, as another round of the same run. Raises as ``act`` does."""
+        """Run all tasks again, as a new round of the same run. Raises as ``act`` does."""
         return self.act(run, "rerun", no_cache=no_cache)
 
 
-class Tasks:
+class TasksClient:
     """Tasks of runs."""
 
     def __init__(self, api: Transport) -> None:
@@ -270,15 +280,17 @@ class Tasks:
         """Return a task with its attempts, and why it is in its state.
 
         Raises:
-            UnknownWorkflow: There is none of this ID.
+            UnknownWorkflow: It does not exist.
         """
-        return self._api.get(path("tasks", task), TaskDetail)
+        return self._api.get(resource_path("tasks", task), TaskDetail)
 
     def elements(
         self, task: int, *, state: str = "", after: int | None = None, limit: int = 100
     ) -> builtins.list[Task]:
         """Return the elements of a map, sorted by index."""
-        return self._api.get(path("tasks", task, "elements"), list[Task], state=state, after=after, limit=limit)
+        return self._api.get(
+            resource_path("tasks", task, "elements"), list[Task], state=state, after=after, limit=limit
+        )
 
     def force_success(self, task: int) -> int:
         """Mark a failed task as success, and return the ID of the command.
@@ -287,15 +299,15 @@ class Tasks:
             UnknownWorkflow: There is no such task.
             WrongState: Its state does not allow that.
         """
-        return self._api.post(path("tasks", task, action="force-success"), None, CommandSent).command
+        return self._api.post(resource_path("tasks", task, action="force-success"), None, CommandSent).command
 
     def force_start(self, task: int) -> int:
         """Start a queued task without waiting for slots. Raises as ``force_success`` does."""
-        return self._api.post(path("tasks", task, action="force-start"), None, CommandSent).command
+        return self._api.post(resource_path("tasks", task, action="force-start"), None, CommandSent).command
 
 
-class Attempts:
-    """Attempts of tasks, and what they write. An attempt is ``<task>.<n>.<claim>``."""
+class AttemptsClient:
+    """Attempts of tasks, and their logs. The ID of an attempt is ``<task>.<n>.<claim>``."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
@@ -305,19 +317,19 @@ class Attempts:
 
         Args:
             attempt: The attempt.
-            offset: Where the part begins, in bytes.
+            offset: The offset of the part, in bytes.
             limit: Its most bytes.
         Raises:
             UnknownWorkflow: There is no such attempt.
             Unavailable: The API cannot read logs.
         """
-        where = path("attempts", attempt, "log", "raw")
+        where = resource_path("attempts", attempt, "log", "raw")
         answer = self._api.send("GET", where, query={"offset": offset, "limit": limit})
         return LogPart(answer.content, int(answer.headers["X-Log-Next"]), answer.headers["X-Log-Ended"] == "1")
 
     def follow(self, attempt: str, offset: int = 0) -> Iterator[bytes]:
         """Yield the log of an attempt as it grows, until its end."""
-        deadline = Deadline(None)
+        deadline = PollDeadline(None)
         while True:
             part = self.log(attempt, offset)
             if part.data:

@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from latchwork_workflows.client.transport import Transport, path, request_of
+from latchwork_workflows.client.transport import Transport, build_request, resource_path
 from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.settings import (
     Connection,
@@ -25,7 +25,7 @@ from latchwork_workflows.schemas.settings import (
 )
 
 
-class Connections:
+class ConnectionsClient:
     """Stored connections: all but the passwords, which are secrets of the workers."""
 
     def __init__(self, api: Transport) -> None:
@@ -46,33 +46,33 @@ class Connections:
         Raises:
             BadRequest: The name or the URL is invalid, or the URL has a password. No message repeats it.
         """
-        body = request_of(ConnectionChange, url=url, secret=secret)
-        return self._api.put(path("connections", name), body, SettingStored, project=project).is_new
+        body = build_request(ConnectionChange, url=url, secret=secret)
+        return self._api.put(resource_path("connections", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
         """Delete a connection. Return the workflows that still name it.
 
         Raises:
-            UnknownWorkflow: There is none of this name.
+            UnknownWorkflow: It does not exist.
         """
-        return self._api.delete(path("connections", name), SettingRemoved, project=project).missed_by
+        return self._api.delete(resource_path("connections", name), SettingRemoved, project=project).missed_by
 
-    def test(self, name: str, *, project: str = "", within: str = "", group: str = "default") -> CommandSent:
+    def test(self, name: str, *, project: str = "", test_project: str = "", group: str = "default") -> CommandSent:
         """Let a worker open a connection. Return the command that starts the run.
 
         Args:
             name: The name of the connection.
             project: The project that has it. Empty: all projects.
-            within: The project in which a connection of all projects is tested. Empty: ``default``.
+            test_project: The project in which a connection of all projects is tested. Empty: ``default``.
             group: The worker group whose workers test it.
         Raises:
-            UnknownWorkflow: There is none of this name.
+            UnknownWorkflow: It does not exist.
         """
-        body = request_of(ConnectionTest, within=within, group=group)
-        return self._api.post(path("connections", name, action="test"), body, CommandSent, project=project)
+        body = build_request(ConnectionTest, within=test_project, group=group)
+        return self._api.post(resource_path("connections", name, action="test"), body, CommandSent, project=project)
 
 
-class Environments:
+class EnvironmentsClient:
     """Named sets of variables for tasks."""
 
     def __init__(self, api: Transport) -> None:
@@ -102,19 +102,19 @@ class Environments:
         Raises:
             BadRequest: A name is invalid, or a value is too large.
         """
-        body = request_of(EnvironmentChange, variables=dict(variables), keep=keep, drop=list(drop))
-        return self._api.put(path("environments", name), body, SettingStored, project=project).is_new
+        body = build_request(EnvironmentChange, variables=dict(variables), keep=keep, drop=list(drop))
+        return self._api.put(resource_path("environments", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
         """Delete an environment. Return the workflows that still name it.
 
         Raises:
-            UnknownWorkflow: There is none of this name.
+            UnknownWorkflow: It does not exist.
         """
-        return self._api.delete(path("environments", name), SettingRemoved, project=project).missed_by
+        return self._api.delete(resource_path("environments", name), SettingRemoved, project=project).missed_by
 
 
-class Parameters:
+class ParametersClient:
     """Values for ``${name}`` in all workflows of a project, or of all projects."""
 
     def __init__(self, api: Transport) -> None:
@@ -130,13 +130,13 @@ class Parameters:
         Raises:
             BadRequest: The name is invalid or built in, or the value is too large.
         """
-        body = request_of(ParameterChange, value=value)
-        return self._api.put(path("parameters", name), body, SettingStored, project=project).is_new
+        body = build_request(ParameterChange, value=value)
+        return self._api.put(resource_path("parameters", name), body, SettingStored, project=project).is_new
 
     def remove(self, name: str, *, project: str = "") -> builtins.list[str]:
         """Delete a parameter. Return the workflows that still name it.
 
         Raises:
-            UnknownWorkflow: There is none of this name.
+            UnknownWorkflow: It does not exist.
         """
-        return self._api.delete(path("parameters", name), SettingRemoved, project=project).missed_by
+        return self._api.delete(resource_path("parameters", name), SettingRemoved, project=project).missed_by

@@ -1,4 +1,4 @@
-"""Requests to the API, and its answers as schemas or exceptions."""
+"""Sends requests to the API, and converts its answers to schemas or exceptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def project_and_name(workflow: str) -> tuple[str, str]:
     return (project, name) if dot else ("default", workflow)
 
 
-def path(*parts: object, action: str = "") -> str:
+def resource_path(*parts: object, action: str = "") -> str:
     """Return the path of a resource, such as ``/runs/12:stop``.
 
     Raises:
@@ -41,13 +41,14 @@ def path(*parts: object, action: str = "") -> str:
     """
     for each in map(str, parts):
         if not each or "/" in each:
-            raise BadRequest(f"{each!r:.60} is no name; it should match pattern {NAME_PATTERN}")
+            raise BadRequest(f"{each!r:.60} is not a valid name; it should match pattern {NAME_PATTERN}")
     found = "".join(f"/{quote(str(each), safe='')}" for each in parts)
     return f"{found}:{action}" if action else found
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Refuse parameters that JSON does not have.
+    """Check that parameters can be represented as JSON.
+
 
     Raises:
         BadRequest: The first of them.
@@ -56,7 +57,7 @@ def check_params(params: Mapping[str, Any]) -> None:
         raise BadRequest(f"{where}: {why}")
 
 
-def request_of(kind: type[D], /, **values: Any) -> D:
+def build_request(kind: type[D], /, **values: Any) -> D:
     """Return a request.
 
     Raises:
@@ -88,39 +89,40 @@ class Transport:
         """Close the connections. Idempotent."""
         self._http.close()
 
-    def get(self, where: str, kind: type[T], **query: Any) -> T:
+    def get(self, path: str, kind: type[T], **query: Any) -> T:
         """Return a resource."""
-        return self._read(self.send("GET", where, query=query), kind)
+        return self._read(self.send("GET", path, query=query), kind)
 
-    def post(self, where: str, body: Document | None, kind: type[T], *, key: str | None = None, **query: Any) -> T:
+    def post(self, path: str, body: Document | None, kind: type[T], *, key: str | None = None, **query: Any) -> T:
         """Send a request or a command, with an idempotency key, and return the answer."""
-        return self._read(self.send("POST", where, body, query=query, key=key), kind)
+        return self._read(self.send("POST", path, body, query=query, key=key), kind)
 
-    def put(self, where: str, body: Document, kind: type[T], **query: Any) -> T:
+    def put(self, path: str, body: Document, kind: type[T], **query: Any) -> T:
         """Create or replace a resource, and return the answer."""
-        return self._read(self.send("PUT", where, body, query=query), kind)
+        return self._read(self.send("PUT", path, body, query=query), kind)
 
-    def patch(self, where: str, body: Document, kind: type[T], **query: Any) -> T:
+    def patch(self, path: str, body: Document, kind: type[T], **query: Any) -> T:
         """Change a part of a resource, and return the answer."""
-        return self._read(self.send("PATCH", where, body, query=query), kind)
+        return self._read(self.send("PATCH", path, body, query=query), kind)
 
-    def delete(self, where: str, kind: type[T], **query: Any) -> T:
+    def delete(self, path: str, kind: type[T], **query: Any) -> T:
         """Delete a resource, and return the answer."""
-        return self._read(self.send("DELETE", where, query=query), kind)
+        return self._read(self.send("DELETE", path, query=query), kind)
 
-    def upload(self, where: str, data: bytes, kind: type[T]) -> T:
+    def upload(self, path: str, data: bytes, kind: type[T]) -> T:
         """Send bytes, and return the answer."""
-        return self._read(self.send("POST", where, data), kind)
+        return self._read(self.send("POST", path, data), kind)
 
     def send(
         self,
         method: str,
-        where: str,
+        path: str,
         body: Document | bytes | None = None,
         query: Mapping[str, Any] | None = None,
         key: str | None = None,
     ) -> httpx.Response:
-        """Send a request and return the answer of a success.
+        """Send a request and return the response if it succeeded.
+
 
         Raises:
             LatchworkError: The exception that the problem document of the answer stands for.
@@ -132,7 +134,7 @@ class Transport:
             body = body.model_dump_json(exclude_unset=True).encode()
         params = {name: value for name, value in (query or {}).items() if value not in {None, ""}}
         try:
-            answer = self._http.request(method, _PREFIX + where, content=body, params=params, headers=headers)
+            answer = self._http.request(method, _PREFIX + path, content=body, params=params, headers=headers)
         except httpx.TransportError as error:
             raise Unavailable(f"{self.url} cannot be reached: {error}") from error
         if answer.is_success:
@@ -147,13 +149,14 @@ class Transport:
             return found
         except ValidationError as error:
             raise LatchworkError(
-                f"{self.url} answers in a form that this version does not know; use the same version of "
-                f"latchwork-workflows on both sides: {error.errors()[0]['msg']}"
+                f"{self.url} sent a response that this version does not understand; use the same "
+                f"version of latchwork-workflows on both sides: {error.errors()[0]['msg']}"
             ) from error
 
 
-class Deadline:
-    """The end of a call that waits.
+class PollDeadline:
+    """The deadline of a call that polls.
+
 
     Args:
         timeout_s: Seconds until then. None: never.
@@ -164,7 +167,7 @@ class Deadline:
         self._at = None if timeout_s is None else time.monotonic() + timeout_s
 
     def pause(self) -> bool:
-        """Wait until the next poll. False: the deadline has passed."""
+        """Wait until the next poll. Return False if the deadline has passed."""
         if self._at is not None and time.monotonic() >= self._at:
             return False
         time.sleep(POLL_S)

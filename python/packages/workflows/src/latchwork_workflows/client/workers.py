@@ -8,14 +8,15 @@ from latchwork_workflows.client.transport import Transport
 from latchwork_workflows.schemas.nodes import Worker
 
 
-class Workers:
-    """The processes that run tasks."""
+class WorkersClient:
+    """The running workers."""
 
     def __init__(self, api: Transport) -> None:
         self._api = api
 
     def list(self) -> builtins.list[Worker]:
-        """Return the workers that are online, with what they run, sorted by name.
+        """Return the running workers with their tasks, sorted by name.
+
 
         Raises:
             Unavailable: The API cannot reach the store.

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from latchwork_workflows.bundles import pack
-from latchwork_workflows.client.transport import Transport, path, project_and_name
-from latchwork_workflows.deployment import bundled, code_of, workflows_of
+from latchwork_workflows.client.transport import Transport, project_and_name, resource_path
+from latchwork_workflows.deployment import code_path, with_bundle, workflows_of
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.errors import Problem as DefinitionProblem
 from latchwork_workflows.model.builder import Workflow as BuiltWorkflow
@@ -33,7 +33,7 @@ Given: TypeAlias = BuiltWorkflow | Definition | str | Mapping[str, Any]
 _PAGE = 500
 
 
-class Workflows:
+class WorkflowsClient:
     """Workflows and their versions. ``name`` is ``project.name``, or a name in the project ``default``."""
 
     def __init__(self, api: Transport) -> None:
@@ -58,7 +58,7 @@ class Workflows:
         Raises:
             UnknownWorkflow: There is no such workflow or version.
         """
-        return self._api.get(path("workflows", *project_and_name(name)), WorkflowDetail, version=version)
+        return self._api.get(resource_path("workflows", *project_and_name(name)), WorkflowDetail, version=version)
 
     def versions(self, name: str, *, before: int | None = None, limit: int = 50) -> builtins.list[WorkflowVersion]:
         """Return the versions of a workflow, the newest first.
@@ -66,11 +66,11 @@ class Workflows:
         Raises:
             UnknownWorkflow: There is no such workflow.
         """
-        where = path("workflows", *project_and_name(name), "versions")
+        where = resource_path("workflows", *project_and_name(name), "versions")
         return self._api.get(where, list[WorkflowVersion], before=before, limit=limit)
 
     def validate(self, definition: Given) -> builtins.list[DefinitionProblem]:
-        """Return every problem of a definition. Empty: it can be applied."""
+        """Return all problems of a definition. Empty: it can be applied."""
         try:
             found = self._api.post("/workflows:validate", _request(definition), Validation)
         except DefinitionInvalid as error:  # no JSON can have its values
@@ -78,10 +78,11 @@ class Workflows:
         return [DefinitionProblem(each.path, each.message) for each in found.errors]
 
     def apply(self, definition: Given, *, online: bool | None = None, base: int | None = None) -> AppliedVersion:
-        """Apply a definition: a new version, if it differs from the newest.
+        """Apply a definition. It becomes a new version if it differs from the newest one.
+
 
         Args:
-            definition: What ``@workflow`` made, YAML or JSON text, or plain values.
+            definition: A ``Workflow``, YAML or JSON text, or plain values.
             online: Whether it can be started. None: a new workflow can be, and an existing one stays as it is.
             base: Refuse the change unless this is the newest version. None: apply it to any version.
         Raises:
@@ -93,7 +94,8 @@ class Workflows:
     def deploy(
         self, module: ModuleType, *, bundle: bool = True, online: bool | None = None
     ) -> builtins.list[tuple[BuiltWorkflow, AppliedVersion]]:
-        """Apply all workflows of a module, with its code. None is applied unless all are valid.
+        """Apply all workflows of a module with its code, or none if one of them is invalid.
+
 
         Args:
             module: A module with functions of ``@workflow``.
@@ -109,9 +111,9 @@ class Workflows:
             raise UnknownWorkflow(f"module {module.__name__} has no workflows; put @workflow before a function")
         definitions = [each.definition for each in found]
         if bundle:
-            data = pack(code_of(module)).data
+            data = pack(code_path(module)).data
             sha256 = self._api.upload("/bundles", data, StoredBundle).sha256
-            definitions = [bundled(each, module, sha256) for each in definitions]
+            definitions = [with_bundle(each, module, sha256) for each in definitions]
         for each in definitions:
             if problems := self.validate(each):
                 raise DefinitionInvalid(problems)
@@ -120,11 +122,11 @@ class Workflows:
 
     def set_online(self, name: str, *, online: bool) -> None:
         """Set a workflow online or offline. Active runs continue."""
-        where = path("workflows", *project_and_name(name), "online")
+        where = resource_path("workflows", *project_and_name(name), "online")
         self._api.put(where, OnlineChange(online=online), type(None))
 
 
-class Schedules:
+class SchedulesClient:
     """Schedules of workflows."""
 
     def __init__(self, api: Transport) -> None:
@@ -146,7 +148,7 @@ class Schedules:
 
     def set_enabled(self, name: str, *, enabled: bool) -> None:
         """Enable or disable the schedule of a workflow. Fire times while it is disabled are not made up for."""
-        where = path("workflows", *project_and_name(name), "schedule")
+        where = resource_path("workflows", *project_and_name(name), "schedule")
         self._api.put(where, ScheduleChange(enabled=enabled), type(None))
 
     def preview(self, cron: str, tz: str = "UTC", count: int = 5) -> builtins.list[float]:

@@ -10,14 +10,14 @@ import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db.database import Database, DatabaseUnavailable
-from latchwork_workflows.db.history import told
+from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.tables import account, account_role, api_token, web_session
 from latchwork_workflows.schemas.accounts import Account, ApiToken
 from latchwork_workflows.web import (
+    AttemptLimit,
     Identity,
     Role,
     SignedIn,
-    Tries,
     check_password,
     digest_of,
     hash_password,
@@ -42,11 +42,11 @@ class DatabaseAccounts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.tries = Tries()
+        self.tries = AttemptLimit()
 
     # Identities
 
-    def of_cookie(self, cookie: str) -> Identity | None:
+    def identity_of_cookie(self, cookie: str) -> Identity | None:
         """Return the identity of a session cookie, or None if there is no such session or it has expired."""
         return self._identity(
             sa.select(web_session.c.account, web_session.c.csrf)
@@ -54,7 +54,7 @@ class DatabaseAccounts:
             .where(web_session.c.expires_at > time.time())
         )
 
-    def of_token(self, token: str) -> Identity | None:
+    def identity_of_token(self, token: str) -> Identity | None:
         """Return the identity of an API token, or None if there is no such token or it has expired."""
         now = time.time()
         row = sa.select(api_token.c.account, api_token.c.id, api_token.c.role, api_token.c.used_at).where(
@@ -67,10 +67,10 @@ class DatabaseAccounts:
         if found is None or identity is None:
             return None
         if found.used_at is None or found.used_at < now - _USED_S:
-            self._used(found.id, now)
-        return replace(identity, by_token=True).at_most(Role.of(found.role) if found.role else None)
+            self._record_use(found.id, now)
+        return replace(identity, by_token=True).limited_to(Role.from_label(found.role) if found.role else None)
 
-    def _used(self, token_id: int, now: float) -> None:
+    def _record_use(self, token_id: int, now: float) -> None:
         try:
             with self._database.write() as connection:
                 connection.execute(sa.update(api_token).where(api_token.c.id == token_id).values(used_at=now))
@@ -88,15 +88,15 @@ class DatabaseAccounts:
         """Create a session for a browser, or return None if the name or the password is wrong.
 
         Raises:
-            TooManyTries: There were too many attempts for this name.
+            TooManyAttempts: There were too many attempts for this name.
         """
-        if not self._is_password(name, password):
+        if not self._check_password(name, password):
             return None
         with self._database.write() as connection:
-            told(connection, "sign in", by=name)
+            record_event(connection, "sign in", by=name)
             return _new_session(connection, name)
 
-    def _is_password(self, name: str, password: str) -> bool:
+    def _check_password(self, name: str, password: str) -> bool:
         """Return whether an enabled account has this password. All comparisons happen here, so every guess counts."""
         self.tries.begin(name)
         with self._database.read() as connection:
@@ -112,11 +112,11 @@ class DatabaseAccounts:
         """Return whether this is the password of the account, or True if the account has no password.
 
         Raises:
-            TooManyTries: There were too many attempts for this name.
+            TooManyAttempts: There were too many attempts for this name.
         """
-        return not self.asks_password(name) or self._is_password(name, password)
+        return not self.has_own_password(name) or self._check_password(name, password)
 
-    def asks_password(self, name: str) -> bool:
+    def has_own_password(self, name: str) -> bool:
         """Return whether the account has a password. True for unknown accounts."""
         with self._database.read() as connection:
             row = connection.execute(sa.select(account.c.password).where(account.c.name == name)).first()
@@ -129,7 +129,7 @@ class DatabaseAccounts:
             row = connection.execute(gone.returning(web_session.c.account, web_session.c.expires_at)).first()
             if row is None or row.expires_at < time.time() or _identity(connection, row.account) is None:
                 return None
-            told(connection, "sign in", by=row.account, details={"by": "link"})
+            record_event(connection, "sign in", by=row.account, details={"by": "link"})
             return _new_session(connection, row.account)
 
     def sign_out(self, cookie: str) -> None:
@@ -146,9 +146,9 @@ class DatabaseAccounts:
         link, now = new_secret(), time.time()
         row = {"digest": digest_of(link), "account": name, "kind": _LINK, "csrf": ""}
         with self._database.write() as connection:
-            _known(connection, name)
+            _require_account(connection, name)
             connection.execute(sa.insert(web_session).values(**row, created_at=now, expires_at=now + lasts_s))
-            told(connection, "account link", by=by, details={"account": name})
+            record_event(connection, "account link", by=by, details={"account": name})
         return link
 
     # For administrators
@@ -158,7 +158,7 @@ class DatabaseAccounts:
         with self._database.write() as connection:
             if connection.execute(sa.select(account.c.name).where(account.c.name == name)).first() is None:
                 connection.execute(sa.insert(account).values(name=name, created_at=time.time()))
-                connection.execute(sa.insert(account_role).values(account=name, project="", role=role.word))
+                connection.execute(sa.insert(account_role).values(account=name, project="", role=role.label))
 
     def create(self, name: str, password: str | None, *, by: str) -> None:
         """Create an account without roles.
@@ -171,9 +171,9 @@ class DatabaseAccounts:
         try:
             with self._database.write() as connection:
                 connection.execute(sa.insert(account).values(name=name, password=stored, created_at=time.time()))
-                told(connection, "account create", by=by, details={"account": name})
+                record_event(connection, "account create", by=by, details={"account": name})
         except sa.exc.IntegrityError:
-            raise LatchworkError(f"there is an account {name!r} already") from None
+            raise LatchworkError(f"there is already an account {name!r}") from None
 
     def set_password(self, name: str, password: str, *, by: str) -> None:
         """Set a new password. Ends all sessions, links and tokens of the account.
@@ -184,10 +184,10 @@ class DatabaseAccounts:
         """
         stored = hash_password(password)
         with self._database.write() as connection:
-            _known(connection, name)
+            _require_account(connection, name)
             connection.execute(sa.update(account).where(account.c.name == name).values(password=stored))
-            end_all(connection, name)
-            told(connection, "account password", by=by, details={"account": name})
+            end_all_sessions(connection, name)
+            record_event(connection, "account password", by=by, details={"account": name})
 
     def set_enabled(self, name: str, enabled: bool, *, by: str) -> None:
         """Enable or disable an account. Disabling it ends all its sessions, links and tokens.
@@ -196,11 +196,13 @@ class DatabaseAccounts:
             UnknownAccount: There is no account of this name.
         """
         with self._database.write() as connection:
-            _known(connection, name)
+            _require_account(connection, name)
             connection.execute(sa.update(account).where(account.c.name == name).values(enabled=enabled))
             if not enabled:
-                end_all(connection, name)
-            told(connection, "account enable" if enabled else "account disable", by=by, details={"account": name})
+                end_all_sessions(connection, name)
+            record_event(
+                connection, "account enable" if enabled else "account disable", by=by, details={"account": name}
+            )
 
     def set_role(self, name: str, project: str, role: Role | None, *, by: str) -> None:
         """Set the role of an account in a project. An empty project means all projects. None removes the role.
@@ -210,12 +212,12 @@ class DatabaseAccounts:
         """
         there = sa.and_(account_role.c.account == name, account_role.c.project == project)
         with self._database.write() as connection:
-            _known(connection, name)
+            _require_account(connection, name)
             connection.execute(sa.delete(account_role).where(there))
             if role is not None:
-                connection.execute(sa.insert(account_role).values(account=name, project=project, role=role.word))
-            details = {"account": name, "role": role.word if role else "none"}
-            told(connection, "account role", by=by, project=project, details=details)
+                connection.execute(sa.insert(account_role).values(account=name, project=project, role=role.label))
+            details = {"account": name, "role": role.label if role else "none"}
+            record_event(connection, "account role", by=by, project=project, details=details)
 
     def accounts(self) -> list[Account]:
         """Return the accounts, sorted by name, at most 1,000."""
@@ -244,12 +246,12 @@ class DatabaseAccounts:
             UnknownAccount: There is no account of this name.
         """
         token, now = new_secret(TOKEN_PREFIX), time.time()
-        row = {"account": name, "name": title, "digest": digest_of(token), "role": role.word if role else None}
+        row = {"account": name, "name": title, "digest": digest_of(token), "role": role.label if role else None}
         made = sa.insert(api_token).values(**row, created_at=now, expires_at=None if lasts_s is None else now + lasts_s)
         with self._database.write() as connection:
-            _known(connection, name)
+            _require_account(connection, name)
             token_id = int(connection.execute(made.returning(api_token.c.id)).scalar_one())
-            told(connection, "token create", by=by, details={"account": name, "token": token_id, "name": title})
+            record_event(connection, "token create", by=by, details={"account": name, "token": token_id, "name": title})
         return token_id, token
 
     def tokens(self, name: str | None = None) -> list[ApiToken]:
@@ -277,7 +279,7 @@ class DatabaseAccounts:
             row = connection.execute(gone.returning(api_token.c.account)).first()
             if row is None:
                 raise UnknownAccount(f"there is no token {token_id}")
-            told(connection, "token revoke", by=by, details={"account": row.account, "token": token_id})
+            record_event(connection, "token revoke", by=by, details={"account": row.account, "token": token_id})
 
 
 def _identity(connection: sa.Connection, name: str, csrf: str = "") -> Identity | None:
@@ -286,7 +288,7 @@ def _identity(connection: sa.Connection, name: str, csrf: str = "") -> Identity 
     roles = connection.execute(
         sa.select(account_role.c.project, account_role.c.role).where(account_role.c.account == name)
     )
-    return Identity(name, {row.project: Role.of(row.role) for row in roles}, csrf)
+    return Identity(name, {row.project: Role.from_label(row.role) for row in roles}, csrf)
 
 
 def _new_session(connection: sa.Connection, name: str) -> SignedIn:
@@ -297,12 +299,12 @@ def _new_session(connection: sa.Connection, name: str) -> SignedIn:
     return SignedIn(cookie, _SESSION_S)
 
 
-def end_all(connection: sa.Connection, name: str) -> None:
+def end_all_sessions(connection: sa.Connection, name: str) -> None:
     """Delete all sessions, links and tokens of an account. Its password stays."""
     connection.execute(sa.delete(web_session).where(web_session.c.account == name))
     connection.execute(sa.delete(api_token).where(api_token.c.account == name))
 
 
-def _known(connection: sa.Connection, name: str) -> None:
+def _require_account(connection: sa.Connection, name: str) -> None:
     if connection.execute(sa.select(account.c.name).where(account.c.name == name)).first() is None:
         raise UnknownAccount(f"there is no account {name!r}")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.db.tables import (
     SENDER,
     about,
@@ -22,20 +22,20 @@ from latchwork_workflows.db.tables import (
     definition,
     definition_version,
     delivery,
-    instance,
     task,
+    workflow_run,
 )
 from latchwork_workflows.errors import NotOwner
-from latchwork_workflows.keys import rows_ref
+from latchwork_workflows.keys import rows_file
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.state import FAILED, Fact, Instance
-from latchwork_workflows.state.alerts import Answer, Delivery, DeliveryState, answered
+from latchwork_workflows.state import FAILED, Fact, WorkflowRun
+from latchwork_workflows.state.alerts import DeliveryState, DeliveryStatus, SendResult, after_result
 
 #: The maximum number of failed tasks in an alert, and of characters of each error.
-MOST_NAMED, MOST_ERROR = 20, 1000
+MAX_NAMED, MAX_ERROR = 20, 1000
 
 
-def put(
+def create_alert(
     connection: sa.Connection,
     channels: Iterable[str],
     *,
@@ -49,7 +49,7 @@ def put(
 ) -> int | None:
     """Write an alert with its deliveries, which are due at ``now``. Return its ID, or None if the alert exists."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    row = {"instance": run, "code": code, "kind": kind, "cause": cause, "task": task_name, "at": now}
+    row = {"run_id": run, "code": code, "kind": kind, "cause": cause, "task": task_name, "at": now}
     written = insert(alert).values(**row, details=dict(details)).on_conflict_do_nothing().returning(alert.c.id)
     made: int | None = connection.execute(written).scalar()
     rows = [
@@ -61,11 +61,11 @@ def put(
     return made
 
 
-def put_fact(
+def create_run_alert(
     connection: sa.Connection,
     definition: Definition,
-    run: Stored,
-    after: Instance,
+    run: StoredRun,
+    after: WorkflowRun,
     fact: Fact,
     *,
     now: float,
@@ -82,11 +82,11 @@ def put_fact(
         now: Seconds since the epoch.
         why: The reason, if a defect has ended the run. Otherwise empty.
     """
-    began = connection.execute(sa.select(instance.c.started_at).where(instance.c.id == run.id)).scalar()
+    began = connection.execute(sa.select(workflow_run.c.started_at).where(workflow_run.c.id == run.id)).scalar()
     details = {
         "workflow": definition.key,
         "version": run.version,
-        "run": after.run,
+        "round": after.round,
         "schedule_time": run.schedule_time,
         "started_at": began,
         "state": after.state.value,
@@ -94,10 +94,10 @@ def put_fact(
     if fact.task:
         details |= {"n": fact.n, **_attempt(connection, run.ids[fact.task], fact.n)}
     else:
-        details |= {"failed": _failed(connection, run, after), "why": why[:MOST_ERROR]}
-    cause = f"{run.ids[fact.task]}.{fact.n}" if fact.task else f"{after.run}@{began!r}"
+        details |= {"failed": _failed(connection, run, after), "why": why[:MAX_ERROR]}
+    cause = f"{run.ids[fact.task]}.{fact.n}" if fact.task else f"{after.round}@{began!r}"
     channels = definition.alerts.channels if definition.alerts is not None else ()
-    put(
+    create_alert(
         connection,
         channels,
         kind=fact.kind,
@@ -110,9 +110,9 @@ def put_fact(
     )
 
 
-def put_takeover(
+def create_takeover_alert(
     connection: sa.Connection,
-    runs: Collection[tuple[Definition, Stored]],
+    runs: Collection[tuple[Definition, StoredRun]],
     *,
     shard: int,
     token: int,
@@ -133,17 +133,17 @@ def put_takeover(
     details = {
         "workflow": definition.key,
         "version": first.version,
-        "run": first.known.run,
+        "round": first.known.round,
         "schedule_time": first.schedule_time,
         "state": first.known.state.value,
         "former": owners[0],
         "owner": owners[1],
-        "runs": [each.id for _, each in list(runs)[:MOST_NAMED]],
+        "runs": [each.id for _, each in list(runs)[:MAX_NAMED]],
         "count": len(runs),
     }
     channels = definition.alerts.channels if definition.alerts is not None else ()
     cause = f"shard {shard} by {token}"
-    put(
+    create_alert(
         connection,
         channels,
         kind="takeover",
@@ -155,8 +155,8 @@ def put_takeover(
     )
 
 
-def put_rows(
-    connection: sa.Connection, definition: Definition, run: Stored, name: str, mail: Mapping[str, Any], *, now: float
+def create_rows_alert(
+    connection: sa.Connection, definition: Definition, run: StoredRun, name: str, mail: Mapping[str, Any], *, now: float
 ) -> None:
     """Write an alert that mails the rows of a query. The rows are already in the log store.
 
@@ -177,15 +177,15 @@ def put_rows(
     details = {
         "workflow": definition.key,
         "version": run.version,
-        "run": run.known.run,
+        "round": run.known.round,
         "schedule_time": run.schedule_time,
         "n": n,
         "count_rows": outputs.get("rows"),
-        "log_ref": rows_ref(ref),
+        "log_ref": rows_file(ref),
         "mail": {"to": list(mail.get("to") or ()), "subject": str(mail.get("subject") or "")},
     }
     cause = f"{run.ids[name]}.{n}"
-    put(
+    create_alert(
         connection,
         [str(mail.get("channel"))],
         kind="rows",
@@ -205,13 +205,13 @@ def _attempt(connection: sa.Connection, row: int, n: int) -> dict[str, Any]:
     found = connection.execute(mine).first()
     if found is None:
         return {}
-    return {"worker": found.worker, "host": found.host, "error": (found.error or "")[:MOST_ERROR]}
+    return {"worker": found.worker, "host": found.host, "error": (found.error or "")[:MAX_ERROR]}
 
 
-def _failed(connection: sa.Connection, run: Stored, after: Instance) -> list[dict[str, Any]]:
+def _failed(connection: sa.Connection, run: StoredRun, after: WorkflowRun) -> list[dict[str, Any]]:
     """Return the first tasks that failed or were killed, with the errors of their last attempts."""
     names = [name for name, each in after.tasks.items() if each.state in FAILED and name in run.ids]
-    rows = {run.ids[name]: name for name in names[:MOST_NAMED]}
+    rows = {run.ids[name]: name for name in names[:MAX_NAMED]}
     if not rows:
         return []
     chosen = sa.select(task.c.id, attempt.c.n, attempt.c.error, attempt.c.exit_code, attempt.c.worker)
@@ -220,10 +220,10 @@ def _failed(connection: sa.Connection, run: Stored, after: Instance) -> list[dic
     made = []
     for row, name in rows.items():
         last = found.get(row)
-        said = {} if last is None else {"n": last.n, "error": (last.error or "")[:MOST_ERROR], "worker": last.worker}
+        said = {} if last is None else {"n": last.n, "error": (last.error or "")[:MAX_ERROR], "worker": last.worker}
         made.append({"name": name, "state": after.tasks[name].state.value, **said})
-    if len(names) > MOST_NAMED:
-        made.append({"name": f"and {len(names) - MOST_NAMED} more", "state": ""})
+    if len(names) > MAX_NAMED:
+        made.append({"name": f"and {len(names) - MAX_NAMED} more", "state": ""})
     return made
 
 
@@ -232,7 +232,7 @@ _TOKEN = sa.cast(about.c.value, sa.BigInteger)
 STUCK_S = 900.0
 
 
-class Due(NamedTuple):
+class DueDelivery(NamedTuple):
     """A delivery that is due.
 
     Attributes:
@@ -245,7 +245,7 @@ class Due(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ClaimedDelivery:
     """A delivery that this sender has marked as SENDING.
 
     Attributes:
@@ -264,7 +264,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class SenderLease:
     """The right to send alerts, under one hold.
 
     Attributes:
@@ -273,7 +273,7 @@ class Sending:
 
     token: int
 
-    def own(self, connection: sa.Connection) -> None:
+    def acquire(self, connection: sa.Connection) -> None:
         """Become the sender.
 
         Raises:
@@ -286,7 +286,7 @@ class Sending:
         if not connection.execute(mine.values(value=str(self.token))).rowcount:
             raise NotOwner(f"alerts have a newer sender than token {self.token}")
 
-    def guard(self, connection: sa.Connection) -> None:
+    def check_owner(self, connection: sa.Connection) -> None:
         """Check that this is still the sender. The first statement of each of its transactions.
 
         Raises:
@@ -294,16 +294,16 @@ class Sending:
         """
         mine = sa.update(about).where(about.c.name == SENDER, about.c.value == str(self.token))
         if not connection.execute(mine.values(value=str(self.token))).rowcount:
-            raise NotOwner(f"alerts are no more sent by token {self.token}")
+            raise NotOwner(f"alerts are no longer sent by token {self.token}")
 
-    def take(self, connection: sa.Connection, number: int, now: float) -> Taken | None:
+    def claim(self, connection: sa.Connection, delivery_id: int, now: float) -> ClaimedDelivery | None:
         """Mark a delivery as SENDING before it is sent. Return None if it is not due or does not exist.
 
         Raises:
             NotOwner: There is another sender.
         """
-        self.guard(connection)
-        mine = sa.update(delivery).where(delivery.c.id == number, delivery.c.state == DeliveryState.PENDING.value)
+        self.check_owner(connection)
+        mine = sa.update(delivery).where(delivery.c.id == delivery_id, delivery.c.state == DeliveryState.PENDING.value)
         mine = mine.where(delivery.c.next_at <= now)
         values = {"state": DeliveryState.SENDING.value, "token": self.token, "changed_at": now, "next_at": now}
         row = connection.execute(mine.values(**values).returning(*delivery.c)).first()
@@ -311,29 +311,31 @@ class Sending:
             return None
         way = connection.execute(sa.select(channel).where(channel.c.name == row.channel)).first()
         what = connection.execute(sa.select(alert).where(alert.c.id == row.alert)).one()
-        return Taken(row.id, row.round, row.channel, way, what)
+        return ClaimedDelivery(row.id, row.round, row.channel, way, what)
 
-    def answer(
-        self, connection: sa.Connection, number: int, answer: Answer, error: str, now: float
+    def record_result(
+        self, connection: sa.Connection, delivery_id: int, answer: SendResult, error: str, now: float
     ) -> DeliveryState | None:
         """Write the result of a delivery. Return its new state, or None if it is no longer ours.
 
         Needs no guard: the result that a former sender received is true, unless another sender has already decided.
         """
-        chosen = sa.select(delivery).where(delivery.c.id == number, *self._ours())
+        chosen = sa.select(delivery).where(delivery.c.id == delivery_id, *self._owner_conditions())
         row = connection.execute(chosen.with_for_update()).first()
         if row is None:
             return None
-        known = answered(_known(row), answer, error, now)
+        known = after_result(_known(row), answer, error, now)
         connection.execute(
-            sa.update(delivery).where(delivery.c.id == number, *self._ours()).values(_columns(known, now))
+            sa.update(delivery)
+            .where(delivery.c.id == delivery_id, *self._owner_conditions())
+            .values(_columns(known, now))
         )
         return known.state
 
-    def _ours(self) -> tuple[sa.ColumnElement[bool], ...]:
+    def _owner_conditions(self) -> tuple[sa.ColumnElement[bool], ...]:
         return (delivery.c.state == DeliveryState.SENDING.value, delivery.c.token == self.token)
 
-    def doubt(self, connection: sa.Connection, is_mine: Callable[[int], bool], now: float) -> int:
+    def mark_in_doubt(self, connection: sa.Connection, is_mine: Callable[[int], bool], now: float) -> int:
         """Mark the deliveries that other senders left SENDING as in doubt. Return how many.
 
         Args:
@@ -344,39 +346,43 @@ class Sending:
         Raises:
             NotOwner: There is another sender.
         """
-        self.guard(connection)
+        self.check_owner(connection)
         chosen = sa.select(delivery).where(delivery.c.state == DeliveryState.SENDING.value)
         rows = [row for row in connection.execute(chosen.limit(1000)) if not is_mine(row.id)]
         for row in rows:
-            error = "its sender ended before it heard an answer"
-            known = answered(_known(row), Answer.DOUBT, error, now)
+            error = "its sender ended before it received an answer"
+            known = after_result(_known(row), SendResult.DOUBT, error, now)
             same = sa.and_(delivery.c.id == row.id, delivery.c.state == row.state, delivery.c.token == row.token)
             connection.execute(sa.update(delivery).where(same).values(_columns(known, now)))
         return len(rows)
 
 
-def due(connection: sa.Connection, now: float, *, without: Iterable[str] = (), most: int = 200) -> list[Due]:
-    """Return the deliveries that are due, oldest first, except those of the channels in ``without``."""
+def due_deliveries(
+    connection: sa.Connection, now: float, *, exclude: Iterable[str] = (), limit: int = 200
+) -> list[DueDelivery]:
+    """Return the deliveries that are due, oldest first, except those of the channels in ``exclude``."""
     chosen = sa.select(delivery.c.id, delivery.c.channel).where(delivery.c.next_at <= now)
-    chosen = chosen.where(delivery.c.state == DeliveryState.PENDING.value, delivery.c.channel.not_in(sorted(without)))
-    return [Due(*row) for row in connection.execute(chosen.order_by(delivery.c.next_at, delivery.c.id).limit(most))]
+    chosen = chosen.where(delivery.c.state == DeliveryState.PENDING.value, delivery.c.channel.not_in(sorted(exclude)))
+    return [
+        DueDelivery(*row) for row in connection.execute(chosen.order_by(delivery.c.next_at, delivery.c.id).limit(limit))
+    ]
 
 
-def is_any_sending(connection: sa.Connection, mine: Collection[int]) -> bool:
+def has_other_sending(connection: sa.Connection, mine: Collection[int]) -> bool:
     """Return whether a delivery is SENDING that is not in ``mine``."""
     chosen = sa.select(delivery.c.id).where(delivery.c.state == DeliveryState.SENDING.value).limit(len(mine) + 1)
     return any(each not in mine for each in connection.execute(chosen).scalars())
 
 
-def _known(row: Any) -> Delivery:
-    return Delivery(DeliveryState(row.state), row.tries, row.doubts, row.next_at, row.error or "")
+def _known(row: Any) -> DeliveryStatus:
+    return DeliveryStatus(DeliveryState(row.state), row.tries, row.doubts, row.next_at, row.error or "")
 
 
-def _columns(known: Delivery, now: float) -> dict[str, Any]:
+def _columns(known: DeliveryStatus, now: float) -> dict[str, Any]:
     return {
         "state": known.state.value,
         "tries": known.tries,
-        "doubts": known.doubts,
+        "doubts": known.unknown_results,
         "next_at": known.next_at,
         "changed_at": now,
         "error": known.error[:2000] or None,
@@ -391,14 +397,14 @@ _ALERT = sa.select(*alert.c, definition.c.project, definition.c.name).outerjoin(
 _SENDING = DeliveryState.SENDING.value
 
 
-def newest(
+def newest_alerts(
     connection: sa.Connection,
     *,
     codes: Collection[int] | None = None,
     state: str = "",
     run: int | None = None,
     before: int | None = None,
-    most: int = 50,
+    limit: int = 50,
 ) -> list[Row]:
     """Return the newest alerts with the names of their workflows.
 
@@ -408,22 +414,22 @@ def newest(
         state: Only alerts with a delivery in this state.
         run: Only alerts of this run.
         before: Only alerts with lower IDs.
-        most: The maximum number of alerts.
+        limit: The maximum number of alerts.
     """
-    chosen = _ALERT.order_by(alert.c.id.desc()).limit(most)
+    chosen = _ALERT.order_by(alert.c.id.desc()).limit(limit)
     if codes is not None:
         chosen = chosen.where(alert.c.code.in_(codes))
     if state:
         mine = sa.select(delivery.c.alert).where(delivery.c.state == state).order_by(delivery.c.id.desc()).limit(10_000)
         chosen = chosen.where(alert.c.id.in_(mine))
     if run is not None:
-        chosen = chosen.where(alert.c.instance == run)
+        chosen = chosen.where(alert.c.run_id == run)
     return list(connection.execute(chosen if before is None else chosen.where(alert.c.id < before)).all())
 
 
-def find_alert(connection: sa.Connection, number: int) -> Row | None:
+def find_alert(connection: sa.Connection, alert_id: int) -> Row | None:
     """Return an alert with the name of its workflow, or None."""
-    return connection.execute(_ALERT.where(alert.c.id == number)).first()
+    return connection.execute(_ALERT.where(alert.c.id == alert_id)).first()
 
 
 def deliveries_of(connection: sa.Connection, alerts: Collection[int]) -> dict[int, list[Row]]:
@@ -436,17 +442,17 @@ def deliveries_of(connection: sa.Connection, alerts: Collection[int]) -> dict[in
     return found
 
 
-def find(connection: sa.Connection, number: int) -> Row | None:
+def find_delivery(connection: sa.Connection, delivery_id: int) -> Row | None:
     """Return a delivery with the project, the workflow and the run of its alert, or None."""
-    columns = (alert.c.instance, alert.c.kind, definition.c.project, definition.c.name)
+    columns = (alert.c.run_id, alert.c.kind, definition.c.project, definition.c.name)
     joined = sa.select(*delivery.c, *columns).join(alert, alert.c.id == delivery.c.alert)
     joined = joined.outerjoin(definition, definition.c.code == alert.c.code)
-    return connection.execute(joined.where(delivery.c.id == number)).first()
+    return connection.execute(joined.where(delivery.c.id == delivery_id)).first()
 
 
-def send_again(connection: sa.Connection, number: int, now: float) -> bool:
+def schedule_resend(connection: sa.Connection, delivery_id: int, now: float) -> bool:
     """Schedule a delivery to be sent again as a new message. Return False if it is being sent right now."""
-    mine = sa.update(delivery).where(delivery.c.id == number, delivery.c.state != _SENDING)
+    mine = sa.update(delivery).where(delivery.c.id == delivery_id, delivery.c.state != _SENDING)
     fresh = {"state": DeliveryState.PENDING.value, "tries": 0, "doubts": 0, "token": None, "error": None}
     values = {**fresh, "round": delivery.c.round + 1, "next_at": now, "changed_at": now}
     return bool(connection.execute(mine.values(**values)).rowcount)
@@ -476,7 +482,7 @@ def remove_channel(connection: sa.Connection, name: str) -> bool:
     return bool(connection.execute(sa.delete(channel).where(channel.c.name == name)).rowcount)
 
 
-def named(connection: sa.Connection) -> dict[str, list[str]]:
+def channels_in_use(connection: sa.Connection) -> dict[str, list[str]]:
     """Return the channels that the newest versions of workflows name, each with these workflows."""
     newest_ = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
@@ -499,17 +505,17 @@ def _mails(params: Mapping[str, Any]) -> bool:
     return isinstance(params.get("mail"), dict)
 
 
-def stuck(connection: sa.Connection, before: float, most: int = 1000) -> list[Row]:
+def overdue_deliveries(connection: sa.Connection, before: float, limit: int = 1000) -> list[Row]:
     """Return the open deliveries that were due before a time: ``id``, ``channel``, ``state``, ``next_at``."""
     columns = (delivery.c.id, delivery.c.channel, delivery.c.state, delivery.c.next_at)
     chosen = sa.select(*columns).where(delivery.c.next_at < before).order_by(delivery.c.next_at, delivery.c.id)
-    return list(connection.execute(chosen.limit(most)).all())
+    return list(connection.execute(chosen.limit(limit)).all())
 
 
-def remove_tests(connection: sa.Connection, before: float, most: int = 500) -> int:
+def delete_channel_tests(connection: sa.Connection, before: float, limit: int = 500) -> int:
     """Delete channel tests that are older than a time. They belong to no run, so no retention of runs deletes them."""
-    chosen = sa.select(alert.c.id).where(alert.c.instance.is_(None), alert.c.at < before).order_by(alert.c.id)
-    ids = list(connection.execute(chosen.limit(most)).scalars())
+    chosen = sa.select(alert.c.id).where(alert.c.run_id.is_(None), alert.c.at < before).order_by(alert.c.id)
+    ids = list(connection.execute(chosen.limit(limit)).scalars())
     if ids:
         connection.execute(sa.delete(alert).where(alert.c.id.in_(ids)))
     return len(ids)

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from latchwork_workflows.db.tables import attempt, instance, task
+from latchwork_workflows.db.tables import attempt, task, workflow_run
 
 #: The outcome of an attempt whose worker died or released it.
 LOST = "lost"
 _TOGETHER = 400
 _IDS: sa.BindParameter[int] = sa.bindparam("ids", expanding=True)
 _KNOWN = (
-    sa.select(task.c.id, task.c.instance, instance.c.code)
-    .join(instance, instance.c.id == task.c.instance)
-    .where(task.c.id.in_(_IDS), instance.c.shard == sa.bindparam("shard"))
+    sa.select(task.c.id, task.c.run_id, workflow_run.c.code)
+    .join(workflow_run, workflow_run.c.id == task.c.run_id)
+    .where(task.c.id.in_(_IDS), workflow_run.c.shard == sa.bindparam("shard"))
 )
 _CLAIMS = sa.select(attempt.c.task, attempt.c.n, attempt.c.claim)
 _ENDED = ("ended_at", "outcome", "pid", "exit_code", "error", "log_ref")
@@ -64,7 +64,7 @@ class AttemptRow:
     cached_from: int | None = None
 
 
-class Last(NamedTuple):
+class LastOutcome(NamedTuple):
     """The outcome of the newest attempt of a task.
 
     Attributes:
@@ -78,17 +78,17 @@ class Last(NamedTuple):
     error: str = ""
 
 
-def known_tasks(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Return the instance and the workflow of each of these task rows of a shard, by task ID. Others are left out."""
+def tasks_of_shard(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Return the run and the workflow of each of these task rows of a shard, by task ID. Others are left out."""
     found: dict[int, tuple[int, int]] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
         rows = connection.execute(_KNOWN, {"ids": ids[start : start + _TOGETHER], "shard": shard})
-        found.update((row.id, (row.instance, row.code)) for row in rows)
+        found.update((row.id, (row.run_id, row.code)) for row in rows)
     return found
 
 
-def gone_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
+def missing_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
     """Return the task rows that no longer exist."""
     ids = sorted(set(tasks))
     there: set[int] = set()
@@ -130,16 +130,16 @@ def end_open(connection: sa.Connection, task_id: int, n: int, now: float, *, bef
     connection.execute(sa.update(attempt).where(open_).values(ended_at=now, outcome=LOST))
 
 
-def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, Last]:
+def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, LastOutcome]:
     """Return the outcome of the newest ended attempt of each of these tasks. Tasks without one are left out."""
-    found: dict[int, Last] = {}
+    found: dict[int, LastOutcome] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
         chosen = sa.select(attempt.c.task, attempt.c.outcome, attempt.c.cached_from, attempt.c.error).where(
             attempt.c.task.in_(ids[start : start + _TOGETHER]), attempt.c.outcome.is_not(None)
         )
         for row in connection.execute(chosen.order_by(attempt.c.n, attempt.c.claim)):
-            found[row.task] = Last(row.outcome, row.cached_from, row.error or "")
+            found[row.task] = LastOutcome(row.outcome, row.cached_from, row.error or "")
     return found
 
 

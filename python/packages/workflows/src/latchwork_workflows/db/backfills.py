@@ -10,18 +10,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db.tables import backfill, command, definition, instance
-from latchwork_workflows.state import InstanceState
-from latchwork_workflows.state.backfills import RESTS, BackfillState, Progress
+from latchwork_workflows.db.tables import backfill, command, definition, workflow_run
+from latchwork_workflows.state import RunState
+from latchwork_workflows.state.backfills import RESTS, BackfillState, DateCounts
 
-_FAILED = frozenset({InstanceState.FAILURE, InstanceState.STOPPED})
-#: The states of instances that a stop of the backfill stops.
+_FAILED = frozenset({RunState.FAILURE, RunState.STOPPED})
+#: The states of runs that a stop of the backfill stops.
 _STOPS = (
-    InstanceState.SUBMITTED,
-    InstanceState.SERIAL_WAIT,
-    InstanceState.RUNNING,
-    InstanceState.READY_PAUSE,
-    InstanceState.PAUSED,
+    RunState.SUBMITTED,
+    RunState.SERIAL_WAIT,
+    RunState.RUNNING,
+    RunState.READY_PAUSE,
+    RunState.PAUSED,
 )
 
 
@@ -44,67 +44,74 @@ class BackfillRow(NamedTuple):
 
 
 def create(
-    connection: sa.Connection, fields: Mapping[str, Any], moments: Sequence[float], each: Mapping[str, Any]
+    connection: sa.Connection,
+    fields: Mapping[str, Any],
+    schedule_times: Sequence[float],
+    shared_columns: Mapping[str, Any],
 ) -> int:
-    """Create a backfill and its instances without starting any. Return its ID.
+    """Create a backfill and its runs without starting any. Return its ID.
 
     Args:
         connection: A transaction that the guard of the shard has begun.
         fields: The columns of the backfill.
-        moments: The schedule times of the instances, without duplicates.
-        each: The columns that all instances share.
+        schedule_times: The schedule times of the runs, without duplicates.
+        shared_columns: The columns that all runs share.
     """
-    values = {"state": BackfillState.RUNNING.value, "dates": len(moments), **fields}
+    values = {"state": BackfillState.RUNNING.value, "dates": len(schedule_times), **fields}
     number = int(connection.execute(sa.insert(backfill).values(**values).returning(backfill.c.id)).scalar_one())
-    common = {"state": InstanceState.SUBMITTED.value, "active": True, "backfill": number, **each}
-    connection.execute(sa.insert(instance), [{**common, "schedule_time": at} for at in moments])
+    common = {"state": RunState.SUBMITTED.value, "active": True, "backfill": number, **shared_columns}
+    connection.execute(sa.insert(workflow_run), [{**common, "schedule_time": at} for at in schedule_times])
     return number
 
 
-def made_by(connection: sa.Connection, asked: int, *, shard: int) -> int | None:
+def created_by_command(connection: sa.Connection, command_id: int, *, shard: int) -> int | None:
     """Return the backfill that a command of this shard created, or None."""
-    chosen = sa.select(command.c.backfill).where(command.c.id == asked, command.c.shard == shard)
+    chosen = sa.select(command.c.backfill).where(command.c.id == command_id, command.c.shard == shard)
     return connection.execute(chosen).scalar_one_or_none()
 
 
-def load(connection: sa.Connection, number: int, *, shard: int) -> BackfillRow | None:
+def load(connection: sa.Connection, backfill_id: int, *, shard: int) -> BackfillRow | None:
     """Return a backfill of a shard, or None."""
     columns = (backfill.c[name] for name in BackfillRow._fields)
-    chosen = sa.select(*columns).where(backfill.c.id == number, backfill.c.shard == shard)
+    chosen = sa.select(*columns).where(backfill.c.id == backfill_id, backfill.c.shard == shard)
     row = connection.execute(chosen).first()
     return None if row is None else BackfillRow(*row)._replace(state=BackfillState(row.state))
 
 
-def progress(connection: sa.Connection, number: int) -> Progress:
+def count_dates(connection: sa.Connection, backfill_id: int) -> DateCounts:
     """Return how many of its dates are pending, active, succeeded and failed."""
-    counted = sa.select(instance.c.state, sa.func.count()).where(instance.c.backfill == number)
-    found = {InstanceState(state): count for state, count in connection.execute(counted.group_by(instance.c.state))}
-    pending = found.pop(InstanceState.SUBMITTED, 0)
-    succeeded = found.pop(InstanceState.SUCCESS, 0)
+    counted = sa.select(workflow_run.c.state, sa.func.count()).where(workflow_run.c.backfill == backfill_id)
+    found = {RunState(state): count for state, count in connection.execute(counted.group_by(workflow_run.c.state))}
+    pending = found.pop(RunState.SUBMITTED, 0)
+    succeeded = found.pop(RunState.SUCCESS, 0)
     failed = sum(found.pop(state, 0) for state in _FAILED)
-    return Progress(pending, sum(found.values()), succeeded, failed)
+    return DateCounts(pending, sum(found.values()), succeeded, failed)
 
 
-def pending(connection: sa.Connection, row: BackfillRow, most: int) -> list[int]:
-    """Return the next instances to start, in the order of the backfill."""
-    chosen = sa.select(instance.c.id).where(
-        instance.c.backfill == row.id, instance.c.state == InstanceState.SUBMITTED.value
+def pending_runs(connection: sa.Connection, row: BackfillRow, limit: int) -> list[int]:
+    """Return the next runs to start, in the order of the backfill."""
+    chosen = sa.select(workflow_run.c.id).where(
+        workflow_run.c.backfill == row.id, workflow_run.c.state == RunState.SUBMITTED.value
     )
-    at = instance.c.schedule_time
-    return list(connection.execute(chosen.order_by(at.desc() if row.direction == "desc" else at).limit(most)).scalars())
+    at = workflow_run.c.schedule_time
+    return list(
+        connection.execute(chosen.order_by(at.desc() if row.direction == "desc" else at).limit(limit)).scalars()
+    )
 
 
-def stoppable(connection: sa.Connection, number: int, most: int) -> list[int]:
-    """Return the instances to stop when the backfill is stopped."""
+def runs_to_stop(connection: sa.Connection, backfill_id: int, limit: int) -> list[int]:
+    """Return the runs to stop when the backfill is stopped."""
     states = [state.value for state in _STOPS]
-    chosen = sa.select(instance.c.id).where(instance.c.backfill == number, instance.c.state.in_(states))
-    return list(connection.execute(chosen.order_by(instance.c.id).limit(most)).scalars())
+    chosen = sa.select(workflow_run.c.id).where(
+        workflow_run.c.backfill == backfill_id, workflow_run.c.state.in_(states)
+    )
+    return list(connection.execute(chosen.order_by(workflow_run.c.id).limit(limit)).scalars())
 
 
-def set_state(connection: sa.Connection, number: int, state: BackfillState, now: float) -> None:
+def set_state(connection: sa.Connection, backfill_id: int, state: BackfillState, now: float) -> None:
     """Set the state of a backfill. Sets its end time if the state is held or final, and clears it otherwise."""
     values = {"state": state.value, "ended_at": now if state in RESTS else None}
-    connection.execute(sa.update(backfill).where(backfill.c.id == number).values(**values))
+    connection.execute(sa.update(backfill).where(backfill.c.id == backfill_id).values(**values))
 
 
 #: A row, by the names of its columns.
@@ -115,44 +122,57 @@ _BACKFILL = sa.select(*backfill.c, definition.c.project, definition.c.name).join
 )
 
 
-def find(connection: sa.Connection, number: int) -> Row | None:
+def find(connection: sa.Connection, backfill_id: int) -> Row | None:
     """Return a backfill with the name of its workflow, or None."""
-    return connection.execute(_BACKFILL.where(backfill.c.id == number)).first()
+    return connection.execute(_BACKFILL.where(backfill.c.id == backfill_id)).first()
 
 
-def newest(
-    connection: sa.Connection, *, codes: Collection[int] | None = None, before: int | None = None, most: int = 50
+def newest_backfills(
+    connection: sa.Connection, *, codes: Collection[int] | None = None, before: int | None = None, limit: int = 50
 ) -> list[Row]:
     """Return the newest backfills, of these workflows or of all, with IDs below ``before``."""
-    chosen = _BACKFILL.order_by(backfill.c.id.desc()).limit(most)
+    chosen = _BACKFILL.order_by(backfill.c.id.desc()).limit(limit)
     if codes is not None:
         chosen = chosen.where(backfill.c.code.in_(codes))
     return list(connection.execute(chosen if before is None else chosen.where(backfill.c.id < before)).all())
 
 
-def counts(connection: sa.Connection, numbers: Collection[int]) -> dict[int, dict[str, int]]:
-    """Return the number of instances in each state, by backfill."""
-    if not numbers:
+def state_counts(connection: sa.Connection, backfill_ids: Collection[int]) -> dict[int, dict[str, int]]:
+    """Return the number of runs in each state, by backfill."""
+    if not backfill_ids:
         return {}
-    by = (instance.c.backfill, instance.c.state)
-    counted = sa.select(*by, sa.func.count().label("count")).where(instance.c.backfill.in_(numbers)).group_by(*by)
-    found: dict[int, dict[str, int]] = {number: {} for number in numbers}
+    by = (workflow_run.c.backfill, workflow_run.c.state)
+    counted = (
+        sa.select(*by, sa.func.count().label("count")).where(workflow_run.c.backfill.in_(backfill_ids)).group_by(*by)
+    )
+    found: dict[int, dict[str, int]] = {number: {} for number in backfill_ids}
     for row in connection.execute(counted):
         found[row.backfill][row.state] = row[2]
     return found
 
 
-def instances(
-    connection: sa.Connection, number: int, *, state: str = "", after: float | None = None, most: int | None = None
+def runs_of(
+    connection: sa.Connection,
+    backfill_id: int,
+    *,
+    state: str = "",
+    after: float | None = None,
+    limit: int | None = None,
 ) -> list[Row]:
-    """Return up to ``most`` instances of a backfill, oldest schedule time first.
+    """Return up to ``limit`` runs of a backfill, oldest schedule time first.
 
-    ``state`` selects instances in this state, ``after`` those with a later schedule time.
+    ``state`` selects runs in this state, ``after`` those with a later schedule time.
     """
-    columns = (instance.c.id, instance.c.schedule_time, instance.c.state, instance.c.started_at, instance.c.ended_at)
-    chosen = sa.select(*columns).where(instance.c.backfill == number).order_by(instance.c.schedule_time)
+    columns = (
+        workflow_run.c.id,
+        workflow_run.c.schedule_time,
+        workflow_run.c.state,
+        workflow_run.c.started_at,
+        workflow_run.c.ended_at,
+    )
+    chosen = sa.select(*columns).where(workflow_run.c.backfill == backfill_id).order_by(workflow_run.c.schedule_time)
     if state:
-        chosen = chosen.where(instance.c.state == state)
+        chosen = chosen.where(workflow_run.c.state == state)
     if after is not None:
-        chosen = chosen.where(instance.c.schedule_time > after)
-    return list(connection.execute(chosen.limit(most)).all())
+        chosen = chosen.where(workflow_run.c.schedule_time > after)
+    return list(connection.execute(chosen.limit(limit)).all())

@@ -33,16 +33,16 @@ class CommandType(StrEnum):
     WAKE = "wake"
     FAILOVER = "failover"
     WAITING_THREAD = "waiting_thread"
-    MEND = "mend"
+    REPAIR = "repair"
 
 
 #: The types that only masters and ``doctor`` write. Requests of users for these are refused.
 INTERNAL = frozenset(
-    {CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD, CommandType.MEND}
+    {CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD, CommandType.REPAIR}
 )
 
 
-class Asked(NamedTuple):
+class SentCommand(NamedTuple):
     """A stored command.
 
     Attributes:
@@ -56,24 +56,24 @@ class Asked(NamedTuple):
     is_new: bool
 
 
-def ask(
+def send_command(
     connection: sa.Connection,
     kind: CommandType,
     *,
     shard_id: int,
-    instance: int | None = None,
+    run_id: int | None = None,
     args: Mapping[str, Any] | None = None,
     project: str = "",
     unique_key: str | None = None,
     by: str = "",
-) -> Asked:
+) -> SentCommand:
     """Write a command. A command with a unique key that was already used for the same command is not written again.
 
     Args:
         connection: A transaction.
         kind: The type of the command.
-        shard_id: The shard of the instance. For a start any shard, see ``draw``.
-        instance: The instance, unless the command is a start.
+        shard_id: The shard of the run. For a start any shard, see ``draw``.
+        run_id: The run, unless the command is a start.
         args: The arguments of the command.
         project: The project of the unique key. Other projects may use the same key.
         unique_key: At most 200 characters. Repeating the same command with the same key changes nothing.
@@ -83,24 +83,24 @@ def ask(
     """
     given = dict(args or {})
     row = {"type": kind.value, "args": given, "project": project, "unique_key": unique_key, "by": by[:200]}
-    new = sa.insert(command).values(**row, shard=shard_id, instance=instance, created_at=time.time())
+    new = sa.insert(command).values(**row, shard=shard_id, run_id=run_id, created_at=time.time())
     if unique_key is None:
-        return Asked(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
+        return SentCommand(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
     try:
         with connection.begin_nested():
-            return Asked(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
+            return SentCommand(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
     except sa.exc.IntegrityError:
         there = connection.execute(sa.select(command).where(_has_key(project, unique_key))).one()
-    is_same = there.type == kind.value and _asked(there.args) == _asked(given)
+    is_same = there.type == kind.value and _comparable_args(there.args) == _comparable_args(given)
     makes = kind in {CommandType.START, CommandType.BACKFILL}
-    if not is_same or (not makes and there.instance != instance):
+    if not is_same or (not makes and there.run_id != run_id):
         raise KeyReused(
-            f"the key {unique_key!r} was used for command {there.id}, which is another one; give each command its own"
+            f"the key {unique_key!r} was used for command {there.id}, which is different; use one key per command"
         )
-    return Asked(int(there.id), int(there.shard), is_new=False)
+    return SentCommand(int(there.id), int(there.shard), is_new=False)
 
 
-def was_asked(connection: sa.Connection, project: str, unique_key: str | None) -> bool:
+def is_repeated(connection: sa.Connection, project: str, unique_key: str | None) -> bool:
     """Return whether a command with this unique key exists. Repeated requests skip the checks of the current state."""
     if unique_key is None:
         return False
@@ -111,8 +111,8 @@ def _has_key(project: str, unique_key: str) -> sa.ColumnElement[bool]:
     return sa.and_(command.c.project == project, command.c.unique_key == unique_key)
 
 
-def draw(connection: sa.Connection) -> int:
-    """Return a random shard for a new instance.
+def random_shard(connection: sa.Connection) -> int:
+    """Return a random shard for a new run.
 
     Raises:
         LatchworkError: The database has no shards, because it has not been initialized.
@@ -123,7 +123,7 @@ def draw(connection: sa.Connection) -> int:
     return secrets.choice(ids)
 
 
-def _asked(args: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable_args(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments without the version, which may differ when a request is repeated."""
     return {name: value for name, value in args.items() if name != "version"}
 
@@ -136,7 +136,7 @@ class CommandRow:
         id: The ID of the command.
         shard: The shard whose master executes it.
         type: The type, one word.
-        instance: The target instance. For a start, the created instance, or None before that.
+        run: The target run. For a start, the created run, or None before that.
         args: The arguments.
         by: The account that requested it.
         created_at: Seconds since the epoch.
@@ -147,7 +147,7 @@ class CommandRow:
     id: int
     shard: int
     type: str
-    instance: int | None
+    run_id: int | None
     args: Mapping[str, Any]
     by: str
     created_at: float
@@ -159,7 +159,7 @@ _COLUMNS = (
     command.c.id,
     command.c.shard,
     command.c.type,
-    command.c.instance,
+    command.c.run_id,
     command.c.args,
     command.c.by,
     command.c.created_at,
@@ -174,63 +174,63 @@ _OPEN_OF = _OPEN_OF.with_for_update(key_share=True)
 _ANY_OPEN = sa.select(command.c.id).where(_OPEN).limit(1)
 
 
-def open_of(connection: sa.Connection, shard: int, most: int) -> list[CommandRow]:
+def open_commands(connection: sa.Connection, shard: int, limit: int) -> list[CommandRow]:
     """Return the open commands of a shard, oldest first. They cannot be withdrawn before the transaction ends."""
-    return [CommandRow(*row) for row in connection.execute(_OPEN_OF, {"shard": shard, "most": most})]
+    return [CommandRow(*row) for row in connection.execute(_OPEN_OF, {"shard": shard, "most": limit})]
 
 
-def is_any_open(connection: sa.Connection, shard: int) -> bool:
+def has_open_commands(connection: sa.Connection, shard: int) -> bool:
     """Return whether a shard has open commands."""
     return connection.execute(_ANY_OPEN, {"shard": shard}).first() is not None
 
 
-def open_wakes(connection: sa.Connection, shard: int, code: int, *, but: int) -> dict[int, int]:
+def other_open_wakes(connection: sa.Connection, shard: int, code: int, *, exclude: int) -> dict[int, int]:
     """Return the other open wake commands of a shard for a workflow: their IDs, and the run after which each begins."""
     chosen = sa.select(command.c.id, command.c.args).where(
         command.c.shard == shard, command.c.done_at.is_(None), command.c.type == CommandType.WAKE.value
     )
-    found = connection.execute(chosen.where(command.c.id != but).order_by(command.c.id))
+    found = connection.execute(chosen.where(command.c.id != exclude).order_by(command.c.id))
     return {row.id: row.args.get("after") or 0 for row in found if row.args.get("code") == code}
 
 
-def done(
+def complete(
     connection: sa.Connection,
-    number: int,
+    command_id: int,
     now: float,
     *,
-    instance: int | None,
+    run_id: int | None,
     error: str | None,
     backfill: int | None = None,
 ) -> None:
     """Close a command as executed, or as failed with an error."""
     values: dict[str, Any] = {"done_at": now, "error": error}
-    if instance is not None:
-        values["instance"] = instance
+    if run_id is not None:
+        values["run_id"] = run_id
     if backfill is not None:
         values["backfill"] = backfill
-    connection.execute(sa.update(command).where(command.c.id == number).values(**values))
+    connection.execute(sa.update(command).where(command.c.id == command_id).values(**values))
 
 
-def withdraw(connection: sa.Connection, number: int, now: float, *, by: str) -> bool:
-    """Close an open command that starts an instance. Return False if it is not open. No master executes it later."""
-    mine = sa.and_(command.c.id == number, command.c.done_at.is_(None), command.c.type.in_(_STARTS))
+def withdraw(connection: sa.Connection, command_id: int, now: float, *, by: str) -> bool:
+    """Close an open command that starts a run. Return False if it is not open. No master executes it later."""
+    mine = sa.and_(command.c.id == command_id, command.c.done_at.is_(None), command.c.type.in_(_STARTS))
     ended = {"done_at": now, "error": f"it was stopped before it began, by {by}"}
     return bool(connection.execute(sa.update(command).where(mine).values(**ended)).rowcount)
 
 
-def is_restarting(connection: sa.Connection, number: int) -> bool:
-    """Return whether an open command resumes, recovers or reruns this instance."""
-    mine = sa.and_(command.c.instance == number, command.c.done_at.is_(None), command.c.type.in_(_RESTARTS))
+def has_restart_command(connection: sa.Connection, run_id: int) -> bool:
+    """Return whether an open command resumes, recovers or reruns this run."""
+    mine = sa.and_(command.c.run_id == run_id, command.c.done_at.is_(None), command.c.type.in_(_RESTARTS))
     return connection.execute(sa.select(command.c.id).where(mine).limit(1)).first() is not None
 
 
-def find(connection: sa.Connection, number: int) -> CommandRow:
+def find(connection: sa.Connection, command_id: int) -> CommandRow:
     """Return a command.
 
     Raises:
         UnknownWorkflow: There is no such command.
     """
-    row = connection.execute(sa.select(*_COLUMNS).where(command.c.id == number)).first()
+    row = connection.execute(sa.select(*_COLUMNS).where(command.c.id == command_id)).first()
     if row is None:
-        raise UnknownWorkflow(f"there is no command {number}")
+        raise UnknownWorkflow(f"there is no command {command_id}")
     return CommandRow(*row)

@@ -10,32 +10,32 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db.tables import definition, instance, task
-from latchwork_workflows.state import InstanceState
-from latchwork_workflows.state.concurrency import GOING, Other
+from latchwork_workflows.db.tables import definition, task, workflow_run
+from latchwork_workflows.state import RunState
+from latchwork_workflows.state.concurrency import GOING, ActiveRun
 
-_WAITS = InstanceState.SERIAL_WAIT.value
+_WAITS = RunState.SERIAL_WAIT.value
 _GOES = [state.value for state in GOING]
 
 
-def lock(connection: sa.Connection, code: int) -> None:
+def lock_workflow(connection: sa.Connection, code: int) -> None:
     """Lock the workflow's row until the end of the transaction."""
     connection.execute(sa.select(definition.c.code).where(definition.c.code == code).with_for_update(key_share=True))
 
 
-def others(connection: sa.Connection, code: int, *, but: int = 0) -> list[Other]:
+def active_and_waiting(connection: sa.Connection, code: int, *, exclude: int = 0) -> list[ActiveRun]:
     """Return the runs that are active or waiting, oldest first, including runs that are part of other runs."""
-    chosen = sa.select(instance.c.id, instance.c.shard, instance.c.state).where(
-        instance.c.code == code,
-        instance.c.state.in_([*_GOES, _WAITS]),
-        instance.c.dry.is_(False),
-        instance.c.id != but,
+    chosen = sa.select(workflow_run.c.id, workflow_run.c.shard, workflow_run.c.state).where(
+        workflow_run.c.code == code,
+        workflow_run.c.state.in_([*_GOES, _WAITS]),
+        workflow_run.c.dry.is_(False),
+        workflow_run.c.id != exclude,
     )
-    rows = connection.execute(chosen.order_by(instance.c.id))
-    return [Other(row.id, row.shard, InstanceState(row.state)) for row in rows]
+    rows = connection.execute(chosen.order_by(workflow_run.c.id))
+    return [ActiveRun(row.id, row.shard, RunState(row.state)) for row in rows]
 
 
-def next_of(connection: sa.Connection, code: int, places: int | None) -> list[int]:
+def runs_to_start(connection: sa.Connection, code: int, max_active: int | None) -> list[int]:
     """Return the waiting runs that may start now. Empty if the limit is reached.
 
     A run that is part of another run is only included while its parent is running. Until then it does not block others.
@@ -43,26 +43,28 @@ def next_of(connection: sa.Connection, code: int, places: int | None) -> list[in
     Args:
         connection: A transaction.
         code: The code of the workflow.
-        places: The maximum number of active runs. None: no limit.
+        max_active: The maximum number of active runs. None: no limit.
     """
-    mine = sa.and_(instance.c.code == code, instance.c.dry.is_(False))
-    parent = instance.alias("parent")
-    goes_on = sa.or_(instance.c.parent_task.is_(None), parent.c.state == InstanceState.RUNNING.value)
-    waiting = sa.select(instance.c.id).where(mine, instance.c.state == _WAITS, goes_on)
-    waiting = waiting.outerjoin(task, task.c.id == instance.c.parent_task)
-    waiting = waiting.outerjoin(parent, parent.c.id == task.c.instance).order_by(instance.c.priority, instance.c.id)
-    if places is not None:
-        going = sa.select(sa.func.count()).select_from(instance).where(mine, instance.c.state.in_(_GOES))
-        free = places - int(connection.execute(going).scalar_one())
+    mine = sa.and_(workflow_run.c.code == code, workflow_run.c.dry.is_(False))
+    parent = workflow_run.alias("parent")
+    goes_on = sa.or_(workflow_run.c.parent_task.is_(None), parent.c.state == RunState.RUNNING.value)
+    waiting = sa.select(workflow_run.c.id).where(mine, workflow_run.c.state == _WAITS, goes_on)
+    waiting = waiting.outerjoin(task, task.c.id == workflow_run.c.parent_task)
+    waiting = waiting.outerjoin(parent, parent.c.id == task.c.run_id).order_by(
+        workflow_run.c.priority, workflow_run.c.id
+    )
+    if max_active is not None:
+        going = sa.select(sa.func.count()).select_from(workflow_run).where(mine, workflow_run.c.state.in_(_GOES))
+        free = max_active - int(connection.execute(going).scalar_one())
         if free <= 0:
             return []
         waiting = waiting.limit(free)
     return list(connection.execute(waiting).scalars())
 
 
-def shards_waiting(connection: sa.Connection, codes: Collection[int]) -> set[int]:
+def shards_with_waiting_runs(connection: sa.Connection, codes: Collection[int]) -> set[int]:
     """Return the shards that have waiting runs of these workflows."""
     if not codes:
         return set()
-    chosen = sa.select(instance.c.shard).where(instance.c.code.in_(codes), instance.c.state == _WAITS)
+    chosen = sa.select(workflow_run.c.shard).where(workflow_run.c.code.in_(codes), workflow_run.c.state == _WAITS)
     return set(connection.execute(chosen.distinct()).scalars())

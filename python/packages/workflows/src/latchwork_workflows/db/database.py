@@ -104,16 +104,16 @@ class Database:
         self._asked.dispose()
         self.engine.dispose()
 
-    def cut(self, older_than_s: float = 0.0) -> int:
+    def break_connections(self, older_than_s: float = 0.0) -> int:
         """Break the connections that have been in use for at least this long. Return how many.
 
         Their threads get ``DatabaseUnavailable``. PostgreSQL limits the time of each statement, but its answer may
         never arrive through a proxy or firewall that hangs. Thread-safe.
         """
         now = time.monotonic()
-        return sum(_shut(each) for each, since in list(self._in_use.items()) if now - since >= older_than_s)
+        return sum(_shut_down_socket(each) for each, since in list(self._in_use.items()) if now - since >= older_than_s)
 
-    def ask(self) -> None:
+    def ping(self) -> None:
         """Check that the database answers.
 
         On PostgreSQL, this uses a separate connection, since all pooled ones may be in use.
@@ -121,7 +121,7 @@ class Database:
         Raises:
             DatabaseUnavailable: The database does not answer.
         """
-        with _told(self.url), self._asked.connect() as connection:
+        with _converted_errors(self.url), self._asked.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
 
     @contextmanager
@@ -131,7 +131,7 @@ class Database:
         Raises:
             DatabaseUnavailable: The database cannot be reached.
         """
-        with _told(self.url, self._file), self.engine.connect() as connection:
+        with _converted_errors(self.url, self._file), self.engine.connect() as connection:
             if self.is_sqlite:
                 connection.exec_driver_sql("BEGIN")
             yield connection
@@ -146,15 +146,15 @@ class Database:
                 unknown.
         """
         if not self.is_sqlite:
-            with _told(self.url), self.engine.begin() as connection:
+            with _converted_errors(self.url), self.engine.begin() as connection:
                 yield connection
             return
         if not self._writes.acquire(_WRITE_S):
             raise DatabaseUnavailable(
-                f"database {self.url}: other threads kept it for {_WRITE_S:.0f} s; look at its disk"
+                f"database {self.url}: other threads have locked it for {_WRITE_S:.0f} s; look at its disk"
             )
         try:
-            with _told(self.url, self._file), self.engine.connect() as connection:
+            with _converted_errors(self.url, self._file), self.engine.connect() as connection:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 yield connection
                 connection.commit()
@@ -174,7 +174,9 @@ def _sqlite(url: sa.URL, file: str | None) -> sa.Engine:
         try:
             make_file(Path(file), "database file")
         except OSError as error:
-            raise DatabaseUnavailable(f"database {url}: the file cannot be made: {error.strerror or error}") from error
+            raise DatabaseUnavailable(
+                f"database {url}: the file cannot be created: {error.strerror or error}"
+            ) from error
     options: dict[str, Any] = {"poolclass": sa.pool.StaticPool} if file is None else {}
     engine = sa.create_engine(
         url, connect_args={"timeout": _BUSY_S, "check_same_thread": False, "isolation_level": None}, **options
@@ -185,7 +187,7 @@ def _sqlite(url: sa.URL, file: str | None) -> sa.Engine:
         connection.execute("PRAGMA foreign_keys = ON")
         if file is not None:
             if connection.execute("PRAGMA page_count").fetchone()[0] == 0:  # setting it later would wait for writers
-                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # see ``retention.give_back``
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # see ``retention.shrink_database``
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
 
@@ -221,7 +223,7 @@ def _postgres(url: sa.URL, in_use: dict[Any, float], **pool: Any) -> sa.Engine:
     return engine
 
 
-def _shut(connection: Any) -> bool:
+def _shut_down_socket(connection: Any) -> bool:
     """Shut down the socket of a psycopg connection. Return False if the connection is already closed."""
     try:
         number = connection.fileno()
@@ -235,7 +237,7 @@ def _shut(connection: Any) -> bool:
 
 
 @contextmanager
-def _told(url: str, file: str | None = None) -> Iterator[None]:
+def _converted_errors(url: str, file: str | None = None) -> Iterator[None]:
     """Convert errors of the connection and the disk to ``DatabaseUnavailable``. Other errors are not changed."""
     try:
         yield
@@ -272,11 +274,11 @@ class FairLock:
             if turn.wait(timeout_s):
                 return True
         except BaseException:
-            self._leave(turn)
+            self._stop_waiting(turn)
             raise
-        return not self._leave(turn, keep=True)
+        return not self._stop_waiting(turn, keep=True)
 
-    def _leave(self, turn: threading.Event, *, keep: bool = False) -> bool:
+    def _stop_waiting(self, turn: threading.Event, *, keep: bool = False) -> bool:
         """Stop waiting. Return False if the lock was already passed to us.
 
         It is then released, unless ``keep`` is set.

@@ -12,11 +12,11 @@ from latchwork_workflows.db import pools
 from latchwork_workflows.db.tables import definition, definition_version, schedule
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.model.model import Definition, ScheduleSpec
-from latchwork_workflows.model.validate import Checked
+from latchwork_workflows.model.validate import ValidDefinition
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class AppliedDefinition:
     """A version of a workflow.
 
     Attributes:
@@ -32,9 +32,9 @@ class Version:
     is_online: bool
 
 
-def apply(
-    connection: sa.Connection, checked: Checked, *, shards: int, author: str = "", online: bool | None = None
-) -> Version:
+def save(
+    connection: sa.Connection, checked: ValidDefinition, *, shards: int, author: str = "", online: bool | None = None
+) -> AppliedDefinition:
     """Write a definition, if it differs from the newest one of its name.
 
     A new or changed schedule begins with its next fire time. An unchanged schedule keeps its missed fire times, and a
@@ -50,8 +50,8 @@ def apply(
         online: Whether the workflow may be started. None: a new workflow may, and an existing one stays as it is.
     """
     body, now = checked.definition.to_json(), time.time()
-    pools.ensure(connection, [each.pool for each in checked.definition.tasks if each.pool is not None])
-    there = _locked(connection, checked.definition)
+    pools.create_missing(connection, [each.pool for each in checked.definition.tasks if each.pool is not None])
+    there = _lock_definition(connection, checked.definition)
     if there is None:
         is_online = online is not False
         row = {"project": checked.definition.project, "name": checked.definition.name, "version": 1}
@@ -68,14 +68,14 @@ def apply(
         if online is not None:
             set_online(connection, code, online=online)
         if is_same:
-            return Version(code, number, is_new=False, is_online=is_online)
+            return AppliedDefinition(code, number, is_new=False, is_online=is_online)
         mine = sa.update(definition).where(definition.c.code == code)
         connection.execute(mine.values(version=number, changed_at=now))
     connection.execute(
         sa.insert(definition_version).values(code=code, version=number, body=body, created_at=now, author=author)
     )
-    _schedule(connection, code, checked.definition.schedule, code % shards, now)
-    return Version(code, number, is_new=True, is_online=is_online)
+    _save_schedule(connection, code, checked.definition.schedule, code % shards, now)
+    return AppliedDefinition(code, number, is_new=True, is_online=is_online)
 
 
 def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
@@ -87,7 +87,7 @@ def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
     connection.execute(sa.update(definition).where(definition.c.code == code).values(online=online, changed_at=now))
 
 
-def _locked(connection: sa.Connection, wanted: Definition) -> Any:
+def _lock_definition(connection: sa.Connection, wanted: Definition) -> Any:
     """Return the row of a definition and lock it. Not with ``FOR UPDATE``, which conflicts with foreign key checks."""
     found = sa.select(definition.c.code, definition.c.version, definition.c.online).where(
         definition.c.project == wanted.project, definition.c.name == wanted.name
@@ -95,7 +95,7 @@ def _locked(connection: sa.Connection, wanted: Definition) -> Any:
     return connection.execute(found.with_for_update(key_share=True)).first()
 
 
-def _schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | None, shard: int, now: float) -> None:
+def _save_schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | None, shard: int, now: float) -> None:
     mine = schedule.c.code == code
     if spec is None:
         connection.execute(sa.delete(schedule).where(mine))
@@ -115,13 +115,13 @@ def _schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | None, s
         connection.execute(sa.update(schedule).where(mine).values(cursor=now, **values))
 
 
-def meanings(key: str) -> list[tuple[str, str]]:
+def possible_targets(key: str) -> list[tuple[str, str]]:
     """Return the projects and names that a reference may mean. The first that exists is meant."""
     project, dot, name = key.partition(".")
     return [(project, name), ("default", key)] if dot else [("default", key)]
 
 
-class Found(NamedTuple):
+class FoundWorkflow(NamedTuple):
     """A workflow found by name.
 
     Attributes:
@@ -137,20 +137,20 @@ class Found(NamedTuple):
     project: str
 
 
-def find(connection: sa.Connection, key: str) -> Found:
+def find(connection: sa.Connection, key: str) -> FoundWorkflow:
     """Find the workflow ``project.name``, or the workflow of this name in the project ``default``.
 
     Raises:
         UnknownWorkflow: There is no such workflow.
     """
-    for project_, name_ in meanings(key):
+    for project_, name_ in possible_targets(key):
         row = connection.execute(
             sa.select(definition.c.code, definition.c.version, definition.c.online).where(
                 definition.c.project == project_, definition.c.name == name_
             )
         ).first()
         if row is not None:
-            return Found(row.code, row.version, row.online, project_)
+            return FoundWorkflow(row.code, row.version, row.online, project_)
     raise UnknownWorkflow(f"there is no workflow {key!r}; list them, and name one of another project as project.name")
 
 

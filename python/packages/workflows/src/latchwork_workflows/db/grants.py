@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 
 from latchwork_workflows.db import definitions
-from latchwork_workflows.db.definitions import Found
+from latchwork_workflows.db.definitions import FoundWorkflow
 from latchwork_workflows.db.tables import project_grant
 from latchwork_workflows.errors import NotAllowed, Problem, UnknownWorkflow
-from latchwork_workflows.model.lineage import Named, named_in
+from latchwork_workflows.model.lineage import WorkflowReference, references_of_task
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.web import Role
@@ -25,14 +25,14 @@ _NEEDED = {"sub_process": Role.OPERATOR, "dependent": Role.VIEWER}
 _DOES = {Role.OPERATOR: "start its workflows", Role.VIEWER: "wait for its workflows"}
 
 
-def every(connection: sa.Connection) -> list[Grant]:
+def all_grants(connection: sa.Connection) -> list[Grant]:
     """Return all grants, sorted by project and grantee."""
     table = project_grant
     rows = connection.execute(sa.select(table).order_by(table.c.project, table.c.grantee))
     return [Grant.model_validate(row) for row in rows]
 
 
-def put(connection: sa.Connection, grant: Grant) -> None:
+def save(connection: sa.Connection, grant: Grant) -> None:
     """Store a grant. It replaces the role that the project had."""
     remove(connection, grant.project, grant.grantee)
     connection.execute(sa.insert(project_grant).values(**grant.model_dump()))
@@ -44,7 +44,7 @@ def remove(connection: sa.Connection, project: str, grantee: str) -> bool:
     return bool(connection.execute(sa.delete(project_grant).where(there)).rowcount)
 
 
-def check(connection: sa.Connection, grantee: str, project: str, role: Role) -> None:
+def check_grant(connection: sa.Connection, grantee: str, project: str, role: Role) -> None:
     """Check that a project has this role in another project.
 
     Raises:
@@ -54,14 +54,14 @@ def check(connection: sa.Connection, grantee: str, project: str, role: Role) -> 
         return
     named = sa.and_(project_grant.c.project == project, project_grant.c.grantee.in_((grantee, ALL)))
     roles = connection.execute(sa.select(project_grant.c.role).where(named)).scalars()
-    if not any(Role.of(each) >= role for each in roles):
+    if not any(Role.from_label(each) >= role for each in roles):
         raise NotAllowed(
             f"project {project!r} does not let project {grantee!r} {_DOES[role]}; an administrator of it allows that "
-            f"with `latchwork workflows grants set {project} {grantee} {role.word}`"
+            f"with `latchwork workflows grants set {project} {grantee} {role.label}`"
         )
 
 
-def resolve(connection: sa.Connection, grantee: str, name: str, kind: str) -> Found:
+def find_granted(connection: sa.Connection, grantee: str, name: str, kind: str) -> FoundWorkflow:
     """Find the workflow that a task names, and check that the task's project may use it.
 
     Args:
@@ -77,23 +77,23 @@ def resolve(connection: sa.Connection, grantee: str, name: str, kind: str) -> Fo
     try:
         found = definitions.find(connection, name)
     except UnknownWorkflow:
-        check(connection, grantee, definitions.meanings(name)[0][0], role)
+        check_grant(connection, grantee, definitions.possible_targets(name)[0][0], role)
         raise
-    check(connection, grantee, found.project, role)
+    check_grant(connection, grantee, found.project, role)
     return found
 
 
-def problems(connection: sa.Connection, definition: Definition) -> Iterator[Problem]:
+def grant_problems(connection: sa.Connection, definition: Definition) -> Iterator[Problem]:
     """Yield a problem for each workflow of another project that a definition names and may not use."""
     for index, task in enumerate(definition.tasks):
-        for each in dict.fromkeys(_uses(task_named) for task_named in named_in(task)):
+        for each in dict.fromkeys(_used_project(task_named) for task_named in references_of_task(task)):
             try:
-                resolve(connection, definition.project, *each)
+                find_granted(connection, definition.project, *each)
             except NotAllowed as error:
                 yield Problem(f"tasks[{index}].params.{'workflow' if each[1] == 'sub_process' else 'on'}", str(error))
             except UnknownWorkflow:
                 continue  # it may be created later
 
 
-def _uses(named: Named) -> tuple[str, str]:
+def _used_project(named: WorkflowReference) -> tuple[str, str]:
     return named.workflow, named.kind

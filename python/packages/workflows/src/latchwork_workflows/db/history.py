@@ -13,7 +13,7 @@ from latchwork_workflows.db.tables import event
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HistoryEvent:
     """An event.
 
     Attributes:
@@ -21,8 +21,8 @@ class Told:
         at: Seconds since the epoch.
         kind: The type of the event.
         by: The account. Empty if no user caused it.
-        project: The project, for events without an instance.
-        instance: The instance.
+        project: The project, for events without a run.
+        run_id: The run.
         task: The task.
         details: Further details.
     """
@@ -32,42 +32,42 @@ class Told:
     kind: str
     by: str
     project: str
-    instance: int | None
+    run_id: int | None
     task: str
     details: Mapping[str, Any] | None
 
 
-def told(
+def record_event(
     connection: sa.Connection,
     kind: str,
     *,
     by: str,
     project: str = "",
-    instance: int | None = None,
+    run_id: int | None = None,
     task: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> None:
     """Write an event in the transaction of the change."""
-    row = {"kind": kind, "by": by[:200], "project": project, "instance": instance, "task": task[:100]}
+    row = {"kind": kind, "by": by[:200], "project": project, "run_id": run_id, "task": task[:100]}
     connection.execute(sa.insert(event).values(**row, at=time.time(), details=dict(details) if details else None))
 
 
-def of_instance(
-    connection: sa.Connection, instance_id: int, *, before: int | None = None, most: int = 100
-) -> list[Told]:
-    """Return the events of an instance, newest first."""
-    chosen = _rows().where(event.c.instance == instance_id).order_by(event.c.id.desc()).limit(most)
+def events_of_run(
+    connection: sa.Connection, run_id: int, *, before: int | None = None, limit: int = 100
+) -> list[HistoryEvent]:
+    """Return the events of a run, newest first."""
+    chosen = _rows().where(event.c.run_id == run_id).order_by(event.c.id.desc()).limit(limit)
     return _read(connection, chosen if before is None else chosen.where(event.c.id < before))
 
 
-def of_people(
+def user_actions(
     connection: sa.Connection,
     *,
     projects: Collection[str] | None = None,
     before: int | None = None,
     by: str = "",
-    most: int = 100,
-) -> list[Told]:
+    limit: int = 100,
+) -> list[HistoryEvent]:
     """Return the actions of users, newest first.
 
     Args:
@@ -75,9 +75,9 @@ def of_people(
         projects: Only in these projects. None: in all, including events without a project.
         before: Only events with lower IDs.
         by: Only of this account.
-        most: The maximum number of events.
+        limit: The maximum number of events.
     """
-    chosen = _rows().where(event.c.by != "").order_by(event.c.id.desc()).limit(most)
+    chosen = _rows().where(event.c.by != "").order_by(event.c.id.desc()).limit(limit)
     if projects is not None:
         chosen = chosen.where(event.c.project.in_(sorted(projects)))
     if by:
@@ -86,9 +86,9 @@ def of_people(
 
 
 def _rows() -> sa.Select[Any]:
-    return sa.select(*(event.c[name] for name in Told.__slots__))
+    return sa.select(*(event.c[name] for name in HistoryEvent.__slots__))
 
 
-def _read(connection: sa.Connection, chosen: sa.Select[Any]) -> list[Told]:
+def _read(connection: sa.Connection, chosen: sa.Select[Any]) -> list[HistoryEvent]:
     rows: Sequence[Any] = connection.execute(chosen).all()
-    return [Told(*row) for row in rows]
+    return [HistoryEvent(*row) for row in rows]

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import settings
 from latchwork_workflows.db.tables import definition, definition_version
-from latchwork_workflows.model.lineage import NAMING, Named, named_by
+from latchwork_workflows.model.lineage import NAMING, WorkflowReference, references_of
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.model.settings.usage import Settings, problems
+from latchwork_workflows.model.settings.usage import StoredSettings, missing_settings
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
@@ -20,38 +20,38 @@ Row: TypeAlias = Any
 TRIES = "_connection."
 
 
-class Known:
+class ReferenceCache:
     """A cache of the names in the newest version of each workflow. Thread-safe. Versions never change."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[int, tuple[int, tuple[Named, ...]]] = {}
+        self._found: dict[int, tuple[int, tuple[WorkflowReference, ...]]] = {}
 
-    def of(self, connection: sa.Connection, rows: Sequence[Row]) -> dict[int, tuple[Named, ...]]:
+    def references_of(self, connection: sa.Connection, rows: Sequence[Row]) -> dict[int, tuple[WorkflowReference, ...]]:
         """Return the names for these rows of workflows, by code."""
         with self._lock:
             found = {row.code: self._found.get(row.code, (0, ())) for row in rows}
         missing = {row.code: row.version for row in rows if found[row.code][0] != row.version}
-        bodies = _bodies(connection, missing)
-        new = {code: (version, _named(bodies.get((code, version)))) for code, version in missing.items()}
+        bodies = _load_bodies(connection, missing)
+        new = {code: (version, _references(bodies.get((code, version)))) for code, version in missing.items()}
         with self._lock:
             self._found.update(new)
         return {code: names for code, (_, names) in {**found, **new}.items()}
 
 
-def _named(body: str | None) -> tuple[Named, ...]:
+def _references(body: str | None) -> tuple[WorkflowReference, ...]:
     if body is None:
         return ()
     try:
-        return named_by(Definition.model_validate_json(body))
+        return references_of(Definition.model_validate_json(body))
     except ValueError:  # of a later version of latchwork
         return ()
 
 
-def _bodies(connection: sa.Connection, wanted: Mapping[int, int]) -> dict[tuple[int, int], str]:
+def _load_bodies(connection: sa.Connection, versions: Mapping[int, int]) -> dict[tuple[int, int], str]:
     """Return the bodies of these versions, by code and version. Only those with a task type that names workflows."""
     found: dict[tuple[int, int], str] = {}
-    codes = sorted(wanted)
+    codes = sorted(versions)
     names = sa.or_(*(definition_version.c.body.contains(f'"{each}"', autoescape=True) for each in NAMING))
     columns = (definition_version.c.code, definition_version.c.version, definition_version.c.body)
     newest = sa.and_(
@@ -63,7 +63,7 @@ def _bodies(connection: sa.Connection, wanted: Mapping[int, int]) -> dict[tuple[
     return found
 
 
-class Missing(NamedTuple):
+class MissingReference(NamedTuple):
     """A reference of a workflow to something that does not exist.
 
     Attributes:
@@ -77,7 +77,7 @@ class Missing(NamedTuple):
     message: str
 
 
-def missing(connection: sa.Connection, project: str | None = None) -> list[Missing]:
+def missing_references(connection: sa.Connection, project: str | None = None) -> list[MissingReference]:
     """Return the missing references in the newest versions of online workflows, sorted by project and name."""
     newest = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
@@ -86,15 +86,15 @@ def missing(connection: sa.Connection, project: str | None = None) -> list[Missi
     chosen = chosen.where(definition.c.online, definition.c.name.not_like(f"\\{TRIES}%", escape="\\"))
     if project is not None:
         chosen = chosen.where(definition.c.project == project)
-    known: dict[str, Settings] = {}
+    known: dict[str, StoredSettings] = {}
     found = []
     for row in connection.execute(chosen.order_by(definition.c.project, definition.c.name)).all():
         body = _read(row.body)
         if body is None:
             continue
         if row.project not in known:
-            known[row.project] = settings.of_project(connection, row.project)
-        found += [Missing(body.key, *each) for each in problems(body, known[row.project])]
+            known[row.project] = settings.settings_of_project(connection, row.project)
+        found += [MissingReference(body.key, *each) for each in missing_settings(body, known[row.project])]
     return found
 
 

@@ -8,24 +8,27 @@ from typing import Any, NamedTuple, TypeAlias
 import sqlalchemy as sa
 
 from latchwork_workflows.db import run_queries
-from latchwork_workflows.db.tables import IS_ACTIVE, command, instance, shard, task
+from latchwork_workflows.db.tables import IS_ACTIVE, command, shard, task, workflow_run
 from latchwork_workflows.state import TaskState
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
 #: The upper limit of all counts.
-MOST = 1000
+MAX = 1000
 # Without this index hint, SQLite sorts all active rows or scans all rows by ID.
-_BY_AGE = {"sqlite": sa.text("instance INDEXED BY ix_instance_active_id"), "postgresql": sa.text("instance")}
-_ID: sa.ColumnElement[int] = sa.literal_column("instance.id", sa.BigInteger())
-_CODE: sa.ColumnElement[int] = sa.literal_column("instance.code", sa.BigInteger())
+_BY_AGE = {
+    "sqlite": sa.text("workflow_run INDEXED BY ix_workflow_run_active_id"),
+    "postgresql": sa.text("workflow_run"),
+}
+_ID: sa.ColumnElement[int] = sa.literal_column("workflow_run.id", sa.BigInteger())
+_CODE: sa.ColumnElement[int] = sa.literal_column("workflow_run.code", sa.BigInteger())
 
 
-class Lag(NamedTuple):
+class CommandLag(NamedTuple):
     """The commands that wait for masters, and the shards.
 
     Attributes:
-        waiting: The number of open commands, at most ``MOST``.
+        waiting: The number of open commands, at most ``MAX``.
         oldest_at: When the oldest of them was written. None: there are none.
         unowned: The number of shards without an owner: never owned, or released by their last owner.
         shards: The number of shards.
@@ -38,48 +41,48 @@ class Lag(NamedTuple):
 
 
 def active_count(connection: sa.Connection, codes: Collection[int] | None = None) -> int:
-    """Return the number of active instances, at most ``MOST``."""
-    some = sa.select(instance.c.id).where(IS_ACTIVE).limit(MOST)
+    """Return the number of active runs, at most ``MAX``."""
+    some = sa.select(workflow_run.c.id).where(IS_ACTIVE).limit(MAX)
     if codes is not None:
-        some = some.where((instance.c.code + 0).in_(codes))
+        some = some.where((workflow_run.c.code + 0).in_(codes))
     return int(connection.execute(sa.select(sa.func.count()).select_from(some.subquery())).scalar_one())
 
 
-def active(connection: sa.Connection, codes: Collection[int] | None = None, most: int = 20) -> list[Row]:
-    """Return the active instances, newest first."""
+def active_runs(connection: sa.Connection, codes: Collection[int] | None = None, limit: int = 20) -> list[Row]:
+    """Return the active runs, newest first."""
     some = (
-        sa.select(_ID).select_from(_BY_AGE[connection.dialect.name]).where(IS_ACTIVE).order_by(_ID.desc()).limit(most)
+        sa.select(_ID).select_from(_BY_AGE[connection.dialect.name]).where(IS_ACTIVE).order_by(_ID.desc()).limit(limit)
     )
     if codes is not None:
         some = some.where(_CODE.in_(codes))
-    return run_queries.by_id(connection, list(connection.execute(some).scalars()))
+    return run_queries.runs_by_id(connection, list(connection.execute(some).scalars()))
 
 
-def queued_lanes(connection: sa.Connection, instances_: Collection[int]) -> dict[int, set[str]]:
-    """Return the partitions in which tasks of these instances are queued, by instance. Others are left out."""
-    mine = sa.and_(task.c.instance == instance.c.id, task.c.run == instance.c.run)
-    chosen = sa.select(task.c.instance, task.c.queue_key).select_from(instance).join(task, mine)
-    chosen = chosen.where(instance.c.id.in_(sorted(instances_)), task.c.state == TaskState.SUBMITTED.value)
+def queued_partitions(connection: sa.Connection, run_ids: Collection[int]) -> dict[int, set[str]]:
+    """Return the partitions in which tasks of these runs are queued, by run. Others are left out."""
+    mine = sa.and_(task.c.run_id == workflow_run.c.id, task.c.round == workflow_run.c.round)
+    chosen = sa.select(task.c.run_id, task.c.queue_key).select_from(workflow_run).join(task, mine)
+    chosen = chosen.where(workflow_run.c.id.in_(sorted(run_ids)), task.c.state == TaskState.SUBMITTED.value)
     found: dict[int, set[str]] = {}
     for row in connection.execute(chosen.where(task.c.queue_key.is_not(None))):
-        found.setdefault(row.instance, set()).add(row.queue_key.partition("/")[0])
+        found.setdefault(row.run_id, set()).add(row.queue_key.partition("/")[0])
     return found
 
 
-def failed_since(
-    connection: sa.Connection, since: float, codes: Collection[int] | None = None, most: int = 20
+def failed_runs(
+    connection: sa.Connection, since: float, codes: Collection[int] | None = None, limit: int = 20
 ) -> list[Row]:
-    """Return the instances that failed after a time, newest first. Searches only the newest failures."""
-    rows = run_queries.newest(connection, codes=codes, state="failure", most=most * 5)
-    return [row for row in rows if (row.ended_at or 0.0) >= since][:most]
+    """Return the runs that failed after a time, newest first. Searches only the newest failures."""
+    rows = run_queries.newest_runs(connection, codes=codes, state="failure", limit=limit * 5)
+    return [row for row in rows if (row.ended_at or 0.0) >= since][:limit]
 
 
-def lag(connection: sa.Connection) -> Lag:
+def command_lag(connection: sa.Connection) -> CommandLag:
     """Return the number of commands that wait for masters, and of shards without an owner."""
-    some = sa.select(command.c.created_at).where(command.c.done_at.is_(None)).limit(MOST).subquery()
+    some = sa.select(command.c.created_at).where(command.c.done_at.is_(None)).limit(MAX).subquery()
     row = connection.execute(sa.select(sa.func.count(), sa.func.min(some.c.created_at)).select_from(some)).one()
     owners = connection.execute(sa.select(shard.c.owner)).scalars().all()
-    return Lag(int(row[0]), row[1], sum(not owner for owner in owners), len(owners))
+    return CommandLag(int(row[0]), row[1], sum(not owner for owner in owners), len(owners))
 
 
 def shards(connection: sa.Connection) -> list[Row]:

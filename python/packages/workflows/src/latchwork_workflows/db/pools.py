@@ -12,7 +12,7 @@ from heapq import nsmallest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from latchwork_workflows.db.tables import IS_GOING, definition, definition_version, instance, pool, task
+from latchwork_workflows.db.tables import IS_GOING, definition, definition_version, pool, task, workflow_run
 from latchwork_workflows.keys import pools_of
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.pools import PoolSettings
@@ -24,7 +24,7 @@ _FIND = sa.select(pool).where(pool.c.name == sa.bindparam("name"))
 _FIND_LOCKED = _FIND.with_for_update()
 
 
-def every(connection: sa.Connection) -> list[PoolSettings]:
+def all_pools(connection: sa.Connection) -> list[PoolSettings]:
     """Return all pools, sorted by name."""
     return [PoolSettings.model_validate(row) for row in connection.execute(sa.select(pool).order_by(pool.c.name))]
 
@@ -35,7 +35,7 @@ def find(connection: sa.Connection, name: str, *, lock: bool = False) -> PoolSet
     return None if row is None else PoolSettings.model_validate(row)
 
 
-def ensure(connection: sa.Connection, names: Iterable[str]) -> None:
+def create_missing(connection: sa.Connection, names: Iterable[str]) -> None:
     """Create the pools that do not exist, with a size of 1."""
     rows = [{"name": name, "size": DEFAULT_SIZE, "admission": "suspend"} for name in sorted(set(names))]
     if rows:
@@ -43,7 +43,7 @@ def ensure(connection: sa.Connection, names: Iterable[str]) -> None:
         connection.execute(insert.on_conflict_do_nothing(index_elements=["name"]), rows)
 
 
-def put(connection: sa.Connection, settings: PoolSettings) -> bool:
+def save(connection: sa.Connection, settings: PoolSettings) -> bool:
     """Create or change a pool. Return whether it is new."""
     values = settings.model_dump()
     changed = connection.execute(sa.update(pool).where(pool.c.name == settings.name).values(**values)).rowcount
@@ -57,7 +57,7 @@ def remove(connection: sa.Connection, name: str) -> bool:
     return bool(connection.execute(sa.delete(pool).where(pool.c.name == name)).rowcount)
 
 
-def users(connection: sa.Connection) -> dict[str, list[str]]:
+def workflows_by_pool(connection: sa.Connection) -> dict[str, list[str]]:
     """Return the workflows whose newest version names each pool, as ``project.name``."""
     newest = sa.and_(
         definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
@@ -78,14 +78,14 @@ def users(connection: sa.Connection) -> dict[str, list[str]]:
 def active_count(connection: sa.Connection, project: str) -> int:
     """Return how many tasks of a project are queued for workers or running, in all shards."""
     of_project = sa.select(definition.c.code).where(definition.c.project == project)
-    active = _active_runs(instance.c.code.in_(of_project))
+    active = _active_runs(workflow_run.c.code.in_(of_project))
     chosen = sa.select(sa.func.count()).select_from(active).join(task, _is_of(active))
     states = task.c.state.in_([TaskState.SUBMITTED.value, TaskState.RUNNING.value])
     return int(connection.execute(chosen.where(states, task.c.queue_key.is_not(None))).scalar_one())
 
 
 def waiting_counts(connection: sa.Connection) -> dict[str, int]:
-    """Return how many queued tasks need a slot of each pool, by the pool's name in keys. Zeros are left out."""
+    """Return how many queued tasks need a slot of each pool, keyed by its name in the store. Zeros are left out."""
     found: dict[str, int] = {}
     for _, lane, _ in _queued(connection):
         for name in pools_of(lane):
@@ -93,16 +93,16 @@ def waiting_counts(connection: sa.Connection) -> dict[str, int]:
     return found
 
 
-def waiting(connection: sa.Connection, name: str, most: int) -> tuple[int, list[int]]:
-    """Return how many tasks wait for a slot, and the IDs of the first ``most``, in their order.
+def waiting_tasks(connection: sa.Connection, name: str, limit: int) -> tuple[int, list[int]]:
+    """Return how many tasks wait for a slot, and the IDs of the first ``limit``, in their order.
 
     Args:
         connection: A transaction.
-        name: The pool's name in keys.
-        most: How many IDs.
+        name: The pool's name in the store.
+        limit: How many IDs.
     """
     mine = [(sort_key, number) for number, lane, sort_key in _queued(connection) if name in pools_of(lane)]
-    return len(mine), [number for _, number in nsmallest(most, mine)]
+    return len(mine), [number for _, number in nsmallest(limit, mine)]
 
 
 def _queued(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
@@ -120,8 +120,13 @@ def _active_runs(*more: sa.ColumnElement[bool]) -> sa.CTE:
 
     Without the CTE, a database that expects few queued tasks would read all tasks of a long history.
     """
-    return sa.select(instance.c.id, instance.c.run).where(IS_GOING, *more).cte("going").prefix_with("MATERIALIZED")
+    return (
+        sa.select(workflow_run.c.id, workflow_run.c.round)
+        .where(IS_GOING, *more)
+        .cte("going")
+        .prefix_with("MATERIALIZED")
+    )
 
 
 def _is_of(active: sa.CTE) -> sa.ColumnElement[bool]:
-    return sa.and_(task.c.instance == active.c.id, task.c.run == active.c.run)
+    return sa.and_(task.c.run_id == active.c.id, task.c.round == active.c.round)

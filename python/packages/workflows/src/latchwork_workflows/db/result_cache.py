@@ -15,52 +15,52 @@ _TOGETHER = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CacheEntry:
     """Cached outputs of a task.
 
     Attributes:
-        instance: The instance of the task.
+        run: The run of the task.
         made_at: When the task succeeded, in seconds since the epoch.
         expires_at: When the entry expires.
         outputs: The outputs.
     """
 
-    instance: int
+    run_id: int
     made_at: float
     expires_at: float
     outputs: Mapping[str, Any]
 
 
-def find(connection: sa.Connection, keys: Iterable[str]) -> dict[str, Known]:
+def find(connection: sa.Connection, keys: Iterable[str]) -> dict[str, CacheEntry]:
     """Return the cached entries for these keys, including expired ones."""
-    found: dict[str, Known] = {}
+    found: dict[str, CacheEntry] = {}
     wanted = sorted(set(keys))
     for start in range(0, len(wanted), _TOGETHER):
         chosen = sa.select(result_cache).where(result_cache.c.key.in_(wanted[start : start + _TOGETHER]))
         for row in connection.execute(chosen):
-            found[row.key] = Known(row.instance, row.made_at, row.expires_at, row.outputs)
+            found[row.key] = CacheEntry(row.run_id, row.made_at, row.expires_at, row.outputs)
     return found
 
 
-def keep(connection: sa.Connection, made: Mapping[str, Known]) -> None:
+def save(connection: sa.Connection, entries: Mapping[str, CacheEntry]) -> None:
     """Write or replace entries. Writes in the order of the keys, so concurrent writers do not deadlock."""
-    if not made:
+    if not entries:
         return
     insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(result_cache)
-    changed = ("instance", "made_at", "expires_at", "outputs")
+    changed = ("run_id", "made_at", "expires_at", "outputs")
     upsert = insert.on_conflict_do_update(
         index_elements=["key"], set_={name: insert.excluded[name] for name in changed}
     )
     rows = [
         {"key": key, **{name: getattr(each, name) for name in changed[:3]}, "outputs": dict(each.outputs)}
-        for key, each in sorted(made.items())
+        for key, each in sorted(entries.items())
     ]
     connection.execute(upsert, rows)
 
 
-def forget(connection: sa.Connection, now: float, most: int = 500) -> int:
-    """Delete up to ``most`` expired entries. Return how many."""
-    old = sa.select(result_cache.c.key).where(result_cache.c.expires_at <= now).limit(most)
+def delete_expired(connection: sa.Connection, now: float, limit: int = 500) -> int:
+    """Delete up to ``limit`` expired entries. Return how many."""
+    old = sa.select(result_cache.c.key).where(result_cache.c.expires_at <= now).limit(limit)
     keys = list(connection.execute(old).scalars())
     for start in range(0, len(keys), _TOGETHER):
         part = result_cache.c.key.in_(keys[start : start + _TOGETHER])

@@ -22,11 +22,11 @@ from latchwork_workflows.db.tables import (
     definition,
     event,
     fire,
-    instance,
     schedule,
     shard,
     task,
     web_session,
+    workflow_run,
 )
 from latchwork_workflows.state.backfills import BackfillState
 
@@ -34,12 +34,12 @@ from latchwork_workflows.state.backfills import BackfillState
 ROWS = 500
 #: Runs of a backfill that has not ended are kept: it counts its dates, and failed ones may still be recovered.
 _GOING = (BackfillState.RUNNING.value, BackfillState.HELD.value, BackfillState.STOPPING.value)
-_COUNTED = instance.c.backfill.in_(sa.select(backfill.c.id).where(backfill.c.state.in_(_GOING)))
+_COUNTED = workflow_run.c.backfill.in_(sa.select(backfill.c.id).where(backfill.c.state.in_(_GOING)))
 _LOGS = "logs/"
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RunPage:
     """A page of runs of a workflow.
 
     Attributes:
@@ -60,7 +60,7 @@ def codes(connection: sa.Connection, *, with_fires_before: float | None = None) 
     return list(connection.execute(chosen).scalars())
 
 
-def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, after: int = 0) -> Page:
+def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, after: int = 0) -> RunPage:
     """Return runs of a workflow that ended before a time, except the newest ones.
 
     Reads few rows that are not old: only runs that took longer than later runs.
@@ -72,27 +72,37 @@ def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, 
         keep: The number of newest runs to keep, however old.
         after: Only runs with higher IDs.
     """
-    mine = instance.c.code == code
-    newest = sa.select(instance.c.id).where(mine).order_by(instance.c.id.desc()).offset(max(0, keep - 1)).limit(1)
+    mine = workflow_run.c.code == code
+    newest = (
+        sa.select(workflow_run.c.id).where(mine).order_by(workflow_run.c.id.desc()).offset(max(0, keep - 1)).limit(1)
+    )
     floor = connection.execute(newest).scalar()
     if floor is None:
-        return Page({}, None)
-    columns = (instance.c.id, instance.c.shard, instance.c.active, instance.c.created_at, instance.c.ended_at)
-    chosen = sa.select(*columns, _COUNTED.label("counted")).where(mine, instance.c.id > after, instance.c.id < floor)
-    rows = connection.execute(chosen.order_by(instance.c.id).limit(ROWS)).all()
-    of_newest_task = connection.execute(sa.select(task.c.instance).order_by(task.c.id.desc()).limit(1)).scalar()
+        return RunPage({}, None)
+    columns = (
+        workflow_run.c.id,
+        workflow_run.c.shard,
+        workflow_run.c.active,
+        workflow_run.c.created_at,
+        workflow_run.c.ended_at,
+    )
+    chosen = sa.select(*columns, _COUNTED.label("counted")).where(
+        mine, workflow_run.c.id > after, workflow_run.c.id < floor
+    )
+    rows = connection.execute(chosen.order_by(workflow_run.c.id).limit(ROWS)).all()
+    of_newest_task = connection.execute(sa.select(task.c.run_id).order_by(task.c.id.desc()).limit(1)).scalar()
     old: dict[int, list[int]] = {}
     for row in rows:
         is_over = not row.active and not row.counted and row.ended_at is not None
         if is_over and row.ended_at < before and row.id != of_newest_task:
             old.setdefault(row.shard, []).append(row.id)
     is_last = len(rows) < ROWS or rows[-1].created_at >= before
-    return Page(old, None if is_last else rows[-1].id)
+    return RunPage(old, None if is_last else rows[-1].id)
 
 
 def batches(connection: sa.Connection, ids: Sequence[int]) -> list[list[int]]:
     """Split runs into batches whose tasks fit into one transaction. A larger run gets its own batch."""
-    counted = sa.select(task.c.instance, sa.func.count()).where(task.c.instance.in_(ids)).group_by(task.c.instance)
+    counted = sa.select(task.c.run_id, sa.func.count()).where(task.c.run_id.in_(ids)).group_by(task.c.run_id)
     tasks = {row[0]: int(row[1]) for row in connection.execute(counted)}
     made: list[list[int]] = []
     size = ROWS
@@ -106,22 +116,22 @@ def batches(connection: sa.Connection, ids: Sequence[int]) -> list[list[int]]:
     return made
 
 
-def trim(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> int:
+def trim_history(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> int:
     """Delete part of the timeline and the earlier rounds of old runs. Return the number of deleted rows.
 
     Actions of users are kept as audit log.
     """
-    old = _still_old(connection, shard_id, ids, before)
+    old = _lock_old_runs(connection, shard_id, ids, before)
     if not old:
         return 0
-    told = sa.select(event.c.id).where(event.c.instance.in_(old), event.c.by == "").limit(ROWS)
-    earlier = sa.select(task.c.id).join(instance, instance.c.id == task.c.instance)
-    earlier = earlier.where(instance.c.id.in_(old), task.c.run < instance.c.run)
+    told = sa.select(event.c.id).where(event.c.run_id.in_(old), event.c.by == "").limit(ROWS)
+    earlier = sa.select(task.c.id).join(workflow_run, workflow_run.c.id == task.c.run_id)
+    earlier = earlier.where(workflow_run.c.id.in_(old), task.c.round < workflow_run.c.round)
     count = _delete(connection, event.c.id, told)
     return count + _delete(connection, task.c.id, earlier.limit(ROWS - count))
 
 
-def remove(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
+def delete_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
     """Delete runs with their tasks and attempts, and record that their logs are to be deleted. Return the deleted IDs.
 
     Args:
@@ -130,38 +140,38 @@ def remove(connection: sa.Connection, shard_id: int, ids: Sequence[int], before:
         ids: The IDs of the runs.
         before: Only runs that ended before this time. A run may have been rerun meanwhile.
     """
-    old = _still_old(connection, shard_id, ids, before)
+    old = _lock_old_runs(connection, shard_id, ids, before)
     if not old:
         return []
-    rows = connection.execute(sa.select(instance.c.id, instance.c.code).where(instance.c.id.in_(old))).all()
+    rows = connection.execute(sa.select(workflow_run.c.id, workflow_run.c.code).where(workflow_run.c.id.in_(old))).all()
     debts = [{"name": f"{_LOGS}{row.id}", "value": str(row.code)} for row in rows]
     connection.execute(sa.insert(about), debts)
-    connection.execute(sa.delete(instance).where(instance.c.id.in_(old)))
+    connection.execute(sa.delete(workflow_run).where(workflow_run.c.id.in_(old)))
     return old
 
 
-def _still_old(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
+def _lock_old_runs(connection: sa.Connection, shard_id: int, ids: Sequence[int], before: float) -> list[int]:
     """Lock the row of the shard and return the runs that have ended. The master locks that row first, so it waits."""
     connection.execute(sa.update(shard).where(shard.c.id == shard_id).values(seq=shard.c.seq))
-    chosen = sa.select(instance.c.id).where(instance.c.id.in_(ids), instance.c.shard == shard_id)
-    chosen = chosen.where(instance.c.active.is_(False), instance.c.ended_at < before)
-    chosen = chosen.where(sa.or_(instance.c.backfill.is_(None), sa.not_(_COUNTED)))
+    chosen = sa.select(workflow_run.c.id).where(workflow_run.c.id.in_(ids), workflow_run.c.shard == shard_id)
+    chosen = chosen.where(workflow_run.c.active.is_(False), workflow_run.c.ended_at < before)
+    chosen = chosen.where(sa.or_(workflow_run.c.backfill.is_(None), sa.not_(_COUNTED)))
     return list(connection.execute(chosen).scalars())
 
 
-def logs_left(connection: sa.Connection, most: int = ROWS) -> list[tuple[int, int]]:
+def pending_log_deletions(connection: sa.Connection, limit: int = ROWS) -> list[tuple[int, int]]:
     """Return the workflow and the run of logs that remain to be deleted."""
     chosen = sa.select(about.c.name, about.c.value).where(about.c.name.like(f"{_LOGS}%"))
-    rows = connection.execute(chosen.order_by(about.c.name).limit(most))
+    rows = connection.execute(chosen.order_by(about.c.name).limit(limit))
     return [(int(row.value), int(row.name.removeprefix(_LOGS))) for row in rows]
 
 
-def logs_gone(connection: sa.Connection, runs: Iterable[int]) -> None:
+def record_logs_deleted(connection: sa.Connection, runs: Iterable[int]) -> None:
     """Record that the logs of these runs are deleted."""
     connection.execute(sa.delete(about).where(about.c.name.in_([f"{_LOGS}{each}" for each in runs])))
 
 
-def remove_commands(connection: sa.Connection, before: float, after: int = 0) -> tuple[int, int | None]:
+def delete_commands(connection: sa.Connection, before: float, after: int = 0) -> tuple[int, int | None]:
     """Delete commands that were done before a time. Return how many, and the ID to continue after (None: no more)."""
     columns = (command.c.id, command.c.created_at, command.c.done_at)
     rows = connection.execute(
@@ -174,7 +184,7 @@ def remove_commands(connection: sa.Connection, before: float, after: int = 0) ->
     return len(old), None if is_last else page[-1].id
 
 
-def remove_fires(connection: sa.Connection, code: int, before: float) -> int:
+def delete_fires(connection: sa.Connection, code: int, before: float) -> int:
     """Delete fire times that can no longer be started. Return how many, at most ``ROWS``.
 
     Args:
@@ -193,19 +203,19 @@ def remove_fires(connection: sa.Connection, code: int, before: float) -> int:
     return len(times)
 
 
-def remove_events(connection: sa.Connection, before: float) -> int:
+def delete_events(connection: sa.Connection, before: float) -> int:
     """Delete events before a time. Return how many, at most ``ROWS``."""
     newest = sa.select(sa.func.max(event.c.id)).scalar_subquery()
     old = sa.select(event.c.id).where(event.c.at < before, event.c.id != newest).order_by(event.c.at).limit(ROWS)
     return _delete(connection, event.c.id, old)
 
 
-def remove_sessions(connection: sa.Connection, before: float) -> int:
+def delete_sessions(connection: sa.Connection, before: float) -> int:
     """Delete expired sessions and sign-in links."""
     return int(connection.execute(sa.delete(web_session).where(web_session.c.expires_at < before)).rowcount)
 
 
-def give_back(connection: sa.Connection, *, keep_pages: int = 1000) -> int:
+def shrink_database(connection: sa.Connection, *, keep_pages: int = 1000) -> int:
     """Return free pages of a SQLite file to the file system, at most ``ROWS``. Return how many.
 
     Args:

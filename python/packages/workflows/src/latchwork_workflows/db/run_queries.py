@@ -1,4 +1,4 @@
-"""Read-only queries for instances, their tasks and attempts."""
+"""Read-only queries for runs, their tasks and attempts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from latchwork.spi import MAX_WHOLE
-from latchwork_workflows.db.tables import attempt, command, definition, event, instance, task
+from latchwork_workflows.db.tables import attempt, command, definition, event, task, workflow_run
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
 #: Up to so many workflows are queried one by one.
-_MOST_CODES = 200
+_MAX_CODES = 200
 #: The largest possible ID.
-MOST_ID = MAX_WHOLE
+MAX_ID = MAX_WHOLE
 
-_INSTANCE = sa.select(
-    *instance.c,
+_RUN = sa.select(
+    *workflow_run.c,
     definition.c.project,
     definition.c.name,
-).join(definition, definition.c.code == instance.c.code)
+).join(definition, definition.c.code == workflow_run.c.code)
 
 
 #: The name of a task. Elements of maps include their index.
@@ -32,56 +32,60 @@ _NAME = sa.case(
 #: All columns of a task, with its full name.
 TASK = tuple(_NAME if each is task.c.name else each for each in task.c)
 #: Attempts, with the names and rounds of their tasks.
-_ATTEMPT = sa.select(*attempt.c, _NAME, task.c.run).join(task, task.c.id == attempt.c.task)
+_ATTEMPT = sa.select(*attempt.c, _NAME, task.c.round).join(task, task.c.id == attempt.c.task)
 
 
-def find(connection: sa.Connection, instance_id: int) -> Row | None:
-    """Return an instance with the name of its workflow, or None."""
-    return connection.execute(_INSTANCE.where(instance.c.id == instance_id)).first()
+def find_run(connection: sa.Connection, run_id: int) -> Row | None:
+    """Return a run with the name of its workflow, or None."""
+    return connection.execute(_RUN.where(workflow_run.c.id == run_id)).first()
 
 
-def newest(
+def newest_runs(
     connection: sa.Connection,
     *,
     codes: Collection[int] | None = None,
     state: str = "",
     before: int | None = None,
-    most: int = 50,
+    limit: int = 50,
 ) -> list[Row]:
-    """Return the newest instances.
+    """Return the newest runs.
 
     Args:
         connection: A transaction.
         codes: Only of these workflows. None: of all.
         state: Only in this state. Empty: in any.
         before: Only with lower IDs.
-        most: The maximum number of instances.
+        limit: The maximum number of runs.
     """
     if codes is None:
-        ids = list(connection.execute(_ids(before, state).order_by(instance.c.id.desc()).limit(most)).scalars())
+        ids = list(
+            connection.execute(_ids_query(before, state).order_by(workflow_run.c.id.desc()).limit(limit)).scalars()
+        )
     else:
-        ids = _of_codes(connection, sorted(codes), before, state, most)
-    return by_id(connection, ids)
+        ids = _newest_ids(connection, sorted(codes), before, state, limit)
+    return runs_by_id(connection, ids)
 
 
-def _of_codes(connection: sa.Connection, codes: Sequence[int], before: int | None, state: str, most: int) -> list[int]:
+def _newest_ids(
+    connection: sa.Connection, codes: Sequence[int], before: int | None, state: str, limit: int
+) -> list[int]:
     """Return the newest IDs of each workflow from its index, merged, so that no scan skips most of its rows.
 
     For very many workflows it is a single scan, because then most rows belong to one of them.
     """
-    chosen = _ids(before, state).limit(most)
+    chosen = _ids_query(before, state).limit(limit)
     found: list[int] = []
-    if len(codes) > _MOST_CODES:
-        chosen = chosen.where((instance.c.code + 0).in_(codes)).order_by(instance.c.id.desc())
+    if len(codes) > _MAX_CODES:
+        chosen = chosen.where((workflow_run.c.code + 0).in_(codes)).order_by(workflow_run.c.id.desc())
         found += connection.execute(chosen).scalars()
         return found
-    mine = _of_code(connection, chosen, state)
+    mine = _newest_of_workflow(connection, chosen, state)
     for code in codes:
         found += connection.execute(mine, {"of_code": code}).scalars()
-    return sorted(found, reverse=True)[:most]
+    return sorted(found, reverse=True)[:limit]
 
 
-def _of_code(connection: sa.Connection, chosen: sa.Select[Any], state: str = "") -> sa.Select[Any]:
+def _newest_of_workflow(connection: sa.Connection, query: sa.Select[Any], state: str = "") -> sa.Select[Any]:
     """Return the query for one workflow, ``of_code``, newest first.
 
     For a workflow that has about one row in ten, PostgreSQL would scan backwards by ID through all newer rows of other
@@ -90,82 +94,90 @@ def _of_code(connection: sa.Connection, chosen: sa.Select[Any], state: str = "")
     """
     code = sa.bindparam("of_code", type_=sa.BigInteger())
     if connection.dialect.name == "sqlite":
-        return chosen.where(instance.c.code == code).order_by(instance.c.id.desc())
-    same = [(instance.c.state, sa.literal(state))] if state else []
-    index = [(instance.c.code, code), *same, (instance.c.id, None)]
+        return query.where(workflow_run.c.code == code).order_by(workflow_run.c.id.desc())
+    same = [(workflow_run.c.state, sa.literal(state))] if state else []
+    index = [(workflow_run.c.code, code), *same, (workflow_run.c.id, None)]
     place = sa.tuple_(*(column for column, _ in index))
-    least, most = (
+    least, limit = (
         sa.tuple_(*(sa.literal(end, sa.BigInteger()) if each is None else each for _, each in index))
-        for end in (0, MOST_ID)
+        for end in (0, MAX_ID)
     )
-    return chosen.where(place >= least, place <= most).order_by(*(column.desc() for column, _ in index))
+    return query.where(place >= least, place <= limit).order_by(*(column.desc() for column, _ in index))
 
 
-def _ids(before: int | None, state: str) -> sa.Select[Any]:
-    chosen = sa.select(instance.c.id)
+def _ids_query(before: int | None, state: str) -> sa.Select[Any]:
+    chosen = sa.select(workflow_run.c.id)
     if state:
-        chosen = chosen.where(instance.c.state == state)
-    return chosen if before is None else chosen.where(instance.c.id < before)
+        chosen = chosen.where(workflow_run.c.state == state)
+    return chosen if before is None else chosen.where(workflow_run.c.id < before)
 
 
-def by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row]:
-    """Return these instances, newest first. Unknown IDs are left out."""
+def runs_by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row]:
+    """Return these runs, newest first. Unknown IDs are left out."""
     if not ids:
         return []
-    return list(connection.execute(_INSTANCE.where(instance.c.id.in_(ids)).order_by(instance.c.id.desc())).all())
+    return list(connection.execute(_RUN.where(workflow_run.c.id.in_(ids)).order_by(workflow_run.c.id.desc())).all())
 
 
-def recent(connection: sa.Connection, codes: Iterable[int], most: int) -> dict[int, list[Row]]:
-    """Return the newest instances of each of these workflows, by code."""
-    columns = (instance.c.id, instance.c.code, instance.c.state, instance.c.schedule_time, instance.c.created_at)
-    of_code = _of_code(connection, sa.select(*columns)).limit(most)
+def recent_runs(connection: sa.Connection, codes: Iterable[int], limit: int) -> dict[int, list[Row]]:
+    """Return the newest runs of each of these workflows, by code."""
+    columns = (
+        workflow_run.c.id,
+        workflow_run.c.code,
+        workflow_run.c.state,
+        workflow_run.c.schedule_time,
+        workflow_run.c.created_at,
+    )
+    of_code = _newest_of_workflow(connection, sa.select(*columns)).limit(limit)
     return {code: list(connection.execute(of_code, {"of_code": code}).all()) for code in codes}
 
 
-def tasks(connection: sa.Connection, instance_id: int, run: int) -> list[Row]:
+def tasks_of_run(connection: sa.Connection, run_id: int, round_number: int) -> list[Row]:
     """Return the tasks of a run, in the order of creation, at most 5,000."""
-    chosen = sa.select(*TASK).where(task.c.instance == instance_id, task.c.run == run)
+    chosen = sa.select(*TASK).where(task.c.run_id == run_id, task.c.round == round_number)
     return list(connection.execute(chosen.order_by(task.c.id).limit(5000)).all())
 
 
 def task_states(connection: sa.Connection, ids: Collection[int], names: Collection[str]) -> dict[tuple[int, str], Row]:
-    """Return the tasks with these names in the current runs of these instances, by instance and name."""
+    """Return the tasks with these names in the current runs of these runs, by run and name."""
     if not ids or not names:
         return {}
-    now = sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run)
-    chosen = sa.select(task.c.id, task.c.instance, task.c.name, task.c.state, task.c.n).join(instance, now)
-    chosen = chosen.where(task.c.instance.in_(ids), task.c.name.in_(names), task.c.map_index == -1)
-    return {(row.instance, row.name): row for row in connection.execute(chosen)}
+    now = sa.and_(workflow_run.c.id == task.c.run_id, workflow_run.c.round == task.c.round)
+    chosen = sa.select(task.c.id, task.c.run_id, task.c.name, task.c.state, task.c.n).join(workflow_run, now)
+    chosen = chosen.where(task.c.run_id.in_(ids), task.c.name.in_(names), task.c.map_index == -1)
+    return {(row.run_id, row.name): row for row in connection.execute(chosen)}
 
 
 def find_task(connection: sa.Connection, task_id: int) -> Row | None:
-    """Return a task with the workflow of its instance, or None."""
+    """Return a task with the workflow of its run, or None."""
     columns = (
-        instance.c.code,
-        instance.c.version,
-        instance.c.shard,
+        workflow_run.c.code,
+        workflow_run.c.version,
+        workflow_run.c.shard,
         definition.c.project,
-        instance.c.run.label("newest_run"),
+        workflow_run.c.round.label("newest_round"),
     )
     chosen = sa.select(*TASK, definition.c.name.label("workflow"), *columns)
-    chosen = chosen.join(instance, instance.c.id == task.c.instance).join(
-        definition, definition.c.code == instance.c.code
+    chosen = chosen.join(workflow_run, workflow_run.c.id == task.c.run_id).join(
+        definition, definition.c.code == workflow_run.c.code
     )
     return connection.execute(chosen.where(task.c.id == task_id)).first()
 
 
-def attempts(connection: sa.Connection, instance_id: int, *, run: int | None = None, most: int = 2000) -> list[Row]:
-    """Return the attempts of an instance with the names of their tasks, latest start first."""
-    chosen = _ATTEMPT.where(task.c.instance == instance_id)
-    if run is not None:
-        chosen = chosen.where(task.c.run == run)
-    return list(connection.execute(chosen.order_by(attempt.c.started_at.desc(), attempt.c.task).limit(most)).all())
+def attempts_of_run(
+    connection: sa.Connection, run_id: int, *, round_number: int | None = None, limit: int = 2000
+) -> list[Row]:
+    """Return the attempts of a run with the names of their tasks, latest start first."""
+    chosen = _ATTEMPT.where(task.c.run_id == run_id)
+    if round_number is not None:
+        chosen = chosen.where(task.c.round == round_number)
+    return list(connection.execute(chosen.order_by(attempt.c.started_at.desc(), attempt.c.task).limit(limit)).all())
 
 
-def attempts_of_task(connection: sa.Connection, task_id: int, most: int = 200) -> list[Row]:
+def attempts_of_task(connection: sa.Connection, task_id: int, limit: int = 200) -> list[Row]:
     """Return the attempts of a task, newest first."""
     chosen = _ATTEMPT.where(attempt.c.task == task_id)
-    return list(connection.execute(chosen.order_by(attempt.c.n.desc(), attempt.c.claim.desc()).limit(most)).all())
+    return list(connection.execute(chosen.order_by(attempt.c.n.desc(), attempt.c.claim.desc()).limit(limit)).all())
 
 
 def find_attempt(connection: sa.Connection, task_id: int, n: int, claim: int) -> Row | None:
@@ -179,29 +191,27 @@ def find_command(connection: sa.Connection, command_id: int) -> Row | None:
     return connection.execute(sa.select(*command.c).where(command.c.id == command_id)).first()
 
 
-def open_commands(connection: sa.Connection, instance_id: int) -> list[Row]:
-    """Return the commands of an instance that are open or have failed, newest first, at most 20."""
-    asked = sa.select(*command.c).where(command.c.instance == instance_id)
+def open_commands(connection: sa.Connection, run_id: int) -> list[Row]:
+    """Return the commands of a run that are open or have failed, newest first, at most 20."""
+    asked = sa.select(*command.c).where(command.c.run_id == run_id)
     asked = asked.where(sa.or_(command.c.done_at.is_(None), command.c.error.is_not(None)))
     return list(connection.execute(asked.order_by(command.c.id.desc()).limit(20)).all())
 
 
-def fingerprint(connection: sa.Connection, instance_id: int) -> tuple[Any, ...]:
-    """Return a value that differs whenever an instance has changed."""
+def fingerprint(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
+    """Return a value that differs whenever a run has changed."""
     row = connection.execute(
-        sa.select(instance.c.state, instance.c.run, instance.c.ended_at, instance.c.wake_at).where(
-            instance.c.id == instance_id
+        sa.select(workflow_run.c.state, workflow_run.c.round, workflow_run.c.ended_at, workflow_run.c.wake_at).where(
+            workflow_run.c.id == run_id
         )
     ).first()
-    of_tasks = sa.select(sa.func.max(task.c.changed_at), sa.func.max(task.c.id)).where(task.c.instance == instance_id)
+    of_tasks = sa.select(sa.func.max(task.c.changed_at), sa.func.max(task.c.id)).where(task.c.run_id == run_id)
     running = (
         sa.select(sa.func.max(attempt.c.started_at), sa.func.max(attempt.c.ended_at))
         .join(task, task.c.id == attempt.c.task)
-        .where(task.c.instance == instance_id)
+        .where(task.c.run_id == run_id)
     )
-    newest_event = sa.select(sa.func.max(event.c.id)).where(event.c.instance == instance_id)
-    asked = sa.select(sa.func.max(command.c.id), sa.func.max(command.c.done_at)).where(
-        command.c.instance == instance_id
-    )
+    newest_event = sa.select(sa.func.max(event.c.id)).where(event.c.run_id == run_id)
+    asked = sa.select(sa.func.max(command.c.id), sa.func.max(command.c.done_at)).where(command.c.run_id == run_id)
     parts = [connection.execute(each).first() for each in (of_tasks, running, newest_event, asked)]
     return (tuple(row) if row else None, *(tuple(each) if each else None for each in parts))

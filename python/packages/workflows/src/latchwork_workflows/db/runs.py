@@ -1,4 +1,4 @@
-"""Instances and tasks in the database: read as input of ``advance``, and updated with its changes.
+"""Runs and tasks in the database: read as input of ``advance``, and updated with its changes.
 
 Writers hold the guard of the shard in the same transaction.
 """
@@ -11,18 +11,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db.tables import IS_ACTIVE, event, instance, task
+from latchwork_workflows.db.tables import IS_ACTIVE, event, task, workflow_run
 from latchwork_workflows.model.model import PRIORITIES
-from latchwork_workflows.state import Instance, InstanceState, Task, TaskState, base_of, element, index_of
+from latchwork_workflows.state import RunState, TaskRun, TaskState, WorkflowRun, base_of, element, index_of
 from latchwork_workflows.state.records import DONE, FAILED, OVER
 
-_NOT_BEGUN = OVER | {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}
-#: Tasks in these states are not killed with their instance.
+_NOT_BEGUN = OVER | {RunState.SUBMITTED, RunState.SERIAL_WAIT}
+#: Tasks in these states are not killed with their run.
 _ENDED = sorted(each.value for each in DONE | FAILED | {TaskState.WAITING})
 #: The maximum number of variables in one statement of SQLite.
 _TOGETHER = 500
 # Frequent statements are built once: building one costs several times as much as executing it.
-_INSTANCE = ("state", "active", "run", "ending", "warn_at", "wake_at", "dry", "fresh")
+_RUN = ("state", "active", "round", "ending", "warn_at", "wake_at", "dry", "fresh")
 _TASK = ("state", "n", "failures", "wake_at", "forced_after", "until", "cut", "chosen", "changed_at")
 _NULL_JSON = sa.JSON(none_as_null=True)
 _CHANGE = (
@@ -40,9 +40,9 @@ _TELL = sa.insert(event)
 
 
 def _updating(*more: str) -> sa.Update:
-    names = (*_INSTANCE, *more)
-    mine = instance.c.id == sa.bindparam("_id")
-    return sa.update(instance).where(mine).values(**{name: sa.bindparam(name) for name in names})
+    names = (*_RUN, *more)
+    mine = workflow_run.c.id == sa.bindparam("_id")
+    return sa.update(workflow_run).where(mine).values(**{name: sa.bindparam(name) for name in names})
 
 
 _UPDATES: dict[tuple[str, ...], sa.Update] = {
@@ -51,11 +51,11 @@ _UPDATES: dict[tuple[str, ...], sa.Update] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """An instance, with its columns besides the state.
+class StoredRun:
+    """A run, with its columns besides the state.
 
     Attributes:
-        id: The ID of the instance.
+        id: The ID of the run.
         code: The code of its workflow.
         version: The version that it was started with.
         priority: 0, the highest, to 4.
@@ -78,7 +78,7 @@ class Stored:
     priority: int
     schedule_time: float
     params: Mapping[str, Any]
-    known: Instance
+    known: WorkflowRun
     ids: Mapping[str, int] = field(default_factory=dict)
     queue_keys: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -88,57 +88,59 @@ class Stored:
 
 
 def create(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
-    """Create an instance and return its ID. ``fields`` are further columns, with ``priority`` as a word."""
-    row = {"state": InstanceState.SUBMITTED.value, "active": True, "shard": shard, "code": code, "version": version}
+    """Create a run and return its ID. ``fields`` are further columns, with ``priority`` as a word."""
+    row = {"state": RunState.SUBMITTED.value, "active": True, "shard": shard, "code": code, "version": version}
     fields["priority"] = PRIORITIES.index(fields.get("priority", "medium"))
-    made = sa.insert(instance).values(**row, **fields).returning(instance.c.id)
+    made = sa.insert(workflow_run).values(**row, **fields).returning(workflow_run.c.id)
     return int(connection.execute(made).scalar_one())
 
 
-def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, Stored]:
-    """Return instances with the tasks of their current runs, by ID.
+def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, StoredRun]:
+    """Return runs with the tasks of their current runs, by ID.
 
-    Unknown instances and those of other shards are left out.
+    Unknown runs and those of other shards are left out.
     """
-    found: dict[int, Stored] = {}
+    found: dict[int, StoredRun] = {}
     for start in range(0, len(ids), _TOGETHER):
         part = ids[start : start + _TOGETHER]
-        chosen = sa.select(instance).where(instance.c.id.in_(part))
-        rows = connection.execute(chosen if shard is None else chosen.where(instance.c.shard == shard)).all()
-        of_run = sa.select(task).join(instance, sa.and_(task.c.instance == instance.c.id, task.c.run == instance.c.run))
-        tasks = connection.execute(of_run.where(instance.c.id.in_(part)).order_by(task.c.id)).all()
-        by_instance: dict[int, list[Any]] = {}
+        chosen = sa.select(workflow_run).where(workflow_run.c.id.in_(part))
+        rows = connection.execute(chosen if shard is None else chosen.where(workflow_run.c.shard == shard)).all()
+        of_run = sa.select(task).join(
+            workflow_run, sa.and_(task.c.run_id == workflow_run.c.id, task.c.round == workflow_run.c.round)
+        )
+        tasks = connection.execute(of_run.where(workflow_run.c.id.in_(part)).order_by(task.c.id)).all()
+        by_run: dict[int, list[Any]] = {}
         for each in tasks:
-            by_instance.setdefault(each.instance, []).append(each)
-        found.update((row.id, _stored(row, by_instance.get(row.id, []))) for row in rows)
+            by_run.setdefault(each.run_id, []).append(each)
+        found.update((row.id, _stored(row, by_run.get(row.id, []))) for row in rows)
     return found
 
 
-def active(connection: sa.Connection, shard: int) -> list[int]:
-    """Return the active instances of a shard, oldest first."""
-    chosen = sa.select(instance.c.id).where(instance.c.shard == shard, IS_ACTIVE).order_by(instance.c.id)
+def active_runs(connection: sa.Connection, shard: int) -> list[int]:
+    """Return the active runs of a shard, oldest first."""
+    chosen = sa.select(workflow_run.c.id).where(workflow_run.c.shard == shard, IS_ACTIVE).order_by(workflow_run.c.id)
     return list(connection.execute(chosen).scalars())
 
 
-def due(connection: sa.Connection, shard: int, now: float) -> list[int]:
-    """Return the instances of a shard that are due for a decision."""
-    chosen = sa.select(instance.c.id).where(instance.c.shard == shard, instance.c.wake_at <= now)
-    return list(connection.execute(chosen.order_by(instance.c.wake_at)).scalars())
+def due_runs(connection: sa.Connection, shard: int, now: float) -> list[int]:
+    """Return the runs of a shard that are due for a decision."""
+    chosen = sa.select(workflow_run.c.id).where(workflow_run.c.shard == shard, workflow_run.c.wake_at <= now)
+    return list(connection.execute(chosen.order_by(workflow_run.c.wake_at)).scalars())
 
 
-def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
+def _stored(row: Any, tasks: Iterable[Any]) -> StoredRun:
     rows = list(tasks)
     names = {each.id: element(each.name, each.map_index) for each in rows}
-    known = Instance(
-        InstanceState(row.state),
+    known = WorkflowRun(
+        RunState(row.state),
         {names[each.id]: _task(each) for each in rows},
-        row.run,
+        row.round,
         row.ending,
         row.warn_at,
         row.dry,
         row.fresh,
     )
-    return Stored(
+    return StoredRun(
         row.id,
         row.code,
         row.version,
@@ -155,41 +157,41 @@ def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
     )
 
 
-def _task(row: Any) -> Task:
+def _task(row: Any) -> TaskRun:
     state = TaskState(row.state)
     held = state is TaskState.RUNNING and row.queue_key is None  # it was never queued
     chosen = None if row.chosen is None else tuple(row.chosen)
-    return Task(state, row.n, row.failures, row.wake_at, row.forced_after, held, row.until, row.cut, chosen)
+    return TaskRun(state, row.n, row.failures, row.wake_at, row.forced_after, held, row.until, row.cut, chosen)
 
 
 def save(
     connection: sa.Connection,
-    before: Stored,
-    after: Instance,
+    before: StoredRun,
+    after: WorkflowRun,
     now: float,
     *,
     queue_keys: Mapping[str, str] | None = None,
     outputs: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, int]:
-    """Write the changes of an instance. Return the IDs of its task rows.
+    """Write the changes of a run. Return the IDs of its task rows.
 
     Args:
         connection: A transaction that the guard of the shard has begun.
-        before: The stored instance, read in this transaction or known to be current.
+        before: The stored run, read in this transaction or known to be current.
         after: The new state.
         now: Seconds since the epoch.
         queue_keys: The partition and sort key of tasks that are now submitted.
         outputs: The outputs of tasks that have now ended.
     """
-    _save_instance(connection, before, after, now)
+    _save_run(connection, before, after, now)
     changed = after.changed_since(before.known)
     keys, ended = queue_keys or {}, outputs or {}
-    is_new_run = after.run != before.known.run
+    is_new_run = after.round != before.known.round
     ids = {} if is_new_run else dict(before.ids)
     new = [name for name in (after.tasks if is_new_run else changed) if name not in ids]
     old = [name for name in changed if name in ids]
     if new:
-        ids.update(_made(connection, before.id, after, new, now, keys))
+        ids.update(_insert_tasks(connection, before.id, after, new, now, keys))
         if done := [{"_id": ids[name], "_outputs": ended[name]} for name in new if name in ended]:
             connection.execute(_OUTPUTS, done)
     if old:
@@ -198,82 +200,87 @@ def save(
                 "_id": ids[name],
                 "_key": keys.get(name),
                 "_outputs": ended.get(name),
-                **_columns(after.tasks[name], now),
+                **_task_columns(after.tasks[name], now),
             }
             for name in old
         ]
         connection.execute(_CHANGE, rows)
-    _tell(connection, before.id, after, now)
+    _record_facts(connection, before.id, after, now)
     return ids
 
 
-def _made(  # noqa: PLR0917 - one caller
-    connection: sa.Connection, number: int, after: Instance, names: Iterable[str], now: float, keys: Mapping[str, str]
+def _insert_tasks(  # noqa: PLR0917 - one caller
+    connection: sa.Connection,
+    run_id: int,
+    after: WorkflowRun,
+    names: Iterable[str],
+    now: float,
+    keys: Mapping[str, str],
 ) -> dict[str, int]:
     """Insert rows for tasks that have none in this run. Return their IDs, by name."""
     rows = [
         {
-            "instance": number,
-            "run": after.run,
+            "run_id": run_id,
+            "round": after.round,
             "name": base_of(name),
             "map_index": index_of(name),
             "queue_key": keys.get(name),
-            **_columns(after.tasks[name], now),
+            **_task_columns(after.tasks[name], now),
         }
         for name in names
     ]
     return {element(each.name, each.map_index): each.id for each in connection.execute(_MAKE, rows)}
 
 
-def _save_instance(connection: sa.Connection, before: Stored, after: Instance, now: float) -> None:
-    """Update the row of the instance if it has changed."""
+def _save_run(connection: sa.Connection, before: StoredRun, after: WorkflowRun, now: float) -> None:
+    """Update the row of the run if it has changed."""
     is_over = after.state in OVER
-    values = _values(after)
+    values = _run_columns(after)
     more: dict[str, Any] = {}
     if is_over and before.known.state not in OVER:
         more = {"ended_at": now}
-    elif not is_over and after.state is not InstanceState.SERIAL_WAIT and before.known.state in _NOT_BEGUN:
+    elif not is_over and after.state is not RunState.SERIAL_WAIT and before.known.state in _NOT_BEGUN:
         more = {"ended_at": None, "started_at": now}
-    if more or values != _values(before.known):
+    if more or values != _run_columns(before.known):
         connection.execute(_UPDATES[tuple(more)], {"_id": before.id, **values, **more})
 
 
-def end(connection: sa.Connection, number: int, now: float) -> None:
-    """End an instance as a failure and kill its open tasks, even if its other columns are invalid."""
-    mine = sa.update(instance).where(instance.c.id == number)
-    ended = {"state": InstanceState.FAILURE.value, "active": False, "ending": "", "warn_at": None, "wake_at": None}
+def end_as_failure(connection: sa.Connection, run_id: int, now: float) -> None:
+    """End a run as a failure and kill its open tasks, even if its other columns are invalid."""
+    mine = sa.update(workflow_run).where(workflow_run.c.id == run_id)
+    ended = {"state": RunState.FAILURE.value, "active": False, "ending": "", "warn_at": None, "wake_at": None}
     connection.execute(mine.values(**ended, ended_at=now))
-    of_run = sa.select(instance.c.run).where(instance.c.id == number).scalar_subquery()
-    open_ = sa.and_(task.c.instance == number, task.c.run == of_run, task.c.state.not_in(_ENDED))
+    of_run = sa.select(workflow_run.c.round).where(workflow_run.c.id == run_id).scalar_subquery()
+    open_ = sa.and_(task.c.run_id == run_id, task.c.round == of_run, task.c.state.not_in(_ENDED))
     killed = {"state": TaskState.KILLED.value, "wake_at": None, "until": None, "changed_at": now}
     connection.execute(sa.update(task).where(open_).values(**killed))
-    connection.execute(_TELL, [{"at": now, "instance": number, "task": "", "kind": "failure", "details": None}])
+    connection.execute(_TELL, [{"at": now, "run_id": run_id, "task": "", "kind": "failure", "details": None}])
 
 
-def outline(connection: sa.Connection, number: int, *, shard: int) -> Stored | None:
-    """Return the readable part of an instance that ``load`` cannot read: no parameters, outputs or unknown states."""
-    plain = [each for each in instance.c if not isinstance(each.type, sa.JSON)]
-    chosen = sa.select(*plain).where(instance.c.id == number, instance.c.shard == shard)
+def load_readable_part(connection: sa.Connection, run_id: int, *, shard: int) -> StoredRun | None:
+    """Return the readable part of a run that ``load`` cannot read: no parameters, outputs or unknown states."""
+    plain = [each for each in workflow_run.c if not isinstance(each.type, sa.JSON)]
+    chosen = sa.select(*plain).where(workflow_run.c.id == run_id, workflow_run.c.shard == shard)
     row = connection.execute(chosen).first()
     if row is None:
         return None
-    of_run = sa.and_(task.c.instance == number, task.c.run == row.run)
+    of_run = sa.and_(task.c.run_id == run_id, task.c.round == row.round)
     columns = (task.c.id, task.c.name, task.c.map_index, task.c.state, task.c.n, task.c.queue_key)
     rows = connection.execute(sa.select(*columns).where(of_run).order_by(task.c.id)).all()
-    states, names = {each.value: each for each in TaskState}, {each.value: each for each in InstanceState}
+    states, names = {each.value: each for each in TaskState}, {each.value: each for each in RunState}
     tasks = {}
     for each in rows:
         state = states.get(each.state, TaskState.KILLED)
         held = state is TaskState.RUNNING and each.queue_key is None
-        tasks[element(each.name, each.map_index)] = Task(state, each.n, held=held)
-    return Stored(
+        tasks[element(each.name, each.map_index)] = TaskRun(state, each.n, held=held)
+    return StoredRun(
         row.id,
         row.code,
         row.version,
         row.priority,
         row.schedule_time,
         {},
-        Instance(names.get(row.state, InstanceState.RUNNING), tasks, row.run, dry=row.dry, fresh=row.fresh),
+        WorkflowRun(names.get(row.state, RunState.RUNNING), tasks, row.round, dry=row.dry, fresh=row.fresh),
         {element(each.name, each.map_index): each.id for each in rows},
         {element(each.name, each.map_index): each.queue_key for each in rows if each.queue_key},
         parent=row.parent_task,
@@ -282,11 +289,11 @@ def outline(connection: sa.Connection, number: int, *, shard: int) -> Stored | N
     )
 
 
-def _values(known: Instance) -> dict[str, Any]:
+def _run_columns(known: WorkflowRun) -> dict[str, Any]:
     return {
         "state": known.state.value,
         "active": known.state not in OVER,
-        "run": known.run,
+        "round": known.round,
         "ending": known.ending,
         "warn_at": known.warn_at,
         "wake_at": known.wake_at,
@@ -295,25 +302,25 @@ def _values(known: Instance) -> dict[str, Any]:
     }
 
 
-def _columns(known: Task, now: float) -> dict[str, Any]:
+def _task_columns(known: TaskRun, now: float) -> dict[str, Any]:
     return {
         "state": known.state.value,
         "n": known.n,
         "failures": known.failures,
         "wake_at": known.wake_at,
         "forced_after": known.forced_after,
-        "until": known.until,
-        "cut": known.cut,
+        "until": known.fails_at,
+        "cut": known.is_cut,
         "chosen": None if known.chosen is None else list(known.chosen),
         "changed_at": now,
     }
 
 
-def _tell(connection: sa.Connection, instance_id: int, after: Instance, now: float) -> None:
+def _record_facts(connection: sa.Connection, run_id: int, after: WorkflowRun, now: float) -> None:
     rows = [
         {
             "at": now,
-            "instance": instance_id,
+            "run_id": run_id,
             "task": fact.task,
             "kind": fact.kind,
             "details": {"n": fact.n} if fact.n else None,

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork.schedules import Cron, Fired, next_step
-from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.commands import CommandType, send_command
 from latchwork_workflows.db.tables import definition, fire, schedule
 
 #: The requester of runs that a schedule starts.
@@ -22,8 +22,8 @@ BY_SCHEDULE = "schedule"
 def ahead_text(ahead_s: float) -> str:
     """Return the sentence about a schedule whose cursor lies in the future."""
     return (
-        f"its fire times are settled {ahead_s:.0f} s into the future, because a clock was ahead: it starts nothing "
-        "until then; check the clocks of the masters, then switch it off and on again"
+        f"its fire times are settled {ahead_s:.0f} s into the future, because a clock was ahead, and it starts "
+        "nothing until then; check the clocks of the masters, then disable and enable it"
     )
 
 
@@ -104,13 +104,13 @@ _ROWS = sa.select(*_COLUMNS).join(definition, definition.c.code == schedule.c.co
 _OF_SHARD = _ROWS.where(schedule.c.shard == sa.bindparam("shard"))
 
 
-def rows(connection: sa.Connection, shard: int | None = None) -> list[ScheduleRow]:
+def load_schedules(connection: sa.Connection, shard: int | None = None) -> list[ScheduleRow]:
     """Return the schedules of a shard, or all, sorted by code."""
     found = connection.execute(_ROWS) if shard is None else connection.execute(_OF_SHARD, {"shard": shard})
     return [ScheduleRow(**row) for row in found.mappings()]
 
 
-def start(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
+def start_fire(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
     """Start a fire time: write its row, its command and the cursor. Return the ID of the command.
 
     Returns:
@@ -123,7 +123,7 @@ def start(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
     if connection.execute(made).first() is None:
         return None
     args = {"code": row.code, "version": row.version, "schedule_time": at}
-    asked = ask(connection, CommandType.TIMER, shard_id=row.shard, args=args, by=BY_SCHEDULE)
+    asked = send_command(connection, CommandType.TIMER, shard_id=row.shard, args=args, by=BY_SCHEDULE)
     mine = sa.and_(fire.c.code == row.code, fire.c.fire_time == at)
     connection.execute(sa.update(fire).where(mine).values(command=asked.id))
     return asked.id

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork_workflows.db.tables import connection as connections
 from latchwork_workflows.db.tables import environment, parameter
-from latchwork_workflows.model.settings.usage import Settings
+from latchwork_workflows.model.settings.usage import StoredSettings
 from latchwork_workflows.schemas.settings import SettingKind
 
 Row: TypeAlias = Any
@@ -27,7 +27,7 @@ _PARAMETERS = (
 )
 
 
-def listed(connection: sa.Connection, kind: SettingKind, projects: Collection[str] | None = None) -> list[Row]:
+def list_settings(connection: sa.Connection, kind: SettingKind, projects: Collection[str] | None = None) -> list[Row]:
     """Return the settings of these projects and of all, or of every project for None. Sorted by project and name."""
     table = TABLES[kind]
     chosen = sa.select(table).order_by(table.c.project, table.c.name)
@@ -38,17 +38,17 @@ def listed(connection: sa.Connection, kind: SettingKind, projects: Collection[st
 
 def find(connection: sa.Connection, kind: SettingKind, project: str, name: str, *, lock: bool = False) -> Row | None:
     """Return a setting, or None. With ``lock``, its row is locked until the end of the transaction."""
-    chosen = sa.select(TABLES[kind]).where(_is(kind, project, name))
+    chosen = sa.select(TABLES[kind]).where(_is_setting(kind, project, name))
     return connection.execute(chosen.with_for_update() if lock else chosen).first()
 
 
-def count(connection: sa.Connection, kind: SettingKind, project: str) -> int:
+def count_settings(connection: sa.Connection, kind: SettingKind, project: str) -> int:
     """Return the number of settings of a project."""
     table = TABLES[kind]
     return int(connection.execute(sa.select(sa.func.count()).where(table.c.project == project)).scalar_one())
 
 
-def write(connection: sa.Connection, kind: SettingKind, project: str, name: str, values: Mapping[str, Any]) -> None:
+def save(connection: sa.Connection, kind: SettingKind, project: str, name: str, values: Mapping[str, Any]) -> None:
     """Create or replace a setting."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     made = insert(TABLES[kind]).values(project=project, name=name, **values)
@@ -57,17 +57,17 @@ def write(connection: sa.Connection, kind: SettingKind, project: str, name: str,
 
 def delete(connection: sa.Connection, kind: SettingKind, project: str, name: str) -> bool:
     """Delete a setting. Return whether it existed."""
-    return bool(connection.execute(sa.delete(TABLES[kind]).where(_is(kind, project, name))).rowcount)
+    return bool(connection.execute(sa.delete(TABLES[kind]).where(_is_setting(kind, project, name))).rowcount)
 
 
-def of_project(connection: sa.Connection, project: str) -> Settings:
+def settings_of_project(connection: sa.Connection, project: str) -> StoredSettings:
     """Return the names of all settings that workflows of a project may name."""
 
     def names(kind: SettingKind) -> frozenset[str]:
         table = TABLES[kind]
-        return frozenset(connection.execute(sa.select(table.c.name).where(_for(table, project))).scalars())
+        return frozenset(connection.execute(sa.select(table.c.name).where(_visible_to(table, project))).scalars())
 
-    return Settings(
+    return StoredSettings(
         names("connection"),
         {name: frozenset(each) for name, each in variables(connection, project).items()},
         names("parameter"),
@@ -83,25 +83,27 @@ def variables(
     connection: sa.Connection, project: str, names: Collection[str] | None = None
 ) -> dict[str, dict[str, str]]:
     """Return environments by name, as visible to a project: those with these names, or all."""
-    chosen = sa.select(environment.c.name, environment.c.variables).where(_for(environment, project))
+    chosen = sa.select(environment.c.name, environment.c.variables).where(_visible_to(environment, project))
     if names is not None:
         chosen = chosen.where(environment.c.name.in_(sorted(names)))
     return {row.name: dict(row.variables) for row in connection.execute(chosen.order_by(environment.c.project))}
 
 
-def urls(connection: sa.Connection, project: str, names: Collection[str] | None = None) -> dict[str, dict[str, str]]:
+def visible_connections(
+    connection: sa.Connection, project: str, names: Collection[str] | None = None
+) -> dict[str, dict[str, str]]:
     """Return connections by name, as visible to a project, each with ``url`` and ``secret``: of these names, or all."""
-    chosen = sa.select(connections).where(_for(connections, project))
+    chosen = sa.select(connections).where(_visible_to(connections, project))
     if names is not None:
         chosen = chosen.where(connections.c.name.in_(sorted(names)))
     rows = connection.execute(chosen.order_by(connections.c.project))
     return {row.name: {"url": row.url, "secret": row.secret} for row in rows}
 
 
-def _for(table: sa.Table, project: str) -> sa.ColumnElement[bool]:
+def _visible_to(table: sa.Table, project: str) -> sa.ColumnElement[bool]:
     return table.c.project.in_([ALL, project])
 
 
-def _is(kind: SettingKind, project: str, name: str) -> sa.ColumnElement[bool]:
+def _is_setting(kind: SettingKind, project: str, name: str) -> sa.ColumnElement[bool]:
     table = TABLES[kind]
     return sa.and_(table.c.project == project, table.c.name == name)

@@ -23,7 +23,7 @@ _GUARD = _OURS.values(seq=shard.c.seq + 1).returning(shard.c.seq)
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardGuard:
     """A shard as seen by one owner.
 
     Attributes:
@@ -34,7 +34,7 @@ class Shard:
     id: int
     token: int
 
-    def own(self, connection: sa.Connection, owner: str) -> int:
+    def acquire(self, connection: sa.Connection, owner: str) -> int:
         """Become the owner. Return the number of transactions that its owners have made.
 
         Raises:
@@ -46,41 +46,41 @@ class Shard:
             raise NotOwner(f"shard {self.id} has a newer owner than token {self.token}")
         return int(found.seq)
 
-    def noted(self, connection: sa.Connection) -> int:
+    def marked_transaction(self, connection: sa.Connection) -> int:
         """Return the newest transaction known to have its mark ``high/<shard>`` in the store, or 0."""
-        value = connection.execute(sa.select(about.c.value).where(about.c.name == self._high)).scalar()
+        value = connection.execute(sa.select(about.c.value).where(about.c.name == self._mark_name)).scalar()
         return int(value or 0)
 
-    def note(self, connection: sa.Connection, marked: int) -> None:
+    def record_mark(self, connection: sa.Connection, transaction: int) -> None:
         """Record that the store has the mark of this transaction. A store without it is an older state."""
         insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(about)
-        new = {"name": self._high, "value": str(marked)}
+        new = {"name": self._mark_name, "value": str(transaction)}
         again = insert.on_conflict_do_update(index_elements=["name"], set_={"value": new["value"]})
         connection.execute(again, new)
 
     @property
-    def _high(self) -> str:
+    def _mark_name(self) -> str:
         return f"{NOTES}{self.id}"
 
-    def former(self, connection: sa.Connection) -> str:
-        """Return the owner that has not given the shard up, or an empty string."""
+    def former_owner(self, connection: sa.Connection) -> str:
+        """Return the owner that did not release the shard, or an empty string."""
         return str(connection.execute(sa.select(shard.c.owner).where(shard.c.id == self.id)).scalar() or "")
 
-    def give_up(self, connection: sa.Connection) -> None:
+    def release(self, connection: sa.Connection) -> None:
         """Release the shard if it is still ours. The next owner then knows that no master has crashed."""
-        connection.execute(_OURS.values(owner=""), self._mine)
+        connection.execute(_OURS.values(owner=""), self._parameters)
 
-    def guard(self, connection: sa.Connection) -> int:
+    def check_owner(self, connection: sa.Connection) -> int:
         """Check that the shard is still ours. Return the number of the transaction, whose first statement this is.
 
         Raises:
             NotOwner: There is another owner. Roll back.
         """
-        found = connection.execute(_GUARD, self._mine).first()
+        found = connection.execute(_GUARD, self._parameters).first()
         if found is None:
-            raise NotOwner(f"shard {self.id} is no more that of token {self.token}")
+            raise NotOwner(f"shard {self.id} no longer belongs to token {self.token}")
         return int(found.seq)
 
     @property
-    def _mine(self) -> dict[str, int]:
+    def _parameters(self) -> dict[str, int]:
         return {"_id": self.id, "_token": self.token}

@@ -36,10 +36,10 @@ Id = BigInteger().with_variant(Integer, "sqlite")
 
 _ACTIVE = text("active")
 #: For a WHERE clause: the column itself becomes ``active = 1``, for which SQLite does not use the partial index.
-IS_ACTIVE = text("instance.active")
+IS_ACTIVE = text("workflow_run.active")
 _GOING = text("state IN ('running', 'ready_pause', 'ready_stop')")
 #: Likewise: the runs whose tasks workers may have. Waiting dates of a backfill have none.
-IS_GOING = text("instance.state IN ('running', 'ready_pause', 'ready_stop')")
+IS_GOING = text("workflow_run.state IN ('running', 'ready_pause', 'ready_stop')")
 _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
 _OF_BACKFILLS = text("backfill IS NOT NULL")
@@ -48,8 +48,8 @@ _PEOPLE = text("by <> ''")
 #: The row of ``about`` with the token of the master that sends alerts.
 SENDER = "alerts sender"
 #: Properties of this database. ``id`` identifies the pair of database and store, ``store`` the store, ``shards`` is
-#: the number of shards. ``high/<shard>`` is a transaction whose mark the store has. ``logs/<instance>`` is the code of
-#: a deleted instance whose logs remain to be deleted. ``SENDER`` is the token of the master that sends alerts.
+#: the number of shards. ``high/<shard>`` is a transaction whose mark the store has. ``logs/<run>`` is the code of
+#: a deleted run whose logs remain to be deleted. ``SENDER`` is the token of the master that sends alerts.
 about = Table(
     "about",
     metadata,
@@ -119,7 +119,7 @@ command = Table(
     Column("id", Id, primary_key=True),
     Column("shard", Integer, nullable=False),
     Column("type", String(20), nullable=False),
-    Column("instance", BigInteger),
+    Column("run_id", BigInteger),
     Column("args", JSON, nullable=False),
     # The project of the unique key.
     Column("project", String(100), nullable=False, server_default=text("''")),
@@ -131,11 +131,11 @@ command = Table(
     Column("backfill", BigInteger),
     UniqueConstraint("project", "unique_key"),
     Index("ix_command_open", "shard", "id", sqlite_where=_OPEN, postgresql_where=_OPEN),
-    Index(None, "instance"),
+    Index(None, "run_id"),
 )
 
-instance = Table(
-    "instance",
+workflow_run = Table(
+    "workflow_run",
     metadata,
     Column("id", Id, primary_key=True),
     Column("code", BigInteger, nullable=False),
@@ -143,7 +143,7 @@ instance = Table(
     Column("shard", Integer, nullable=False),
     Column("state", String(16), nullable=False),
     Column("active", Boolean, nullable=False),
-    Column("run", Integer, nullable=False, server_default="1"),
+    Column("round", Integer, nullable=False, server_default="1"),
     Column("priority", Integer, nullable=False),
     Column("ending", String(16), nullable=False, server_default=text("''")),
     Column("dry", Boolean, nullable=False, server_default=text("false")),
@@ -157,25 +157,25 @@ instance = Table(
     Column("warn_at", Float),
     Column("wake_at", Float),
     Column("parent_task", BigInteger),
-    Column("parent_run", Integer),
+    Column("parent_round", Integer),
     # The number of runs that it is nested in.
     Column("depth", Integer, nullable=False, server_default="0"),
     Column("backfill", BigInteger),
     Column("serial_key", String(200)),
     Column("by", String(200), nullable=False, server_default=text("''")),
     ForeignKeyConstraint(["code", "version"], ["definition_version.code", "definition_version.version"]),
-    UniqueConstraint("parent_task", "parent_run"),
+    UniqueConstraint("parent_task", "parent_round"),
     UniqueConstraint("backfill", "schedule_time"),
-    Index("ix_instance_active", "shard", "id", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
-    Index("ix_instance_going", "id", "run", "code", sqlite_where=_GOING, postgresql_where=_GOING),
-    Index("ix_instance_active_id", "id", "code", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
-    Index("ix_instance_wake_at", "shard", "wake_at", sqlite_where=_WAKES, postgresql_where=_WAKES),
+    Index("ix_workflow_run_active", "shard", "id", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+    Index("ix_workflow_run_going", "id", "round", "code", sqlite_where=_GOING, postgresql_where=_GOING),
+    Index("ix_workflow_run_active_id", "id", "code", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+    Index("ix_workflow_run_wake_at", "shard", "wake_at", sqlite_where=_WAKES, postgresql_where=_WAKES),
     Index(None, "code", "id"),
     Index(None, "code", "schedule_time", "id"),
     Index(None, "state", "id"),
     Index(None, "code", "state", "id"),
     Index(
-        "ix_instance_backfill_state",
+        "ix_workflow_run_backfill_state",
         "backfill",
         "state",
         "schedule_time",
@@ -184,7 +184,7 @@ instance = Table(
     ),
 )
 
-#: Runs of one workflow for many schedule times. Each is an instance of its shard.
+#: Runs of one workflow for many schedule times. Each is a run of its shard.
 backfill = Table(
     "backfill",
     metadata,
@@ -209,9 +209,9 @@ task = Table(
     "task",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("instance", BigInteger, ForeignKey("instance.id", ondelete="CASCADE"), nullable=False),
+    Column("run_id", BigInteger, ForeignKey("workflow_run.id", ondelete="CASCADE"), nullable=False),
     Column("name", String(100), nullable=False),
-    Column("run", Integer, nullable=False),
+    Column("round", Integer, nullable=False),
     # -1 for tasks outside of maps, because NULLs are never equal.
     Column("map_index", Integer, nullable=False, server_default="-1"),
     Column("state", String(16), nullable=False),
@@ -230,7 +230,7 @@ task = Table(
     Column("chosen", JSON(none_as_null=True)),
     Column("outputs", JSON),
     Column("changed_at", Float, nullable=False),
-    UniqueConstraint("instance", "name", "run", "map_index"),
+    UniqueConstraint("run_id", "name", "round", "map_index"),
 )
 
 #: Tasks that wait for runs of a workflow, or for a task in these runs (empty: for the run). When one of these ends,
@@ -241,7 +241,7 @@ waiting = Table(
     Column("task", Id, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
     Column("code", BigInteger, primary_key=True),
     Column("target", String(100), primary_key=True),
-    Column("instance", BigInteger, nullable=False),
+    Column("run_id", BigInteger, nullable=False),
     Column("shard", Integer, nullable=False),
     Index(None, "code", "target"),
     Index(None, "shard", "code"),
@@ -275,14 +275,14 @@ event = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("at", Float, nullable=False),
-    Column("instance", BigInteger),
+    Column("run_id", BigInteger),
     Column("task", String(100), nullable=False, server_default=text("''")),
     Column("kind", String(40), nullable=False),
     Column("by", String(200), nullable=False, server_default=text("''")),
     Column("details", JSON),
-    # For events without an instance. Empty: global.
+    # For events without a run. Empty: global.
     Column("project", String(100), nullable=False, server_default=text("''")),
-    Index(None, "instance", "id"),
+    Index(None, "run_id", "id"),
     Index(None, "at"),
     Index("ix_event_people", "id", sqlite_where=_PEOPLE, postgresql_where=_PEOPLE),
 )
@@ -398,19 +398,19 @@ channel = Table(
 )
 
 #: Alerts. ``cause`` distinguishes alerts of one kind: the start time of the run, an attempt, or an owner of a shard.
-#: Channel tests have no instance.
+#: Channel tests have no run.
 alert = Table(
     "alert",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("instance", BigInteger, ForeignKey("instance.id", ondelete="CASCADE")),
+    Column("run_id", BigInteger, ForeignKey("workflow_run.id", ondelete="CASCADE")),
     Column("code", BigInteger),
     Column("kind", String(12), nullable=False),
     Column("cause", String(80), nullable=False),
     Column("task", String(120), nullable=False, server_default=text("''")),
     Column("at", Float, nullable=False),
     Column("details", JSON, nullable=False),
-    UniqueConstraint("instance", "kind", "cause"),
+    UniqueConstraint("run_id", "kind", "cause"),
     Index(None, "code", "id"),
 )
 
@@ -441,8 +441,8 @@ result_cache = Table(
     "result_cache",
     metadata,
     Column("key", String(64), primary_key=True),
-    # The instance of the task. It may be deleted.
-    Column("instance", BigInteger, nullable=False),
+    # The run of the task. It may be deleted.
+    Column("run_id", BigInteger, nullable=False),
     Column("made_at", Float, nullable=False),
     Column("expires_at", Float, nullable=False),
     Column("outputs", JSON, nullable=False),

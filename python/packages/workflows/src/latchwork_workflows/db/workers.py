@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from latchwork_workflows.db.run_queries import TASK
-from latchwork_workflows.db.tables import attempt, definition, instance, task
+from latchwork_workflows.db.tables import attempt, definition, task, workflow_run
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
@@ -16,19 +16,19 @@ _NAMED = sa.select(*TASK, definition.c.project, definition.c.name.label("workflo
 _TOGETHER = 400
 
 
-def tasks(connection: sa.Connection, ids: Collection[int]) -> dict[int, Row]:
+def tasks_with_workflows(connection: sa.Connection, ids: Collection[int]) -> dict[int, Row]:
     """Return tasks by ID, with the projects and names of their workflows. Unknown IDs are left out."""
     found: dict[int, Row] = {}
     wanted = list(ids)
     for start in range(0, len(wanted), _TOGETHER):
-        chosen = _NAMED.select_from(task).join(instance, instance.c.id == task.c.instance)
-        chosen = chosen.join(definition, definition.c.code == instance.c.code)
+        chosen = _NAMED.select_from(task).join(workflow_run, workflow_run.c.id == task.c.run_id)
+        chosen = chosen.join(definition, definition.c.code == workflow_run.c.code)
         part = task.c.id.in_(wanted[start : start + _TOGETHER])
         found.update({row.id: row for row in connection.execute(chosen.where(part))})
     return found
 
 
-def claims(connection: sa.Connection, ids: Collection[int]) -> dict[tuple[int, int], Row]:
+def newest_claims(connection: sa.Connection, ids: Collection[int]) -> dict[tuple[int, int], Row]:
     """Return the newest claim of each attempt of these tasks, by task and number: ``worker`` and ``started_at``."""
     found: dict[tuple[int, int], Row] = {}
     wanted = list(ids)

@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db.tables import command, definition, definition_version, fire, instance, schedule
+from latchwork_workflows.db.tables import command, definition, definition_version, fire, schedule, workflow_run
 from latchwork_workflows.model.model import Definition
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
 #: The maximum number of workflows in a list.
-MOST = 5000
+MAX = 5000
 
 _WORKFLOW = sa.select(
     *definition.c,
@@ -27,42 +27,42 @@ def projects(connection: sa.Connection) -> list[str]:
     return list(connection.execute(sa.select(definition.c.project).distinct().order_by(definition.c.project)).scalars())
 
 
-def codes(connection: sa.Connection, among: Collection[str] | None, project: str = "") -> dict[int, str]:
+def workflow_codes(connection: sa.Connection, projects: Collection[str] | None, project: str = "") -> dict[int, str]:
     """Return ``project.name`` by code for the workflows of these projects. None: of all."""
-    chosen = sa.select(definition.c.code, definition.c.project, definition.c.name).limit(MOST)
-    if among is not None:
-        chosen = chosen.where(definition.c.project.in_(sorted(among)))
+    chosen = sa.select(definition.c.code, definition.c.project, definition.c.name).limit(MAX)
+    if projects is not None:
+        chosen = chosen.where(definition.c.project.in_(sorted(projects)))
     if project:
         chosen = chosen.where(definition.c.project == project)
     return {row.code: f"{row.project}.{row.name}" for row in connection.execute(chosen)}
 
 
-def listed(
+def list_workflows(
     connection: sa.Connection,
     *,
-    among: Collection[str] | None = None,
+    projects: Collection[str] | None = None,
     contains: str = "",
     after: tuple[str, str] | None = None,
-    most: int = 50,
+    limit: int = 50,
 ) -> list[Row]:
     """Return workflows with their schedules, sorted by project and name.
 
     Args:
         connection: A transaction.
-        among: Only of these projects. None: of all.
+        projects: Only of these projects. None: of all.
         contains: Only workflows whose project or name contains this text.
         after: Only workflows after this project and name.
-        most: The maximum number of workflows.
+        limit: The maximum number of workflows.
     """
     key = sa.tuple_(definition.c.project, definition.c.name)
     chosen = _WORKFLOW
-    if among is not None:
-        chosen = chosen.where(definition.c.project.in_(sorted(among)))
+    if projects is not None:
+        chosen = chosen.where(definition.c.project.in_(sorted(projects)))
     if contains:
         chosen = chosen.where((definition.c.project + "." + definition.c.name).icontains(contains, autoescape=True))
     if after is not None:
         chosen = chosen.where(key > after)
-    return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(most)).all())
+    return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(limit)).all())
 
 
 def find(connection: sa.Connection, project: str, name: str) -> Row | None:
@@ -76,51 +76,53 @@ def by_code(connection: sa.Connection, code: int) -> Row | None:
     return connection.execute(sa.select(*definition.c).where(definition.c.code == code)).first()
 
 
-def newest_versions(connection: sa.Connection, among: Collection[str] | None = None) -> list[Row]:
+def newest_versions(connection: sa.Connection, projects: Collection[str] | None = None) -> list[Row]:
     """Return the workflows of these projects (None: all) without their definitions, sorted by project and name."""
-    chosen = sa.select(*definition.c).order_by(definition.c.project, definition.c.name).limit(MOST)
-    return list(connection.execute(chosen if among is None else chosen.where(definition.c.project.in_(sorted(among)))))
+    chosen = sa.select(*definition.c).order_by(definition.c.project, definition.c.name).limit(MAX)
+    return list(
+        connection.execute(chosen if projects is None else chosen.where(definition.c.project.in_(sorted(projects))))
+    )
 
 
-def versions(connection: sa.Connection, code: int, *, before: int | None = None, most: int = 50) -> list[Row]:
+def list_versions(connection: sa.Connection, code: int, *, before: int | None = None, limit: int = 50) -> list[Row]:
     """Return the versions of a workflow without their bodies, newest first."""
     columns = (definition_version.c.version, definition_version.c.created_at, definition_version.c.author)
     chosen = sa.select(*columns).where(definition_version.c.code == code)
     if before is not None:
         chosen = chosen.where(definition_version.c.version < before)
-    return list(connection.execute(chosen.order_by(definition_version.c.version.desc()).limit(most)).all())
+    return list(connection.execute(chosen.order_by(definition_version.c.version.desc()).limit(limit)).all())
 
 
-def body(connection: sa.Connection, code: int, version: int) -> Definition | None:
+def load_definition(connection: sa.Connection, code: int, version: int) -> Definition | None:
     """Return the definition of a version, or None."""
     there = sa.and_(definition_version.c.code == code, definition_version.c.version == version)
     found = connection.execute(sa.select(definition_version.c.body).where(there)).scalar_one_or_none()
     return None if found is None else Definition.model_validate_json(found)
 
 
-def schedules(connection: sa.Connection, among: Collection[str] | None = None, most: int = 1000) -> list[Row]:
+def list_schedules(connection: sa.Connection, projects: Collection[str] | None = None, limit: int = 1000) -> list[Row]:
     """Return all schedules with their workflows, sorted by project and name."""
     columns = (definition.c.project, definition.c.name, definition.c.online, definition.c.version)
     chosen = sa.select(*schedule.c, *columns).join(definition, definition.c.code == schedule.c.code)
-    if among is not None:
-        chosen = chosen.where(definition.c.project.in_(sorted(among)))
-    return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(most)).all())
+    if projects is not None:
+        chosen = chosen.where(definition.c.project.in_(sorted(projects)))
+    return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(limit)).all())
 
 
 def last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, Row]:
     """Return the newest fire time of each of these schedules, by code.
 
-    Columns: ``fire_time``, ``done_at`` and ``error`` of its command (NULL if the command was deleted), ``instance`` and
+    Columns: ``fire_time``, ``done_at`` and ``error`` of its command (NULL if the command was deleted), ``run`` and
     its ``state``.
     """
     each = fire.alias()
     newest = sa.select(sa.func.max(each.c.fire_time)).where(each.c.code == schedule.c.code).scalar_subquery()
     chosen = sa.select(
-        fire.c.code, fire.c.fire_time, command.c.done_at, command.c.error, command.c.instance, instance.c.state
+        fire.c.code, fire.c.fire_time, command.c.done_at, command.c.error, command.c.run_id, workflow_run.c.state
     ).select_from(schedule)
     chosen = chosen.join(fire, sa.and_(fire.c.code == schedule.c.code, fire.c.fire_time == newest))
     chosen = chosen.join(command, command.c.id == fire.c.command, isouter=True)
-    chosen = chosen.join(instance, instance.c.id == command.c.instance, isouter=True)
+    chosen = chosen.join(workflow_run, workflow_run.c.id == command.c.run_id, isouter=True)
     rows = connection.execute(chosen.where(schedule.c.code.in_(sorted(codes_))))
     return {row.code: row for row in rows}
 

@@ -3,8 +3,26 @@
 Tasks that the master runs itself have a separate module.
 """
 
-from latchwork_workflows.explain.held_task import Held
-from latchwork_workflows.explain.run import Around, Cause, causes
-from latchwork_workflows.explain.task import Ahead, Crew, Full, Known, blamed, why
+from latchwork_workflows.explain.held_task import HeldTaskFacts
+from latchwork_workflows.explain.run import RunCause, RunFacts, explain_run
+from latchwork_workflows.explain.task import (
+    FullPool,
+    GroupWorkers,
+    QueuePosition,
+    TaskFacts,
+    explain_task,
+    failed_upstream_tasks,
+)
 
-__all__ = ["Ahead", "Around", "Cause", "Crew", "Full", "Held", "Known", "blamed", "causes", "why"]
+__all__ = [
+    "FullPool",
+    "GroupWorkers",
+    "HeldTaskFacts",
+    "QueuePosition",
+    "RunCause",
+    "RunFacts",
+    "TaskFacts",
+    "explain_run",
+    "explain_task",
+    "failed_upstream_tasks",
+]

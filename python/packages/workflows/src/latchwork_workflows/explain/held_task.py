@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from latchwork.spi import counted
-from latchwork_workflows.state import DONE, FAILED, InstanceState, TaskState
-from latchwork_workflows.state.conditions import Other
+from latchwork_workflows.state import DONE, FAILED, RunState, TaskState
+from latchwork_workflows.state.conditions import RunSucceeded
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTaskFacts:
     """Known data about a task that its master runs itself.
 
     Attributes:
@@ -23,63 +23,66 @@ class Held:
     """
 
     kind: str
-    child: tuple[int, InstanceState] | None = None
-    wanted: Sequence[tuple[Other, bool | None]] = ()
+    child: tuple[int, RunState] | None = None
+    wanted: Sequence[tuple[RunSucceeded, bool | None]] = ()
     elements: Mapping[str, TaskState] = field(default_factory=dict)
     until: float | None = None
 
 
-def why_held(state: TaskState, known: Held, now: float) -> str:
+def explain_held_task(state: TaskState, facts: HeldTaskFacts, now: float) -> str:
     """Return the explanation. Empty if the one for other tasks applies."""
-    if known.kind == "sub_process" and known.child is not None:
-        return _child(state, *known.child)
-    if known.kind == "dependent" and state is TaskState.RUNNING:
-        return _dependent(known, now)
-    if known.kind == "map" and known.elements and state not in DONE:
-        return _map(state, known.elements)
+    if facts.kind == "sub_process" and facts.child is not None:
+        return _explain_child(state, *facts.child)
+    if facts.kind == "dependent" and state is TaskState.RUNNING:
+        return _explain_dependent(facts, now)
+    if facts.kind == "map" and facts.elements and state not in DONE:
+        return _explain_map(state, facts.elements)
     return ""
 
 
-def _child(state: TaskState, number: int, child: InstanceState) -> str:
+def _explain_child(state: TaskState, number: int, child: RunState) -> str:
     word = child.value.replace("_", " ")
-    if state is TaskState.RUNNING and child is InstanceState.SERIAL_WAIT:
-        return f"It waits for its run {number}, which waits for its turn: others of its workflow, or project, go on."
+    if state is TaskState.RUNNING and child is RunState.SERIAL_WAIT:
+        return (
+            f"It waits for its run {number}, which waits for the concurrency limit: other runs of its workflow or "
+            "project are active."
+        )
     if state is TaskState.RUNNING:
-        ask = "; resume it, or stop this run" if child is InstanceState.PAUSED else ""
+        ask = "; resume it, or stop this run" if child is RunState.PAUSED else ""
         return f"It waits for its run {number}, which is {word}{ask}."
     if state in FAILED:
-        return f"Its run {number} is {word}: recover this run, which runs what failed there again and nothing else."
+        return f"Its run {number} is {word}: recover this run. Only the tasks that failed there run again."
     return ""
 
 
-def _dependent(known: Held, now: float) -> str:
+def _explain_dependent(known: HeldTaskFacts, now: float) -> str:
     missing = [other for other, said in known.wanted if said is None]
     failed = [other for other, said in known.wanted if said is False]
     parts = []
     if failed:
-        parts.append(f"{_named(failed)} failed: recover that")
+        parts.append(f"{_join_conditions(failed)} failed: recover it")
     if missing:
-        parts.append(f"no run of {_named(missing)} has succeeded yet")
+        parts.append(f"no run of {_join_conditions(missing)} has succeeded yet")
     if not parts:
-        return "What it waits for is there; the master has not looked yet."
-    left = f" It is given up in {max(0.0, known.until - now):.0f} s." if known.until is not None else ""
+        return "Its dependencies have succeeded; its master has not read that yet."
+    left = f" It fails in {max(0.0, known.until - now):.0f} s." if known.until is not None else ""
     return f"It waits: {'; '.join(parts)}.{left}"
 
 
-def _named(others: Sequence[Other]) -> str:
-    shown = ", ".join(f"{each.workflow}{_part(each.task)} ({each.window})" for each in others[:5])
+def _join_conditions(others: Sequence[RunSucceeded]) -> str:
+    shown = ", ".join(f"{each.workflow}{_task_text(each.task)} ({each.window})" for each in others[:5])
     return f"{shown} and {len(others) - 5} more" if len(others) > 5 else shown
 
 
-def _part(task: str) -> str:
+def _task_text(task: str) -> str:
     return "" if not task else ", all tasks" if task == "*" else f", task {task!r}"
 
 
-def _map(state: TaskState, elements: Mapping[str, TaskState]) -> str:
+def _explain_map(state: TaskState, elements: Mapping[str, TaskState]) -> str:
     done = sum(each in DONE for each in elements.values())
     failed = [name for name, each in elements.items() if each in FAILED]
     told = f"{done} of {counted(len(elements), 'item')} {'is' if done == 1 else 'are'} done"
     if failed:
         told += f", {len(failed)} failed, {failed[0]!r} first"
-    after = " Recover the run: only what failed runs again." if state in FAILED else ""
+    after = " Recover the run: only failed items run again." if state in FAILED else ""
     return f"{told[0].upper()}{told[1:]}.{after}"

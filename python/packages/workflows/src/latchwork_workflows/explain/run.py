@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from latchwork.spi import counted
-from latchwork_workflows.state import FAILED, InstanceState, TaskState
+from latchwork_workflows.state import FAILED, RunState, TaskState
 
 #: Maximum number of tasks that are named. The others are counted.
-_MOST = 3
+_MAX = 3
 _STUCK = frozenset({TaskState.RETRY_WAIT, TaskState.DELAYED, TaskState.READY, TaskState.SUBMITTED})
 
 
-class Cause(NamedTuple):
+class RunCause(NamedTuple):
     """One reason.
 
     Attributes:
@@ -27,7 +27,7 @@ class Cause(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class RunFacts:
     """Known data about a run.
 
     Attributes:
@@ -41,13 +41,13 @@ class Around:
     backfill: int | None = None
 
 
-def causes(
-    state: InstanceState,
+def explain_run(
+    state: RunState,
     tasks: Mapping[str, TaskState],
     held: frozenset[str],
     reasons: Mapping[str, str],
-    around: Around,
-) -> list[Cause]:
+    facts: RunFacts,
+) -> list[RunCause]:
     """Return why a run does not continue, or why it failed. Empty while a task is running, and after a success.
 
     Args:
@@ -55,53 +55,51 @@ def causes(
         tasks: States of its tasks, in the order of the definition.
         held: Tasks that the master runs itself: they wait, although they count as running.
         reasons: Reasons by task. Tasks without one are left out.
-        around: Known data about the run.
+        facts: Known data about the run.
     """
-    if state is InstanceState.SUBMITTED:
-        return [Cause("", _unbegun(around))]
-    if state is InstanceState.SERIAL_WAIT:
-        return [Cause("", _turn(around))]
+    if state is RunState.SUBMITTED:
+        return [RunCause("", _explain_not_started(facts))]
+    if state is RunState.SERIAL_WAIT:
+        return [RunCause("", _explain_concurrency_wait(facts))]
     at_work = [name for name, each in tasks.items() if each is TaskState.RUNNING and name not in held]
-    if state is InstanceState.FAILURE:
-        return _of([name for name, each in tasks.items() if each in FAILED], reasons)
-    if state is InstanceState.PAUSED:
-        return [Cause("", "It is paused: resume it, or stop it.")]
-    if state in {InstanceState.READY_PAUSE, InstanceState.READY_STOP}:
-        what = "pauses" if state is InstanceState.READY_PAUSE else "stops"
-        left = f" when {_named(at_work)} {'has' if len(at_work) == 1 else 'have'} ended" if at_work else ""
-        return [Cause("", f"It {what}{left}; nothing more starts.")]
-    if state is not InstanceState.RUNNING or at_work:
+    if state is RunState.FAILURE:
+        return _task_causes([name for name, each in tasks.items() if each in FAILED], reasons)
+    if state is RunState.PAUSED:
+        return [RunCause("", "It is paused: resume or stop it.")]
+    if state in {RunState.READY_PAUSE, RunState.READY_STOP}:
+        what = "pauses" if state is RunState.READY_PAUSE else "stops"
+        left = f" when {_join_names(at_work)} {'has' if len(at_work) == 1 else 'have'} ended" if at_work else ""
+        return [RunCause("", f"It {what}{left}; no more tasks start.")]
+    if state is not RunState.RUNNING or at_work:
         return []
     waits = [name for name, each in tasks.items() if each in _STUCK or (each is TaskState.RUNNING and name in held)]
-    return _of(waits, reasons)
+    return _task_causes(waits, reasons)
 
 
-def _unbegun(around: Around) -> str:
+def _explain_not_started(around: RunFacts) -> str:
     if around.backfill is not None:
-        return f"It is a date of backfill {around.backfill} that has not begun: those before it have the places."
-    return "No master has its shard yet: start one." if not around.owner else "Its master has not begun it yet."
+        return f"It belongs to backfill {around.backfill}, whose earlier dates run first."
+    return "No master owns its shard yet: start one." if not around.owner else "Its master has not started it yet."
 
 
-def _turn(around: Around) -> str:
+def _explain_concurrency_wait(around: RunFacts) -> str:
     if not around.ahead:
-        return "It waits for its turn: its project has as many tasks as it may, or its master has not looked yet."
-    runs = ", ".join(map(str, around.ahead[:_MOST]))
-    more = f" and {len(around.ahead) - _MOST} more" if len(around.ahead) > _MOST else ""
-    verb = "goes" if len(around.ahead) == 1 else "go"
-    return (
-        f"It waits for its turn: {'run' if len(around.ahead) == 1 else 'runs'} {runs}{more} of its workflow {verb} on."
-    )
+        return "It waits until the pool of its project has room for its tasks, or its master has not checked it yet."
+    runs = ", ".join(map(str, around.ahead[:_MAX]))
+    more = f" and {len(around.ahead) - _MAX} more" if len(around.ahead) > _MAX else ""
+    named = f"run {runs} of its workflow is" if len(around.ahead) == 1 else f"runs {runs}{more} of its workflow are"
+    return f"It waits for the concurrency limit: {named} active."
 
 
-def _of(names: Sequence[str], reasons: Mapping[str, str]) -> list[Cause]:
-    found = [Cause(name, reasons[name]) for name in names if name in reasons][:_MOST]
+def _task_causes(names: Sequence[str], reasons: Mapping[str, str]) -> list[RunCause]:
+    found = [RunCause(name, reasons[name]) for name in names if name in reasons][:_MAX]
     if found and len(names) > len(found):
         found.append(
-            Cause("", f"The same, or another reason, holds for {counted(len(names) - len(found), 'more task')}.")
+            RunCause("", f"The same or other reasons apply to {counted(len(names) - len(found), 'more task')}.")
         )
     return found
 
 
-def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(each) for each in names[:_MOST])
-    return f"{shown} and {len(names) - _MOST} more" if len(names) > _MOST else shown
+def _join_names(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(each) for each in names[:_MAX])
+    return f"{shown} and {len(names) - _MAX} more" if len(names) > _MAX else shown

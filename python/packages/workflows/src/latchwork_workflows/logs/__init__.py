@@ -3,17 +3,17 @@
 How logs are split into objects and how secrets are masked is internal.
 """
 
-from latchwork_workflows.logs.attempt_log import AttemptLog, Health
+from latchwork_workflows.logs.attempt_log import AttemptLog, LogStoreHealth
 from latchwork_workflows.logs.mask import Mask
 from latchwork_workflows.logs.store import LogMissing, LogPart, LogStore, LogStoreMismatch, clean_text
 from latchwork_workflows.logs.urls import open_logs
 
 __all__ = [
     "AttemptLog",
-    "Health",
     "LogMissing",
     "LogPart",
     "LogStore",
+    "LogStoreHealth",
     "LogStoreMismatch",
     "Mask",
     "clean_text",

@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 #: The size of the buffer in bytes, while the log store fails.
 KEPT_BYTES = 1_000_000
 #: The default maximum size of a log, and the number of bytes kept from the end of a larger one.
-MOST_BYTES, TAIL_BYTES = 100_000_000, 65_536
+MAX_BYTES, TAIL_BYTES = 100_000_000, 65_536
 #: Seconds between two tries while the log store fails.
 AGAIN_S = 1.0
 #: The number of last bytes that are kept for messages.
 _LAST = 2_000
 
 
-class Health:
+class LogStoreHealth:
     """Whether writes to a log store succeed. Thread-safe.
 
     Args:
@@ -44,7 +44,7 @@ class Health:
         """Whether the last write succeeded."""
         return not self.error
 
-    def note(self, error: OSError | None) -> None:
+    def record(self, error: OSError | None) -> None:
         """Record whether a write succeeded: its error, or None."""
         text = "" if error is None else reason(error)
         with self._mutex:
@@ -52,9 +52,9 @@ class Health:
             self.error = text
         if changed:
             if error is None:
-                _log.info("the log store takes what is written again")
+                _log.info("the log store is writable again")
             else:
-                _log.error("the log store takes nothing: %s; no task is claimed until it does", text)
+                _log.error("the log store is not writable: %s; no tasks are claimed until it is", text)
             self._on_change()
 
 
@@ -76,14 +76,14 @@ class AttemptLog:
         ref: str,
         *,
         mask: Mask | None = None,
-        health: Health | None = None,
-        most_bytes: int = MOST_BYTES,
+        health: LogStoreHealth | None = None,
+        most_bytes: int = MAX_BYTES,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.ref = ref
         self.mask = mask or Mask()
         self._logs = logs
-        self._health = health or Health()
+        self._health = health or LogStoreHealth()
         self._most_bytes = most_bytes
         self._clock = clock
         self._file: LogFile | None = None
@@ -105,25 +105,25 @@ class AttemptLog:
 
     def write(self, data: bytes) -> None:
         """Append output of the task."""
-        self._keep(self.mask.feed(data))
+        self._buffer(self.mask.feed(data))
 
     def note(self, text: str) -> None:
-        """Append a line of the worker."""
-        self._put(f"[latchwork] {self.mask.text(text)}\n".encode("utf-8", "backslashreplace"))
+        """Append a line written by the worker, not by the task."""
+        self._add(f"[latchwork] {self.mask.mask_text(text)}\n".encode("utf-8", "backslashreplace"))
 
-    def _keep(self, data: bytes) -> None:
+    def _buffer(self, data: bytes) -> None:
         if not data:
             return
         self._last = (self._last + data)[-_LAST:]
         room = max(0, self._most_bytes - self._taken)
         if room:
             self._taken += len(data[:room])
-            self._put(data[:room])
+            self._add(data[:room])
         if len(data) > room:
             self._beyond += len(data) - room
             self._tail = (self._tail + data[room:])[-TAIL_BYTES:]
 
-    def _put(self, data: bytes) -> None:
+    def _add(self, data: bytes) -> None:
         room = max(0, KEPT_BYTES - len(self._waiting)) if self._missing or self._not_before else len(data)
         self._waiting += data[:room]
         self._missing += len(data) - len(data[:room])
@@ -155,49 +155,49 @@ class AttemptLog:
                 took = self._file.append(bytes(self._waiting))
                 del self._waiting[:took]
             if self._missing:
-                self._mark()
+                self._add_gap_mark()
         except OSError as error:
             self._not_before = self._clock.now() + AGAIN_S
             self._why = reason(error)
-            self._health.note(error)
+            self._health.record(error)
             return False
         if self._not_before:
             self._not_before = 0.0
-        self._health.note(None)
+        self._health.record(None)
         self._since = None
         return True
 
-    def _mark(self) -> None:
+    def _add_gap_mark(self) -> None:
         if self._file is not None:
             text = f"\n[latchwork] {counted(self._missing, 'byte')} missing here: {self._why}\n".encode()
             while text:
                 text = text[self._file.append(text) :]
             self._missing = 0
 
-    def end(self, last: str = "") -> bool:
+    def end(self, last_line: str = "") -> bool:
         """Write the rest and mark the log as ended. Return whether everything was written.
 
         Args:
-            last: A last line of the worker.
+            last_line: A last line of the worker.
         """
-        self._keep(self.mask.flush())
+        self._buffer(self.mask.flush())
         if self._beyond > len(self._tail):
-            most = counted(self._most_bytes, "byte")
+            limit = counted(self._most_bytes, "byte")
             left_out = counted(self._beyond - len(self._tail), "byte")
-            self._put(f"\n[latchwork] the log has more than {most}: {left_out} left out, its end follows\n".encode())
-        self._put(bytes(self._tail))
+            self._add(f"\n[latchwork] the log has more than {limit}: {left_out} left out, its end follows\n".encode())
+        self._add(bytes(self._tail))
         self._tail.clear()
-        if last:
-            self.note(last)
+        if last_line:
+            self.note(last_line)
         is_whole = self._write_all() if self._since is not None else True
         try:
             if self._file is not None:
                 self._file.end()
         except OSError as error:
-            self._health.note(error)
+            self._health.record(error)
             is_whole = False
         if not is_whole:
-            _log.warning("log %s is not whole: %s", self.ref, self._why)
+            _log.warning("log %s is incomplete: %s", self.ref, self._why)
         self.close()
         return is_whole
 

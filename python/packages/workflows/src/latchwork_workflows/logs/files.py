@@ -1,7 +1,7 @@
 """Logs in a folder, local or shared.
 
-    Files:  <code>/<instance>/<task>/<n>.<claim>.log.part    a log being written
-            <code>/<instance>/<task>/<n>.<claim>.log         an ended log: renamed, so its contents cannot fake the end
+    Files:  <code>/<run>/<task>/<n>.<claim>.log.part    a log being written
+            <code>/<run>/<task>/<n>.<claim>.log         an ended log: renamed, so its contents cannot fake the end
 
 Tasks may be able to write here. So links below the folder are not followed and only plain files are read. Otherwise a
 task could make the pages show files that only the server may read.
@@ -17,12 +17,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from latchwork.spi import replace_file
-from latchwork_workflows.logs.store import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
+from latchwork_workflows.logs.store import (
+    PART_BYTES,
+    LogFile,
+    LogMissing,
+    LogPart,
+    LogStore,
+    check_file_name,
+    check_ref,
+)
 
 _PART = ".part"
 #: The mode of logs and bundles: accessible to the user and the group of the worker only.
 _MODE = 0o640
-_NO_FILE = "where it should be is a link, a pipe or the like, which nobody of ours has put there"
+_NO_FILE = "its path is a link, a pipe or the like, which latchwork did not create"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -64,16 +72,16 @@ class FileLogs(LogStore):
     def _open(self, ref: str) -> tuple[int, bool]:
         folder, _, name = check_ref(ref).rpartition("/")
         with suppress(FileNotFoundError, NotADirectoryError):
-            inside = self._inside(folder)
+            inside = self._open_folder(folder)
             try:
                 for each, ended in ((name, True), (name + _PART, False), (name, True)):  # it may be renamed in between
                     with suppress(FileNotFoundError):
-                        return _plain(each, inside), ended
+                        return _open_regular_file(each, inside), ended
             finally:
                 os.close(inside)
         raise LogMissing(f"log {ref} is not in {self.url}: nothing was written yet, or it was removed")
 
-    def _inside(self, folder: str) -> int:
+    def _open_folder(self, folder: str) -> int:
         """Open a folder below ours. Raises OSError, also if a component is a link."""
         found = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for part in folder.split("/"):
@@ -84,11 +92,11 @@ class FileLogs(LogStore):
                 os.close(above)
         return found
 
-    def remove(self, code: int, instance: int) -> None:
-        """Delete all logs of an instance."""
+    def remove(self, code: int, run_id: int) -> None:
+        """Delete all logs of a run."""
         with suppress(FileNotFoundError, NotADirectoryError):  # links are not ours
-            inside = self._inside(str(int(code)))
-            name = str(int(instance))
+            inside = self._open_folder(str(int(code)))
+            name = str(int(run_id))
             try:
                 if stat.S_ISDIR(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
                     shutil.rmtree(f"/proc/self/fd/{inside}/{name}")
@@ -99,20 +107,20 @@ class FileLogs(LogStore):
 
     def put_file(self, name: str, data: bytes) -> None:
         """Store a file."""
-        path = self._folder / check_file(name)
+        path = self._folder / check_file_name(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, mode=_MODE)
 
     def get_file(self, name: str) -> bytes | None:
         """Return the contents of a file."""
         try:
-            return (self._folder / check_file(name)).read_bytes()
+            return (self._folder / check_file_name(name)).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def remove_file(self, name: str) -> None:
         """Delete a file."""
-        (self._folder / check_file(name)).unlink(missing_ok=True)
+        (self._folder / check_file_name(name)).unlink(missing_ok=True)
 
 
 class _File(LogFile):
@@ -121,7 +129,7 @@ class _File(LogFile):
     def __init__(self, path: Path) -> None:
         self._path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(_part_of(path), flags, _MODE)
+        self._fd = os.open(_unfinished_path(path), flags, _MODE)
 
     def append(self, data: bytes) -> int:
         """Append bytes. Return how many were written, which may be fewer on a full disk."""
@@ -129,7 +137,7 @@ class _File(LogFile):
 
     def end(self) -> None:
         """Rename the file to mark the log as ended."""
-        _part_of(self._path).rename(self._path)
+        _unfinished_path(self._path).rename(self._path)
 
     def close(self) -> None:
         """Close the file."""
@@ -138,7 +146,7 @@ class _File(LogFile):
             os.close(fd)
 
 
-def _plain(name: str, inside: int) -> int:
+def _open_regular_file(name: str, inside: int) -> int:
     """Open a plain file. Raises OSError for other files, since reading a pipe could block forever."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
@@ -152,5 +160,5 @@ def _plain(name: str, inside: int) -> int:
     raise OSError(errno.EINVAL, _NO_FILE)
 
 
-def _part_of(path: Path) -> Path:
+def _unfinished_path(path: Path) -> Path:
     return path.with_name(path.name + _PART)

@@ -9,7 +9,7 @@ from urllib.parse import quote, quote_plus
 
 STARS = b"***"
 #: The minimum size in bytes of a line of a multi-line secret to be masked alone, so that single braces are not.
-_LEAST_LINE = 6
+_MIN_LINE = 6
 
 
 class Mask:
@@ -22,7 +22,7 @@ class Mask:
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        values = sorted({form for each in secrets for form in _forms(each)}, key=len, reverse=True)
+        values = sorted({form for each in secrets for form in _encodings(each)}, key=len, reverse=True)
         self._values = values
         self._longest = len(values[0]) if values else 0
         self._pattern = re.compile(b"|".join(re.escape(each) for each in values)) if values else None
@@ -35,31 +35,31 @@ class Mask:
             return data
         whole = self._held + data
         parts, at = [], 0
-        hold = self._beginning(whole, 0)
+        hold = self._possible_start(whole, 0)
         for found in self._pattern.finditer(whole):
             if found.start() >= hold:
                 break
             parts += [whole[at : found.start()], STARS]
             at = found.end()
             if at > hold:
-                hold = self._beginning(whole, at)
+                hold = self._possible_start(whole, at)
         self._held = whole[max(at, hold) :]
         return b"".join([*parts, whole[at : max(at, hold)]])
 
     def flush(self) -> bytes:
         """Return the held back bytes at the end of the stream."""
         rest, self._held = self._held, b""
-        return self.whole(rest)
+        return self.mask_bytes(rest)
 
-    def whole(self, data: bytes) -> bytes:
+    def mask_bytes(self, data: bytes) -> bytes:
         """Return masked bytes, independent of the stream."""
         return data if self._pattern is None else self._pattern.sub(STARS, data)
 
-    def text(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         """Return masked text, independent of the stream."""
-        return self.whole(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
+        return self.mask_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
-    def _beginning(self, whole: bytes, least: int) -> int:
+    def _possible_start(self, whole: bytes, least: int) -> int:
         """Return the position of the longest suffix that may be the beginning of a secret."""
         for at in range(max(least, len(whole) - self._longest + 1), len(whole)):
             if whole[at] in self._firsts:
@@ -69,10 +69,10 @@ class Mask:
         return len(whole)
 
 
-def _forms(secret: str) -> Iterable[bytes]:
+def _encodings(secret: str) -> Iterable[bytes]:
     if not secret:
         return
-    lines = [each for line in secret.splitlines() if len(each := line.strip()) >= _LEAST_LINE]
+    lines = [each for line in secret.splitlines() if len(each := line.strip()) >= _MIN_LINE]
     for text in (secret, secret.rstrip("\r\n"), *(lines if len(lines) > 1 else [])):
         for form in (text, quote(text, safe=""), quote(text), quote_plus(text), json.dumps(text)[1:-1]):
             if form:

@@ -1,7 +1,7 @@
 """Logs in an object store, through fsspec. Objects cannot grow, so a log consists of many.
 
-Objects:  <code>/<instance>/<task>/<n>.<claim>.log/<start:016>    the bytes from this offset
-          <code>/<instance>/<task>/<n>.<claim>.log/end            empty: the log has ended
+Objects:  <code>/<run>/<task>/<n>.<claim>.log/<start:016>    the bytes from this offset
+          <code>/<run>/<task>/<n>.<claim>.log/end            empty: the log has ended
 """
 
 from __future__ import annotations
@@ -11,13 +11,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from latchwork_workflows.logs.store import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
+from latchwork_workflows.logs.store import (
+    PART_BYTES,
+    LogFile,
+    LogMissing,
+    LogPart,
+    LogStore,
+    check_file_name,
+    check_ref,
+)
 
 _END = "end"
 
 
 @contextmanager
-def _os_errors(url: str) -> Iterator[None]:
+def _convert_errors(url: str) -> Iterator[None]:
     """Convert all errors of client libraries to OSError, a temporary failure of the log store."""
     try:
         yield
@@ -60,7 +68,7 @@ class SegmentLogs(LogStore):
             return LogPart(b"", max(offset, 0), ended)
         begin = offset - starts[at]
         end = min(sizes[at], begin + limit)
-        with _os_errors(self.url):
+        with _convert_errors(self.url):
             found = self._fs.cat_file(self._segment(ref, starts[at]), start=begin, end=end)
         after = offset + len(found)
         return LogPart(bytes(found), after, ended and after >= total)
@@ -73,7 +81,7 @@ class SegmentLogs(LogStore):
     def _segments(self, ref: str) -> tuple[list[int], list[int], bool]:
         folder = f"{self._root}/{check_ref(ref)}"
         found: dict[str, Any] = {}
-        with suppress(FileNotFoundError), _os_errors(self.url):
+        with suppress(FileNotFoundError), _convert_errors(self.url):
             entries = self._fs.ls(folder, detail=True)
             found = {each["name"].rstrip("/").rpartition("/")[2]: each["size"] for each in entries}
         if not found:
@@ -93,32 +101,32 @@ class SegmentLogs(LogStore):
         self._put(f"{self._root}/{ref}/{_END}", b"")
 
     def _put(self, path: str, data: bytes) -> None:
-        with _os_errors(self.url):
+        with _convert_errors(self.url):
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(path, data)
 
-    def remove(self, code: int, instance: int) -> None:
-        """Delete all logs of an instance."""
-        folder = f"{self._root}/{int(code)}/{int(instance)}"
-        with _os_errors(self.url):
+    def remove(self, code: int, run_id: int) -> None:
+        """Delete all logs of a run."""
+        folder = f"{self._root}/{int(code)}/{int(run_id)}"
+        with _convert_errors(self.url):
             if self._fs.exists(folder):
                 self._fs.rm(folder, recursive=True)
 
     def put_file(self, name: str, data: bytes) -> None:
         """Store a file."""
-        self._put(f"{self._root}/{check_file(name)}", data)
+        self._put(f"{self._root}/{check_file_name(name)}", data)
 
     def get_file(self, name: str) -> bytes | None:
         """Return the contents of a file."""
-        path = f"{self._root}/{check_file(name)}"
-        with suppress(FileNotFoundError), _os_errors(self.url):
+        path = f"{self._root}/{check_file_name(name)}"
+        with suppress(FileNotFoundError), _convert_errors(self.url):
             return bytes(self._fs.cat_file(path))
         return None
 
     def remove_file(self, name: str) -> None:
         """Delete a file."""
-        path = f"{self._root}/{check_file(name)}"
-        with _os_errors(self.url):
+        path = f"{self._root}/{check_file_name(name)}"
+        with _convert_errors(self.url):
             if self._fs.exists(path):
                 self._fs.rm_file(path)
 

@@ -93,8 +93,8 @@ class LogStore(ABC):
         """Return the current size in bytes. Raises as ``read``."""
 
     @abstractmethod
-    def remove(self, code: int, instance: int) -> None:
-        """Delete all logs of an instance, if any. Raises OSError."""
+    def remove(self, code: int, run_id: int) -> None:
+        """Delete all logs of a run, if any. Raises OSError."""
 
     @abstractmethod
     def put_file(self, name: str, data: bytes) -> None:
@@ -108,9 +108,9 @@ class LogStore(ABC):
     def remove_file(self, name: str) -> None:
         """Delete a file, if it exists. Raises OSError."""
 
-    def tail(self, ref: str, most: int = PART_BYTES) -> LogPart:
+    def tail(self, ref: str, limit: int = PART_BYTES) -> LogPart:
         """Return the last bytes of a log. Raises as ``read``."""
-        return self.read(ref, max(0, self.size(ref) - most), most)
+        return self.read(ref, max(0, self.size(ref) - limit), limit)
 
     def follow(self, ref: str, wait: Callable[[float], object], offset: int = 0) -> Iterator[LogPart]:
         """Yield the parts of a log until it has ended. Yields empty parts while there is nothing new.
@@ -130,7 +130,7 @@ class LogStore(ABC):
             if part.ended or (not part.data and wait(self.every_s)):
                 return
 
-    def mark(self, owner: str) -> None:
+    def set_owner(self, owner: str) -> None:
         """Record the owner of these logs: the ID that the database and the store share.
 
         Raises:
@@ -139,9 +139,9 @@ class LogStore(ABC):
         """
         if self._owner() is None:
             self.put_file("about/owner", owner.encode())
-        self.check(owner)
+        self.check_owner(owner)
 
-    def check(self, owner: str) -> None:
+    def check_owner(self, owner: str) -> None:
         """Check that the logs belong to this owner, and not to a folder of another host or a wrong URL.
 
         Raises:
@@ -151,7 +151,7 @@ class LogStore(ABC):
         if found is None:
             raise LogStoreMismatch(
                 f"log store {self.url} belongs to no workflows; give the URL that the masters have, which were "
-                "started with --logs. A folder of another host is none: mount it, or use an object store"
+                "started with --logs. A folder of another host does not work: mount it, or use an object store"
             )
         if found != owner:
             raise LogStoreMismatch(f"log store {self.url} belongs to workflows {printable(found)}, not to {owner}")
@@ -160,7 +160,7 @@ class LogStore(ABC):
         found = self.get_file("about/owner")
         return None if found is None else found.decode("ascii", "replace").strip()
 
-    def probe(self) -> None:
+    def check_writable(self) -> None:
         """Check that the log store can be written. Raises OSError."""
         self.put_file("about/probe", b"x" * 4096)
 
@@ -168,14 +168,14 @@ class LogStore(ABC):
 def check_ref(ref: str) -> str:
     """Return the reference, or raise ``LogMissing`` if it is malformed, such as an arbitrary path."""
     if _REF.fullmatch(ref) is None:
-        raise LogMissing(f"{printable(ref[:100])!r} is no reference of a log")
+        raise LogMissing(f"{printable(ref[:100])!r} is not a log reference")
     return ref
 
 
-def check_file(name: str) -> str:
+def check_file_name(name: str) -> str:
     """Return the name of a file, or raise ``ValueError`` if it is malformed."""
     if _FILE.fullmatch(name) is None:
-        raise ValueError(f"{printable(name[:100])!r} is no name of a file of a log store")
+        raise ValueError(f"{printable(name[:100])!r} is not a file name of a log store")
     return name
 
 

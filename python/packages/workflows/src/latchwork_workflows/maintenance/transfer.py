@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from latchwork_workflows.alerts import ChannelInvalid, checked_channel
+from latchwork_workflows.alerts import ChannelInvalid, validate_channel
 from latchwork_workflows.db import Database, definitions, grants, related_runs, tables
-from latchwork_workflows.db.accounts import end_all
-from latchwork_workflows.db.history import told
+from latchwork_workflows.db.accounts import end_all_sessions
+from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.tables import channel, project_grant
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model.model import Definition
@@ -26,7 +26,7 @@ from latchwork_workflows.model.settings.validation import (
     environment_problems,
     parameter_problems,
 )
-from latchwork_workflows.model.validate import Checked, checked
+from latchwork_workflows.model.validate import ValidDefinition, validated
 from latchwork_workflows.schemas.grants import Grant
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.types import TaskTypes
@@ -34,11 +34,11 @@ from latchwork_workflows.types import TaskTypes
 FORMAT = 1
 
 
-class _Record(BaseModel):
+class _ExportRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", str_max_length=200_000)
 
 
-class CarriedWorkflow(_Record):
+class ExportedWorkflow(_ExportRecord):
     """A workflow: its newest version, whether it may be started, and whether its schedule is enabled.
 
     None keeps the current value. For a new workflow, None means true.
@@ -49,7 +49,7 @@ class CarriedWorkflow(_Record):
     scheduled: bool | None = None
 
 
-class CarriedParameter(_Record):
+class ExportedParameter(_ExportRecord):
     """A value for ``${name}``, of a project or of all projects."""
 
     project: str = Field("", max_length=100)
@@ -57,7 +57,7 @@ class CarriedParameter(_Record):
     value: JsonValue
 
 
-class CarriedEnvironment(_Record):
+class ExportedEnvironment(_ExportRecord):
     """Named variables, of a project or of all projects."""
 
     project: str = Field("", max_length=100)
@@ -65,7 +65,7 @@ class CarriedEnvironment(_Record):
     variables: dict[str, str]
 
 
-class CarriedConnection(_Record):
+class ExportedConnection(_ExportRecord):
     """A connection of a project or of all projects, with the name of its password instead of the password."""
 
     project: str = Field("", max_length=100)
@@ -74,7 +74,7 @@ class CarriedConnection(_Record):
     secret: str = Field("", max_length=100)
 
 
-class CarriedChannel(_Record):
+class ExportedChannel(_ExportRecord):
     """An alert channel, with the names of its secrets."""
 
     name: str = Field(max_length=100)
@@ -83,7 +83,7 @@ class CarriedChannel(_Record):
     enabled: bool = True
 
 
-class CarriedAccount(_Record):
+class ExportedAccount(_ExportRecord):
     """An account and its roles by project, without its password: an administrator sets a new one."""
 
     name: str = Field(max_length=100)
@@ -91,18 +91,18 @@ class CarriedAccount(_Record):
     roles: dict[str, Literal["viewer", "operator", "editor", "admin"]] = {}
 
 
-class Document(_Record):
+class ExportDocument(_ExportRecord):
     """The whole document."""
 
     latchwork_workflows: Literal[1]
-    workflows: list[CarriedWorkflow] = []
-    parameters: list[CarriedParameter] = []
-    environments: list[CarriedEnvironment] = []
-    connections: list[CarriedConnection] = []
+    workflows: list[ExportedWorkflow] = []
+    parameters: list[ExportedParameter] = []
+    environments: list[ExportedEnvironment] = []
+    connections: list[ExportedConnection] = []
     pools: list[PoolSettings] = []
-    channels: list[CarriedChannel] = []
+    channels: list[ExportedChannel] = []
     grants: list[Grant] = []
-    accounts: list[CarriedAccount] = []
+    accounts: list[ExportedAccount] = []
 
 
 class Change(NamedTuple):
@@ -132,20 +132,20 @@ _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
 )
 
 
-def document_of(database: Database) -> dict[str, Any]:
+def export_document(database: Database) -> dict[str, Any]:
     """Return everything in a database that users wrote, as plain values sorted by name."""
     with database.read() as connection:
         return _document(connection).model_dump(mode="json")
 
 
 def import_document(
-    database: Database, given: Mapping[str, Any], *, types: TaskTypes | None = None, by: str, dry_run: bool = False
+    database: Database, document: Mapping[str, Any], *, types: TaskTypes | None = None, by: str, dry_run: bool = False
 ) -> list[Change]:
     """Compare a document with a database, and write the differences.
 
     Args:
         database: Database to write to.
-        given: A document made by ``document_of``.
+        document: A document made by ``export_document``.
         types: Task types that its workflows may have. None: all installed ones.
         by: User who imports it.
         dry_run: Only return the changes.
@@ -154,35 +154,35 @@ def import_document(
     Raises:
         DefinitionInvalid: With every problem and its place. Nothing was written.
     """
-    document = _read(given)
-    found = _checked(document, types or TaskTypes())
+    wanted = _read(document)
+    found = _checked(wanted, types or TaskTypes())
     with database.write() as connection:
-        _check_rings(connection, found)
-        changes = list(_changes(_document(connection), document, found))
+        _check_cycles(connection, found)
+        changes = list(_compare(_document(connection), wanted, found))
         if not dry_run and any(each.what != "same" for each in changes):
-            _write(connection, document, found, changes, by)
+            _write(connection, wanted, found, changes, by)
     return changes
 
 
-def missing_bundles(given: Mapping[str, Any], has: Callable[[str], bool]) -> list[str]:
+def missing_bundles(document: Mapping[str, Any], has: Callable[[str], bool]) -> list[str]:
     """Return the code bundles that the workflows of a document need and a log store does not have.
 
     Args:
-        given: The document.
+        document: The document.
         has: Returns whether the bundle with a SHA-256 exists.
     """
     wanted = {
         task["params"]["bundle"]
-        for each in _read(given).workflows
+        for each in _read(document).workflows
         for task in each.definition.get("tasks", ())
         if isinstance(task, dict) and isinstance((task.get("params") or {}).get("bundle"), str)
     }
     return sorted(each for each in wanted if not has(each))
 
 
-def _read(given: Mapping[str, Any]) -> Document:
+def _read(given: Mapping[str, Any]) -> ExportDocument:
     try:
-        return Document.model_validate({name: each for name, each in given.items() if name != "exported_at"})
+        return ExportDocument.model_validate({name: each for name, each in given.items() if name != "exported_at"})
     except ValidationError as error:
         raise DefinitionInvalid([Problem(_path(each["loc"]), each["msg"]) for each in error.errors()]) from None
 
@@ -191,37 +191,37 @@ def _path(places: Sequence[str | int]) -> str:
     return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in places).lstrip(".")
 
 
-def _checked(document: Document, types: TaskTypes) -> list[Checked]:
+def _checked(document: ExportDocument, types: TaskTypes) -> list[ValidDefinition]:
     found, problems = [], []
     for number, each in enumerate(document.workflows):
         try:
-            found.append(checked(each.definition, types))
+            found.append(validated(each.definition, types))
         except DefinitionInvalid as error:
             place = f"workflows[{number}].definition"
             problems += [Problem(f"{place}.{at}" if at else place, message) for at, message in error.problems]
     keys = [each.definition.key for each in found]
     problems += [
-        Problem("workflows", f"{key} is there twice") for key in sorted({k for k in keys if keys.count(k) > 1})
+        Problem("workflows", f"{key} is listed twice") for key in sorted({k for k in keys if keys.count(k) > 1})
     ]
     for number, way in enumerate(document.channels):
         try:
-            checked_channel(way.name, way.kind, way.options)
+            validate_channel(way.name, way.kind, way.options)
         except ChannelInvalid as error:
             problems += [Problem(f"channels[{number}].{path}", why) for path, why in error.problems]
-    problems += _stored(document)
+    problems += _setting_problems(document)
     if problems:
         raise DefinitionInvalid(problems)
     return found
 
 
-def _check_rings(connection: sa.Connection, found: Sequence[Checked]) -> None:
-    wrong = enumerate(related_runs.rings(connection, [each.definition for each in found]))
+def _check_cycles(connection: sa.Connection, found: Sequence[ValidDefinition]) -> None:
+    wrong = enumerate(related_runs.find_cycles(connection, [each.definition for each in found]))
     problems = [Problem(f"workflows[{number}].definition.{at}", why) for number, each in wrong for at, why in each]
     if problems:
         raise DefinitionInvalid(problems)
 
 
-def _stored(document: Document) -> Iterator[Problem]:
+def _setting_problems(document: ExportDocument) -> Iterator[Problem]:
     """Yield the problems of settings. No message repeats a value that may be a password."""
     found: list[tuple[str, int, str, Iterable[Problem]]] = []
     for number, one in enumerate(document.connections):
@@ -232,20 +232,20 @@ def _stored(document: Document) -> Iterator[Problem]:
         found.append(("parameters", number, value.project, parameter_problems(value.name, value.value)))
     for section, number, project, problems in found:
         if project and not ENVIRONMENT_NAME.fullmatch(project):
-            yield Problem(f"{section}[{number}].project", "this is no name of a project")
+            yield Problem(f"{section}[{number}].project", "this is not a valid project name")
         yield from (Problem(f"{section}[{number}].{path}", message) for path, message in problems)
 
 
 # From the database
 
 
-def _document(connection: sa.Connection) -> Document:
+def _document(connection: sa.Connection) -> ExportDocument:
     made: dict[str, Any] = {"latchwork_workflows": FORMAT, "workflows": _workflows(connection)}
     for section, _, table, key in _PLAIN:
         rows = connection.execute(sa.select(table).order_by(*(table.c[each] for each in key)))
         made[section] = [_plain(dict(row._mapping)) for row in rows]  # noqa: SLF001 - public, in spite of its name
     made["accounts"] = _accounts(connection)
-    return Document.model_validate(made)
+    return ExportDocument.model_validate(made)
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -282,11 +282,11 @@ def _accounts(connection: sa.Connection) -> list[dict[str, Any]]:
 # Comparing
 
 
-def _changes(there: Document, given: Document, found: Sequence[Checked]) -> Iterator[Change]:
+def _compare(there: ExportDocument, given: ExportDocument, found: Sequence[ValidDefinition]) -> Iterator[Change]:
     old = {_key(each.definition): each for each in there.workflows}
     for each, one in zip(given.workflows, found, strict=True):
         before = old.get(one.definition.key)
-        plain = CarriedWorkflow(
+        plain = ExportedWorkflow(
             definition=one.definition.model_dump(mode="json", exclude_defaults=True),
             online=each.online if each.online is not None or before is None else before.online,
             scheduled=each.scheduled if each.scheduled is not None or before is None else before.scheduled,
@@ -327,13 +327,17 @@ def _name(record: BaseModel, key: Sequence[str]) -> str:
 
 
 def _write(
-    connection: sa.Connection, document: Document, found: Sequence[Checked], changes: Sequence[Change], by: str
+    connection: sa.Connection,
+    document: ExportDocument,
+    found: Sequence[ValidDefinition],
+    changes: Sequence[Change],
+    by: str,
 ) -> None:
     todo = {(each.kind, each.name) for each in changes if each.what != "same"}
     shards = connection.execute(sa.select(sa.func.count()).select_from(tables.shard)).scalar_one()
     for each, one in zip(document.workflows, found, strict=True):
         if ("workflow", one.definition.key) in todo:
-            made = definitions.apply(connection, one, shards=max(1, shards), author=by, online=each.online)
+            made = definitions.save(connection, one, shards=max(1, shards), author=by, online=each.online)
             if each.scheduled is not None:
                 timed = sa.update(tables.schedule).where(tables.schedule.c.code == made.code)
                 connection.execute(timed.values(enabled=each.scheduled))
@@ -345,7 +349,7 @@ def _write(
     wrong = [
         Problem(f"workflows[{number}].definition.{at}", why)
         for number, one in enumerate(found)
-        for at, why in grants.problems(connection, one.definition)
+        for at, why in grants.grant_problems(connection, one.definition)
     ]
     if wrong:
         raise DefinitionInvalid(wrong)
@@ -353,7 +357,7 @@ def _write(
         if ("account", account.name) in todo:
             _put_account(connection, account)
     done = {what: sum(each.what == what for each in changes) for what in ("new", "changed", "same")}
-    told(connection, "import", by=by, details=done)
+    record_event(connection, "import", by=by, details=done)
 
 
 def _put(connection: sa.Connection, table: sa.Table, key: Sequence[str], row: Mapping[str, Any]) -> None:
@@ -363,14 +367,14 @@ def _put(connection: sa.Connection, table: sa.Table, key: Sequence[str], row: Ma
         connection.execute(sa.insert(table).values(**row))
 
 
-def _put_account(connection: sa.Connection, given: CarriedAccount) -> None:
+def _put_account(connection: sa.Connection, given: ExportedAccount) -> None:
     account, role = tables.account, tables.account_role
     mine = sa.update(account).where(account.c.name == given.name).values(enabled=given.enabled)
     if not connection.execute(mine).rowcount:
         made = {"name": given.name, "enabled": given.enabled, "created_at": time.time()}
         connection.execute(sa.insert(account).values(**made))
     if not given.enabled:
-        end_all(connection, given.name)
+        end_all_sessions(connection, given.name)
     connection.execute(sa.delete(role).where(role.c.account == given.name))
     rows = [{"account": given.name, "project": project, "role": word} for project, word in given.roles.items()]
     if rows:

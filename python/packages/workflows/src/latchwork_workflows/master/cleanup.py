@@ -1,6 +1,6 @@
 """Cleanup: deletes old data on one master at a time, some hundred rows per transaction.
 
-Concurrent passes are harmless: each transaction deletes what is too old by then, and deleting a missing row does
+Concurrent passes are harmless: each transaction deletes data that is too old by then, and deleting a missing row does
 nothing. So no fence is needed. The next pass completes an interrupted one.
 """
 
@@ -54,7 +54,7 @@ class Retention:
 
 
 @dataclass(slots=True)
-class Gone:
+class DeletedCounts:
     """Number of items that a pass has deleted.
 
     Attributes:
@@ -80,12 +80,12 @@ class Gone:
         return ", ".join(counted(getattr(self, name), word) for name, word in words.items() if getattr(self, name))
 
 
-class Stopped(Exception):
-    """The pass was asked to stop."""
+class CleanupStopped(Exception):
+    """The pass was stopped."""
 
 
-class Chores:
-    """One cleanup pass: ``Chores(database, logs).run()``. Not thread-safe.
+class Cleanup:
+    """One cleanup pass: ``Cleanup(database, logs).run()``. Not thread-safe.
 
     Args:
         database: Database of the workflows.
@@ -110,58 +110,58 @@ class Chores:
         self._keep = keep or Retention()
         self._pause = pause
         self._now = now
-        self._gone = Gone()
+        self._gone = DeletedCounts()
         self._is_stopped = False
 
-    def run(self) -> Gone:
-        """Delete what is too old and return what was deleted.
+    def run(self) -> DeletedCounts:
+        """Delete old data and return the numbers of deleted entries.
 
         Raises:
             DatabaseUnavailable: The database is out of reach. The next pass continues.
         """
-        self._gone, self._is_stopped = Gone(), False
+        self._gone, self._is_stopped = DeletedCounts(), False
         try:
-            if self._has_logs() and self._logs_left():
+            if self._has_logs() and self._delete_pending_logs():
                 self._runs()
             self._commands()
             self._fires()
             self._events()
-            while count := self._do(result_cache.forget, self._now()):
+            while count := self._transaction(result_cache.delete_expired, self._now()):
                 self._gone.outputs += count
             if self._database.is_sqlite:
                 self._pages()
-        except Stopped:
+        except CleanupStopped:
             pass
         if str(self._gone):
-            _log.info("too old, and deleted: %s", self._gone)
+            _log.info("deleted because of its age: %s", self._gone)
         return self._gone
 
     def _has_logs(self) -> bool:
         if self._logs is None:
             return False
         try:
-            self._logs.check(installation_of(self._database).id)
+            self._logs.check_owner(installation_of(self._database).id)
         except (LatchworkError, OSError) as error:
-            _log.warning("old runs stay, since their logs cannot be deleted here: %s", reason(error))
+            _log.warning("old runs are kept, because their logs cannot be deleted here: %s", reason(error))
             return False
         return True
 
-    def _do(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _transaction(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Run one transaction, then pause."""
         if self._is_stopped:
-            raise Stopped
+            raise CleanupStopped
         with self._database.write() as connection:
             made = step(connection, *args, **options)
         self._is_stopped = self._pause()
         return made
 
-    def _before(self, days: float) -> float:
+    def _cutoff(self, days: float) -> float:
         return self._now() - days * _DAY_S
 
     # Runs and their logs
 
     def _runs(self) -> None:
-        before = self._before(self._keep.runs_days)
+        before = self._cutoff(self._keep.runs_days)
         with self._database.read() as connection:
             codes = retention.codes(connection)
         for code in codes:
@@ -171,20 +171,20 @@ class Chores:
                     page = retention.old_runs(connection, code, before=before, keep=self._keep.keep_runs, after=after)
                     parts = [(on, part) for on, ids in page.old.items() for part in retention.batches(connection, ids)]
                 for on, part in parts:
-                    if not self._remove(on, part, before):
+                    if not self._delete_runs(on, part, before):
                         return
                 after = page.next
 
-    def _remove(self, shard: int, ids: list[int], before: float) -> bool:
-        while rows := self._do(retention.trim, shard, ids, before):
+    def _delete_runs(self, shard: int, ids: list[int], before: float) -> bool:
+        while rows := self._transaction(retention.trim_history, shard, ids, before):
             self._gone.events += rows
-        self._gone.runs += len(self._do(retention.remove, shard, ids, before))
-        return self._logs_left()
+        self._gone.runs += len(self._transaction(retention.delete_runs, shard, ids, before))
+        return self._delete_pending_logs()
 
-    def _logs_left(self) -> bool:
+    def _delete_pending_logs(self) -> bool:
         """Delete the logs of deleted runs. Return False if the log store cannot delete now. The next pass retries."""
         with self._database.read() as connection:
-            left = retention.logs_left(connection)
+            left = retention.pending_log_deletions(connection)
         done: list[int] = []
         failed: OSError | None = None
         for code, run in left:
@@ -193,43 +193,43 @@ class Chores:
                     self._logs.remove(code, run)
             except OSError as error:
                 failed = error
-                _log.warning("logs of run %d, which is gone, are still there: %s", run, reason(error))
+                _log.warning("the logs of the deleted run %d cannot be deleted: %s", run, reason(error))
                 break
             done.append(run)
         if done:
             self._gone.logs += len(done)
-            self._do(retention.logs_gone, done)
+            self._transaction(retention.record_logs_deleted, done)
         return failed is None
 
     # The rest
 
     def _commands(self) -> None:
-        before, after = self._before(self._keep.commands_days), 0
-        while self._do(alerts.remove_tests, before):
+        before, after = self._cutoff(self._keep.commands_days), 0
+        while self._transaction(alerts.delete_channel_tests, before):
             pass
         while True:
-            count, more = self._do(retention.remove_commands, before, after)
+            count, more = self._transaction(retention.delete_commands, before, after)
             self._gone.commands += count
             if more is None:
                 return
             after = more
 
     def _fires(self) -> None:
-        before = self._before(self._keep.fires_days)
+        before = self._cutoff(self._keep.fires_days)
         with self._database.read() as connection:
             codes = retention.codes(connection, with_fires_before=before)
         for code in codes:
-            while count := self._do(retention.remove_fires, code, before):
+            while count := self._transaction(retention.delete_fires, code, before):
                 self._gone.fires += count
 
     def _events(self) -> None:
-        before = self._before(self._keep.audit_days)
-        while count := self._do(retention.remove_events, before):
+        before = self._cutoff(self._keep.audit_days)
+        while count := self._transaction(retention.delete_events, before):
             self._gone.events += count
-        self._do(retention.remove_sessions, self._now())
+        self._transaction(retention.delete_sessions, self._now())
 
     def _pages(self) -> None:
-        while count := self._do(retention.give_back):
+        while count := self._transaction(retention.shrink_database):
             self._gone.pages += count
 
 

@@ -12,7 +12,7 @@ from latchwork.errors import LatchworkError
 from latchwork.spi import MAX_TIME_S, is_number, reason
 from latchwork_workflows.db.commands import CommandRow
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
-from latchwork_workflows.model.backfill_dates import MOST_MOMENTS, MOST_PARALLEL
+from latchwork_workflows.model.backfill_dates import MAX_PARALLEL, MAX_SCHEDULE_TIMES
 from latchwork_workflows.model.model import PRIORITIES, Priority
 from latchwork_workflows.state import (
     Event,
@@ -28,7 +28,7 @@ from latchwork_workflows.state import (
     Wake,
 )
 
-#: Commands that create an instance.
+#: Commands that create a run.
 STARTS = frozenset({"start", "timer"})
 
 
@@ -36,13 +36,13 @@ STARTS = frozenset({"start", "timer"})
 BACKFILLS = frozenset({"backfill", "backfill_stop"})
 
 
-class Malformed(ValueError):
+class MalformedCommand(ValueError):
     """A command that was not written by Latchwork."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A new instance to create.
+class RunRequest:
+    """A new run to create.
 
     Attributes:
         code: Code of the workflow.
@@ -62,17 +62,17 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Dates:
+class BackfillDates:
     """A new backfill to create.
 
     Attributes:
         code: Code of the workflow.
         version: Version of the workflow.
-        moments: Schedule times of its instances, in seconds since the epoch, without duplicates.
+        schedule_times: Schedule times of its runs, in seconds since the epoch, without duplicates.
         parallel: Maximum number of runs at a time.
         direction: ``asc`` or ``desc``.
         stop_on_failure: Start no other run while one has failed.
-        params: Values for ``${name}``, for all instances.
+        params: Values for ``${name}``, for all runs.
         priority: None: the priority of the definition.
         dry: Every task succeeds without running.
         fresh: Every task runs, even if a cached result exists.
@@ -80,7 +80,7 @@ class Dates:
 
     code: int
     version: int
-    moments: tuple[float, ...]
+    schedule_times: tuple[float, ...]
     parallel: int
     direction: str
     stop_on_failure: bool
@@ -90,25 +90,25 @@ class Dates:
     fresh: bool
 
 
-def dates_of(row: CommandRow) -> Dates:
+def parse_backfill(row: CommandRow) -> BackfillDates:
     """Return the arguments of a backfill command.
 
     Raises:
         Malformed: The arguments are missing or invalid.
     """
     args = row.args
-    start = start_of(row)
-    moments, parallel, direction = args.get("moments"), args.get("parallel"), args.get("order")
-    good = isinstance(moments, list) and 0 < len(moments) <= MOST_MOMENTS and direction in {"asc", "desc"}
-    good = good and all(_is_time(each) for each in moments or ())
-    if not good or len(set(moments or ())) < len(moments or ()):
-        raise Malformed(f"command {row.id} names no moments, or no order")
-    if type(parallel) is not int or not 1 <= parallel <= MOST_PARALLEL:
-        raise Malformed(f"command {row.id}: parallel is {parallel!r:.40}")
-    return Dates(
+    start = parse_start(row)
+    times, parallel, direction = args.get("schedule_times"), args.get("parallel"), args.get("order")
+    good = isinstance(times, list) and 0 < len(times) <= MAX_SCHEDULE_TIMES and direction in {"asc", "desc"}
+    good = good and all(_is_time(each) for each in times or ())
+    if not good or len(set(times or ())) < len(times or ()):
+        raise MalformedCommand(f"command {row.id} has no valid schedule times, limit or order")
+    if type(parallel) is not int or not 1 <= parallel <= MAX_PARALLEL:
+        raise MalformedCommand(f"command {row.id}: parallel is {parallel!r:.40}")
+    return BackfillDates(
         start.code,
         start.version,
-        tuple(float(each) for each in cast("list[float]", moments)),
+        tuple(float(each) for each in cast("list[float]", times)),
         parallel,
         cast("str", direction),
         args.get("stop_on_failure") is True,
@@ -119,7 +119,7 @@ def dates_of(row: CommandRow) -> Dates:
     )
 
 
-def start_of(row: CommandRow) -> Wanted:
+def parse_start(row: CommandRow) -> RunRequest:
     """Return the arguments of a start command.
 
     Raises:
@@ -131,15 +131,15 @@ def start_of(row: CommandRow) -> Wanted:
     at = row.created_at if at is None else at
     good = type(code) is int and type(version) is int and isinstance(params, dict) and _is_time(at)
     if not good or priority not in {None, *PRIORITIES}:
-        raise Malformed(f"command {row.id} is no start: {dict(args)!r:.200}")
+        raise MalformedCommand(f"command {row.id} is not a valid start: {dict(args)!r:.200}")
     event = Start(
         _names(row, "start_from"), _scope(row), dry=args.get("dry") is True, fresh=args.get("no_cache") is True
     )
-    return Wanted(cast("int", code), cast("int", version), event, float(at), params, priority)
+    return RunRequest(cast("int", code), cast("int", version), event, float(at), params, priority)
 
 
-def event_of(row: CommandRow) -> Event:
-    """Return the event that a command requests for an existing instance.
+def parse_event(row: CommandRow) -> Event:
+    """Return the event that a command requests for an existing run.
 
     Raises:
         Malformed: The arguments are invalid, or the command is unknown.
@@ -151,11 +151,11 @@ def event_of(row: CommandRow) -> Event:
     if row.type in {"force_success", "force_start"}:
         task = row.args.get("task")
         if not isinstance(task, str):
-            raise Malformed(f"command {row.id} names no task")
+            raise MalformedCommand(f"command {row.id} names no task")
         return ForceSuccess(task) if row.type == "force_success" else ForceStart(task)
     made = _PLAIN.get(row.type)
     if made is None:
-        raise Malformed(f"command {row.id} is {row.type!r:.40}, which this version does not know")
+        raise MalformedCommand(f"command {row.id} is {row.type!r:.40}, which this version does not know")
     return made()
 
 
@@ -174,7 +174,7 @@ def _is_time(value: object) -> bool:
 def _names(row: CommandRow, field: str) -> tuple[str, ...]:
     found = row.args.get(field) or []
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise Malformed(f"command {row.id}: {field} is no list of names")
+        raise MalformedCommand(f"command {row.id}: {field} is not a list of names")
     return tuple(found)
 
 
@@ -182,20 +182,20 @@ def _scope(row: CommandRow) -> Scope:
     try:
         return Scope(row.args.get("scope") or Scope.DOWNSTREAM)
     except ValueError:
-        raise Malformed(f"command {row.id}: scope is {row.args['scope']!r:.40}") from None
+        raise MalformedCommand(f"command {row.id}: scope is {row.args['scope']!r:.40}") from None
 
 
 #: Maximum number of characters of an error that are stored.
-MOST_WHY = 1000
+MAX_WHY = 1000
 #: Errors by which the database refuses the values of a statement.
 _REFUSED = (sa.exc.DataError, sa.exc.IntegrityError, sa.exc.ProgrammingError, sa.exc.NotSupportedError)
 
 
-class NeedsCare(Exception):
+class RunErrorSuspected(Exception):
     """Part of a turn failed, perhaps because of one run. The turn is rolled back and repeated run by run."""
 
 
-def is_of_run(error: Exception) -> bool:
+def may_be_of_run(error: Exception) -> bool:
     """Return whether an error may be caused by the current run, command or row.
 
     True for all errors, also ``MemoryError`` and ``RecursionError``, except those that database and store raise about
@@ -206,13 +206,13 @@ def is_of_run(error: Exception) -> bool:
         return is_refused and not getattr(error, "connection_invalidated", False)
     if isinstance(error, LatchworkError):
         return isinstance(error, (ValueError, NotAllowed, UnknownWorkflow, WrongState))
-    return not isinstance(error, NeedsCare)
+    return not isinstance(error, RunErrorSuspected)
 
 
-def why_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the error as text for users that every database accepts."""
     if isinstance(error, KeyError):
-        return f"nothing has the name {error.args[0]!r}, which a parameter refers to"
+        return f"a parameter refers to {error.args[0]!r}, which does not exist"
     is_ours = isinstance(error, (ValueError, LatchworkError)) and not isinstance(error, UnicodeError)
     text = str(error) if is_ours and str(error) else reason(error)
-    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")[:MOST_WHY]
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")[:MAX_WHY]

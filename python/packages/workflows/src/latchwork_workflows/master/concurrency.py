@@ -7,21 +7,21 @@ from collections.abc import Collection, Iterable, Mapping
 import sqlalchemy as sa
 
 from latchwork_workflows.db import concurrency, pools
-from latchwork_workflows.db.commands import CommandType, ask
-from latchwork_workflows.db.history import told
-from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.commands import CommandType, send_command
+from latchwork_workflows.db.history import record_event
+from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import WrongState
-from latchwork_workflows.master.commands import is_of_run
-from latchwork_workflows.master.state_cache import Plans, Version
+from latchwork_workflows.master.commands import may_be_of_run
+from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
 from latchwork_workflows.schemas.pools import project_pool
-from latchwork_workflows.state.concurrency import GOING, Other, Turn, places, verdict
-from latchwork_workflows.state.records import OVER, InstanceState
+from latchwork_workflows.state.concurrency import GOING, ActiveRun, StartDecision, decide_start, max_active_runs
+from latchwork_workflows.state.records import OVER, RunState
 
 #: Commands that continue an ended run.
 _AGAIN = frozenset({"recover", "rerun"})
 
 
-class Concurrency:
+class ConcurrencyControl:
     """Concurrency decisions of one transaction. Not thread-safe.
 
     Attributes:
@@ -39,52 +39,60 @@ class Concurrency:
             self._limited[project] = pools.find(self._connection, project_pool(project)) is not None
         return self._limited[project]
 
-    def has_to_wait(
-        self, version: Version, *, dry: bool, is_wanted: bool = False, above: Collection[int] = (), but: int = 0
+    def must_wait(
+        self,
+        version: LoadedVersion,
+        *,
+        dry: bool,
+        must_run: bool = False,
+        ancestors: Collection[int] = (),
+        exclude: int = 0,
     ) -> bool:
         """Return whether a new run has to wait. Other runs are asked to stop if the policy says so.
 
         Args:
             version: Version of the run.
             dry: The run is dry, so it never waits.
-            is_wanted: The run is neither discarded nor refused, nor stops others: a date of a backfill.
-            above: IDs of the ancestors of the run.
-            but: ID of the run itself, if it exists.
+            must_run: The run is neither discarded nor refused, nor stops others: a date of a backfill.
+            ancestors: IDs of the ancestors of the run.
+            exclude: ID of the run itself, if it exists.
         Raises:
             WrongState: The run is discarded, refused, or would wait for itself.
         """
         if dry:
             return False
-        has_room = self._has_room(version, is_wanted=is_wanted)  # first: a refused run must not stop others
-        return self._has_no_place(version, is_wanted=is_wanted, above=above, but=but) or not has_room
+        has_room = self._pool_admits(version, must_run=must_run)  # first: a refused run must not stop others
+        return self._is_limit_reached(version, must_run=must_run, ancestors=ancestors, exclude=exclude) or not has_room
 
-    def _has_no_place(self, version: Version, *, is_wanted: bool, above: Collection[int], but: int) -> bool:
+    def _is_limit_reached(
+        self, version: LoadedVersion, *, must_run: bool, ancestors: Collection[int], exclude: int
+    ) -> bool:
         given = version.definition
-        if places(given.serial, given.max_runs) is None:
+        if max_active_runs(given.serial, given.max_runs) is None:
             return False
-        concurrency.lock(self._connection, version.code)
-        others = concurrency.others(self._connection, version.code, but=but)
-        found = verdict(given.serial, others, max_runs=given.max_runs, is_wanted=is_wanted, above=above)
-        if found.because is not None:
-            self._refuse(version, found.turn, found.because)
+        concurrency.lock_workflow(self._connection, version.code)
+        others = concurrency.active_and_waiting(self._connection, version.code, exclude=exclude)
+        found = decide_start(given.serial, others, max_runs=given.max_runs, must_run=must_run, ancestors=ancestors)
+        if found.cause is not None:
+            self._refuse(version, found.decision, found.cause)
         for other in found.stop:
-            ask(self._connection, CommandType.STOP, shard_id=other.shard, instance=other.id, by="serial")
-            told(self._connection, "superseded", by="", instance=other.id, project=given.project)
+            send_command(self._connection, CommandType.STOP, shard_id=other.shard, run_id=other.id, by="serial")
+            record_event(self._connection, "superseded", by="", run_id=other.id, project=given.project)
             self.pokes.add(other.shard)
-        return found.turn is Turn.WAIT
+        return found.decision is StartDecision.WAIT
 
-    def _refuse(self, version: Version, turn: Turn, other: Other) -> None:
+    def _refuse(self, version: LoadedVersion, turn: StartDecision, other: ActiveRun) -> None:
         key = version.definition.key
-        if turn is Turn.NEVER:
+        if turn is StartDecision.NEVER:
             raise WrongState(
-                f"run {other.id} of {key} has the place that this one would wait for, and this one would be a part of "
-                f"it: that never ends; let {key} not start itself, or give it a larger max_runs"
+                f"run {other.id} of {key} has the slot that this one would wait for, and would include it, so it "
+                f"would wait forever; let {key} not start itself, or give it a larger max_runs"
             )
-        if turn is Turn.DISCARD:
-            told(self._connection, "discarded", by="", instance=other.id, project=version.definition.project)
-            raise WrongState(f"run {other.id} of {key} is {other.state.value}, and {key} discards starts meanwhile")
+        if turn is StartDecision.DISCARD:
+            record_event(self._connection, "discarded", by="", run_id=other.id, project=version.definition.project)
+            raise WrongState(f"run {other.id} of {key} is {other.state.value}, and {key} discards further starts")
 
-    def _has_room(self, version: Version, *, is_wanted: bool) -> bool:
+    def _pool_admits(self, version: LoadedVersion, *, must_run: bool) -> bool:
         """Return whether the pool of its project admits another run.
 
         Raises:
@@ -97,71 +105,73 @@ class Concurrency:
             return True
         pools.find(self._connection, name, lock=True)
         count = pools.active_count(self._connection, project)
-        if pool.admission == "precompute" or is_wanted:
-            return count == 0 or count + version.width <= pool.size
+        if pool.admission == "precompute" or must_run:
+            return count == 0 or count + version.parallelism <= pool.size
         if count < pool.size:
             return True
-        told(self._connection, "refused", by="", project=project, details={"workflow": version.definition.name})
+        record_event(self._connection, "refused", by="", project=project, details={"workflow": version.definition.name})
         raise WrongState(
             f"project {project} has {count} tasks queued or running, and its pool {name} has a size of {pool.size}: "
-            f"starts are refused meanwhile; see `latchwork workflows pools show {name}`"
+            f"so starts are refused; see `latchwork workflows pools show {name}`"
         )
 
-    def check_again(self, stored: Stored, version: Version, command: str) -> None:
+    def check_restart(self, stored: StoredRun, version: LoadedVersion, command: str) -> None:
         """Refuse to continue an ended run while other runs use up the limit.
 
         Raises:
             WrongState: Names one of the other runs.
         """
         given = version.definition
-        most = places(given.serial, given.max_runs)
-        if command not in _AGAIN or most is None or stored.parent is not None or stored.known.dry:
+        limit = max_active_runs(given.serial, given.max_runs)
+        if command not in _AGAIN or limit is None or stored.parent is not None or stored.known.dry:
             return
-        concurrency.lock(self._connection, stored.code)
+        concurrency.lock_workflow(self._connection, stored.code)
         going = [
-            each for each in concurrency.others(self._connection, stored.code, but=stored.id) if each.state in GOING
+            each
+            for each in concurrency.active_and_waiting(self._connection, stored.code, exclude=stored.id)
+            if each.state in GOING
         ]
-        if len(going) >= most:
-            other, at_once = going[0], "one goes" if most == 1 else f"{most} go"
+        if len(going) >= limit:
+            other, at_once = going[0], "one goes" if limit == 1 else f"{limit} go"
             raise WrongState(
                 f"run {other.id} of {given.key} is {other.state.value}, and only {at_once} at a time; "
-                f"{command} run {stored.id} when that one is over, or stop it"
+                f"{command} run {stored.id} when it has ended, or stop it"
             )
 
-    def is_next(self, stored: Stored, version: Version) -> bool:
+    def is_next(self, stored: StoredRun, version: LoadedVersion) -> bool:
         """Return whether a waiting run may start. If so, it must start in this transaction."""
-        if not self._has_room(version, is_wanted=True):
+        if not self._pool_admits(version, must_run=True):
             return False
-        concurrency.lock(self._connection, stored.code)
-        most = places(version.definition.serial, version.definition.max_runs)
-        return stored.id in concurrency.next_of(self._connection, stored.code, most)
+        concurrency.lock_workflow(self._connection, stored.code)
+        limit = max_active_runs(version.definition.serial, version.definition.max_runs)
+        return stored.id in concurrency.runs_to_start(self._connection, stored.code, limit)
 
-    def left(self, written: Iterable[Stored], before: Mapping[int, Stored]) -> set[int]:
+    def shards_to_notify(self, written: Iterable[StoredRun], before: Mapping[int, StoredRun]) -> set[int]:
         """Return the shards with runs that wait for a run that has now ended."""
         codes = {
             each.code
             for each in written
-            if each.known.state in OVER - {InstanceState.PAUSED}
+            if each.known.state in OVER - {RunState.PAUSED}
             and (each.id not in before or before[each.id].known.state is not each.known.state)
         }
-        return self.pokes | concurrency.shards_waiting(self._connection, codes)
+        return self.pokes | concurrency.shards_with_waiting_runs(self._connection, codes)
 
 
-def next_turns(connection: sa.Connection, plans: Plans, waiting: Iterable[Stored]) -> list[int]:
+def runs_to_check(connection: sa.Connection, plans: VersionCache, waiting: Iterable[StoredRun]) -> list[int]:
     """Return the waiting runs that may be next. ``is_next`` checks again under the lock."""
     found: list[int] = []
     first: dict[tuple[int, int | None], set[int]] = {}
     for stored in waiting:
         try:
             given = plans.get(connection, stored.code, stored.version).definition
-            most = places(given.serial, given.max_runs)
+            limit = max_active_runs(given.serial, given.max_runs)
         except Exception as error:
-            if not is_of_run(error):
+            if not may_be_of_run(error):
                 raise
-            most = None  # it fails when it begins
-        of = (stored.code, most)
+            limit = None  # it fails when it begins
+        of = (stored.code, limit)
         if of not in first:
-            first[of] = set(concurrency.next_of(connection, *of))
+            first[of] = set(concurrency.runs_to_start(connection, *of))
         if stored.id in first[of]:
             found.append(stored.id)
     return found

@@ -17,38 +17,38 @@ from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Exists, Fence, Op, Put
 from latchwork_workflows.db import Database, settings
 from latchwork_workflows.db.attempts import AttemptRow
-from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import NotOwner
-from latchwork_workflows.keys import Item, Keys
-from latchwork_workflows.master.commands import is_of_run, why_of
-from latchwork_workflows.master.state_cache import Plans, StateCache, SubmittedAttempt, Version
-from latchwork_workflows.messages import cancel_of
-from latchwork_workflows.model.logical import chosen
-from latchwork_workflows.model.specs import spec_of
+from latchwork_workflows.keys import ItemName, Keys
+from latchwork_workflows.master.commands import error_text, may_be_of_run
+from latchwork_workflows.master.state_cache import LoadedVersion, StateCache, SubmittedAttempt, VersionCache
+from latchwork_workflows.messages import cancel_request
+from latchwork_workflows.model.logical import choose_branch
+from latchwork_workflows.model.specs import build_message
 from latchwork_workflows.model.templates import CONNECTION, names_in
-from latchwork_workflows.model.values import Run, values_of
-from latchwork_workflows.state import Instance, Plan, Task, TaskState, base_of, index_of
+from latchwork_workflows.model.values import RunContext, values_of
+from latchwork_workflows.state import TaskRun, TaskState, WorkflowPlan, WorkflowRun, base_of, index_of
 from latchwork_workflows.state.records import NOT_TAKEN
 
 #: Maximum number of switches that are decided in one turn,
-MOST_CHOICES = 200
+MAX_CHOICES = 200
 #: and the seconds after which no further switch is decided.
 _CHOICES_S = 0.2
 
 
-class Choice(NamedTuple):
+class SwitchChoice(NamedTuple):
     """Decision of a switch.
 
     Attributes:
         heads: First tasks of the chosen branch.
-        why: Why it cannot be decided. Empty if it was decided.
+        error: Why it cannot be decided. Empty if it was decided.
     """
 
     heads: tuple[str, ...] = ()
-    why: str = ""
+    error: str = ""
 
 
-class TaskSpecs:
+class TaskItemBuilder:
     """Builds the specs for the workers of one shard. Not thread-safe.
 
     Args:
@@ -57,16 +57,17 @@ class TaskSpecs:
         shard: ID of the shard.
     """
 
-    def __init__(self, database: Database, plans: Plans, shard: int) -> None:
+    def __init__(self, database: Database, plans: VersionCache, shard: int) -> None:
         self._database = database
         self._plans = plans
         self._shard = shard
-        self._runs: dict[int, tuple[Version, Run]] = {}
+        self._runs: dict[int, tuple[LoadedVersion, RunContext]] = {}
 
-    def read(self, connection: sa.Connection, written: Iterable[Stored]) -> None:
-        """Read the values for the items of these runs, in the transaction that wrote them, so that ``make`` needs none.
+    def read(self, connection: sa.Connection, written: Iterable[StoredRun]) -> None:
+        """Read the values for the items of these runs, in the transaction that wrote them. ``build`` then reads
+        nothing.
 
-        Runs that cannot be read here are left to ``make``.
+        Runs that cannot be read here are left to ``build``.
         """
         self._runs = {}
         parameters: dict[str, Mapping[str, Any]] = {}
@@ -75,31 +76,33 @@ class TaskSpecs:
                 with suppress(ValueError):
                     self._read(connection, stored, parameters)
 
-    def _read(self, connection: sa.Connection, stored: Stored, parameters: dict[str, Mapping[str, Any]]) -> None:
+    def _read(self, connection: sa.Connection, stored: StoredRun, parameters: dict[str, Mapping[str, Any]]) -> None:
         version = self._plans.get(connection, stored.code, stored.version)
         project = version.definition.project
         if project not in parameters:
             parameters[project] = settings.parameters(connection, project)
-        self._runs[stored.id] = version, run_of(connection, version, stored, parameters[project])
+        self._runs[stored.id] = version, load_context(connection, version, stored, parameters[project])
 
-    def make(
+    def build(
         self, cache: StateCache, attempts: Collection[SubmittedAttempt]
     ) -> tuple[list[TaskItem], list[tuple[SubmittedAttempt, str]]]:
         """Return the items to put, and the attempts that cannot be built with the reasons."""
-        unread = self._read_rest(cache, {each.instance for each in attempts})
+        unread = self._read_missing(cache, {each.run_id for each in attempts})
         made: list[TaskItem] = []
-        failed = [(each, unread[each.instance]) for each in attempts if each.instance in unread]
-        for attempt in (each for each in attempts if each.instance not in unread):
+        failed = [(each, unread[each.run_id]) for each in attempts if each.run_id in unread]
+        for attempt in (each for each in attempts if each.run_id not in unread):
             try:
-                made.append(self._task_item(cache.instances[attempt.instance], attempt))
+                made.append(self._task_item(cache.runs[attempt.run_id], attempt))
             except Exception as error:
-                if not is_of_run(error):
+                if not may_be_of_run(error):
                     raise
-                failed.append((attempt, why_of(error)))
+                failed.append((attempt, error_text(error)))
         self._runs = {}
         return made, failed
 
-    def choose(self, cache: StateCache, held: Collection[SubmittedAttempt]) -> dict[SubmittedAttempt, Choice | None]:
+    def decide_switches(
+        self, cache: StateCache, held: Collection[SubmittedAttempt]
+    ) -> dict[SubmittedAttempt, SwitchChoice | None]:
         """Decide switches. No transaction is open while their expressions are evaluated.
 
         Args:
@@ -109,13 +112,13 @@ class TaskSpecs:
             The choice of each switch, and None for any other task. Some switches may be missing if deciding takes long.
         """
         switches = self._switches(cache, held)
-        made: dict[SubmittedAttempt, Choice | None] = dict.fromkeys(set(held) - set(switches))
-        switches = switches[:MOST_CHOICES]
-        unread = self._read_rest(cache, {each.instance for each in switches})
+        made: dict[SubmittedAttempt, SwitchChoice | None] = dict.fromkeys(set(held) - set(switches))
+        switches = switches[:MAX_CHOICES]
+        unread = self._read_missing(cache, {each.run_id for each in switches})
         until = time.monotonic() + _CHOICES_S
         for attempt in switches:
-            why = unread.get(attempt.instance, "")
-            made[attempt] = Choice(why=why) if why else self._choice(cache.instances[attempt.instance], attempt)
+            why = unread.get(attempt.run_id, "")
+            made[attempt] = SwitchChoice(error=why) if why else self._decide(cache.runs[attempt.run_id], attempt)
             if time.monotonic() > until:
                 break
         self._runs = {}
@@ -126,29 +129,31 @@ class TaskSpecs:
         found: list[SubmittedAttempt] = []
         with self._database.read() as connection:
             for attempt in held:
-                stored = cache.instances[attempt.instance]
+                stored = cache.runs[attempt.run_id]
                 try:
                     plan = self._plans.get(connection, stored.code, stored.version).plan
                 except Exception as error:
-                    if not is_of_run(error):
+                    if not may_be_of_run(error):
                         raise
                     found.append(attempt)
                 else:
                     found += [attempt] if plan.kind(attempt.name) == "switch" else []
         return found
 
-    def _choice(self, stored: Stored, attempt: SubmittedAttempt) -> Choice:
+    def _decide(self, stored: StoredRun, attempt: SubmittedAttempt) -> SwitchChoice:
         version, run = self._runs[stored.id]
         task = version.tasks[attempt.name]
         try:
-            return Choice(tuple(chosen(task, values_of(run, task, attempt.n, stored.outputs), stored.outputs)))
+            return SwitchChoice(
+                tuple(choose_branch(task, values_of(run, task, attempt.n, stored.outputs), stored.outputs))
+            )
         except Exception as error:
-            if not is_of_run(error):
+            if not may_be_of_run(error):
                 raise
-            return Choice(why=why_of(error))
+            return SwitchChoice(error=error_text(error))
 
-    def _read_rest(self, cache: StateCache, instances: set[int]) -> dict[int, str]:
-        rest = [cache.instances[each] for each in sorted(instances - self._runs.keys())]
+    def _read_missing(self, cache: StateCache, run_ids: set[int]) -> dict[int, str]:
+        rest = [cache.runs[each] for each in sorted(run_ids - self._runs.keys())]
         if not rest:
             return {}
         failed: dict[int, str] = {}
@@ -159,35 +164,39 @@ class TaskSpecs:
                     with connection.begin_nested():  # PostgreSQL aborts the whole transaction after an error
                         self._read(connection, stored, parameters)
                 except Exception as error:
-                    if not is_of_run(error):
+                    if not may_be_of_run(error):
                         raise
-                    failed[stored.id] = why_of(error)
+                    failed[stored.id] = error_text(error)
         return failed
 
-    def _task_item(self, stored: Stored, attempt: SubmittedAttempt) -> TaskItem:
+    def _task_item(self, stored: StoredRun, attempt: SubmittedAttempt) -> TaskItem:
         version, run = self._runs[stored.id]
         task, index = version.tasks[base_of(attempt.name)], index_of(attempt.name)
         key = self._plans.cache_key(run, task, attempt.n, stored.outputs, index=index)
         place = (self._shard, stored.code, stored.version)
-        spec = spec_of(run, task, attempt.task, attempt.n, stored.outputs, place=place, index=index, cache_key=key)
+        spec = build_message(
+            run, task, attempt.task, attempt.n, stored.outputs, place=place, index=index, cache_key=key
+        )
         value, body = spec.to_bytes()
-        return TaskItem(Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._shard), value, body)
+        return TaskItem(
+            QueuePlace.parse(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._shard), value, body
+        )
 
 
-def _is_queued(task: Task) -> bool:
+def _is_queued(task: TaskRun) -> bool:
     return task.state is TaskState.SUBMITTED
 
 
-def run_of(
-    connection: sa.Connection, version: Version, stored: Stored, parameters: Mapping[str, Any] | None = None
-) -> Run:
-    """Return an instance with the current settings of its project, for computing values.
+def load_context(
+    connection: sa.Connection, version: LoadedVersion, stored: StoredRun, parameters: Mapping[str, Any] | None = None
+) -> RunContext:
+    """Return a run with the current settings of its project, for computing values.
 
     ``parameters`` are those of the project. None: read them.
     """
     project = version.definition.project
     environments = settings.variables(connection, project, version.environments) if version.environments else {}
-    return Run(
+    return RunContext(
         version.definition,
         stored.id,
         stored.schedule_time,
@@ -199,43 +208,43 @@ def run_of(
 
 
 def _connections(
-    connection: sa.Connection, project: str, version: Version, environments: Mapping[str, Mapping[str, str]]
+    connection: sa.Connection, project: str, version: LoadedVersion, environments: Mapping[str, Mapping[str, str]]
 ) -> dict[str, dict[str, str]]:
     if version.connections is None:
-        return settings.urls(connection, project)
+        return settings.visible_connections(connection, project)
     named = {each[len(CONNECTION) :] for each in names_in(environments) if each.startswith(CONNECTION)}
     names = version.connections | named
-    return settings.urls(connection, project, names) if names else {}
+    return settings.visible_connections(connection, project, names) if names else {}
 
 
 _log = logging.getLogger(__name__)
 
 #: Maximum number of operations in one transaction. The limit of the store is 100.
-_MOST_OPS = 90
-_MOST_BYTES = 700_000
+_MAX_OPS = 90
+_MAX_BYTES = 700_000
 #: Size of a project's slots that means unlimited.
-MOST_TASKS = 10_000
+MAX_TASKS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePlace:
     """Position of an attempt's item in the work queue.
 
     Attributes:
-        lane: Partition of the work queue.
-        shelf: Sort key within the partition.
+        partition: Partition of the work queue.
+        sort_key: Sort key within the partition.
         item: Name of the item.
     """
 
-    lane: str
-    shelf: str
-    item: Item
+    partition: str
+    sort_key: str
+    item: ItemName
 
     @classmethod
-    def of(cls, queue_key: str, task: int, n: int, shard: int) -> Place:
+    def parse(cls, queue_key: str, task: int, n: int, shard: int) -> QueuePlace:
         """Parse a queue key of the database: partition, sort key and priority, separated by slashes."""
         lane, shelf, priority = queue_key.split("/")
-        return cls(lane, shelf, Item(task, n, shard, int(priority)))
+        return cls(lane, shelf, ItemName(task, n, shard, int(priority)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +257,7 @@ class TaskItem:
         body: Second part of a large spec.
     """
 
-    place: Place
+    place: QueuePlace
     value: bytes
     body: bytes | None = None
 
@@ -285,9 +294,9 @@ class Dispatcher:
         except Conflict as error:
             raise NotOwner(f"shard {self._shard} has another owner in the store") from error
 
-    def key(self, place: Place) -> str:
+    def key(self, place: QueuePlace) -> str:
         """Return the key of an item."""
-        return self._backlog.key(place.lane, place.shelf, place.item.id)
+        return self._backlog.key(place.partition, place.sort_key, place.item.id)
 
     def poke(self, shards: Iterable[int]) -> None:
         """Notify the owners of other shards of commands. They also poll every few seconds, so errors are ignored."""
@@ -295,24 +304,24 @@ class Dispatcher:
             try:
                 self._store.put(self.keys.poke(each), b"")
             except LatchworkError:
-                _log.debug("shard %d was not poked", each, exc_info=True)
+                _log.debug("shard %d was not notified", each, exc_info=True)
 
     # Results
 
-    def tidy(self, ended: Sequence[str], strange: Sequence[str], seq: int) -> None:
+    def delete_results(self, ended: Sequence[str], unknown_keys: Sequence[str], seq: int) -> None:
         """Delete results that are in the database, with the cancel marks of their attempts.
 
         Args:
             ended: Attempts.
-            strange: Keys that were not written by Latchwork.
+            unknown_keys: Keys that were not written by Latchwork.
             seq: Sequence number of the transaction that wrote the results. A database without it was restored from an
                 older backup.
         """
         ops = [Delete(key) for x in ended for key in (self.keys.result(self._shard, x), self.keys.cancel(x))]
-        ops += [Delete(key) for key in strange]
-        for start in range(0, len(ops), _MOST_OPS):
-            mark = Put(self.keys.high(self._shard), str(seq).encode())
-            self._commit([], [mark, *ops[start : start + _MOST_OPS]])
+        ops += [Delete(key) for key in unknown_keys]
+        for start in range(0, len(ops), _MAX_OPS):
+            mark = Put(self.keys.restore_mark(self._shard), str(seq).encode())
+            self._commit([], [mark, *ops[start : start + _MAX_OPS]])
 
     def _commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> None:
         try:
@@ -327,8 +336,8 @@ class Dispatcher:
 
     def write(self, ops: Sequence[Op]) -> None:
         """Apply writes under the fence of the shard, in as many transactions as they need."""
-        for start in range(0, len(ops), _MOST_OPS):
-            self._commit([], ops[start : start + _MOST_OPS])
+        for start in range(0, len(ops), _MAX_OPS):
+            self._commit([], ops[start : start + _MAX_OPS])
 
     # Putting
 
@@ -338,7 +347,7 @@ class Dispatcher:
         for batch in _batches(task_items):
             try:
                 self._commit(
-                    [Absent(self.keys.result(self._shard, each.place.item.x)) for each in batch],
+                    [Absent(self.keys.result(self._shard, each.place.item.attempt_key)) for each in batch],
                     list(dict.fromkeys(op for each in batch for op in self._ops_of(each))),
                 )
             except Conflict:
@@ -347,22 +356,22 @@ class Dispatcher:
                 _log.info("shard %d: items are put at the next turn: %s", self._shard, error)
                 return done
             else:
-                done += [each.place.item.x for each in batch]
+                done += [each.place.item.attempt_key for each in batch]
         return done
 
-    def _ops_of(self, parcel: TaskItem) -> list[Op]:
-        place = parcel.place
-        ops = self._backlog.put_ops(place.lane, place.shelf, {place.item.id: parcel.value})
-        return ops if parcel.body is None else [*ops, Put(self.keys.data(place.item.x), parcel.body)]
+    def _ops_of(self, task_item: TaskItem) -> list[Op]:
+        place = task_item.place
+        ops = self._backlog.put_ops(place.partition, place.sort_key, {place.item.id: task_item.value})
+        return ops if task_item.body is None else [*ops, Put(self.keys.data(place.item.attempt_key), task_item.body)]
 
     def _put_each(self, batch: Sequence[TaskItem]) -> list[str]:
         """Put a batch of which some items exist or have ended, without these."""
         items = self._store.get_many([self.key(each.place) for each in batch])
-        results = self._store.get_many([self.keys.result(self._shard, each.place.item.x) for each in batch])
-        done = [each.place.item.x for each, item in zip(batch, items, strict=True) if item is not None]
-        ended = {each.place.item.x for each, result in zip(batch, results, strict=True) if result is not None}
+        results = self._store.get_many([self.keys.result(self._shard, each.place.item.attempt_key) for each in batch])
+        done = [each.place.item.attempt_key for each, item in zip(batch, items, strict=True) if item is not None]
+        ended = {each.place.item.attempt_key for each, result in zip(batch, results, strict=True) if result is not None}
         for each in batch:
-            x = each.place.item.x
+            x = each.place.item.attempt_key
             if x in done or x in ended:
                 continue
             try:
@@ -374,7 +383,7 @@ class Dispatcher:
 
     # Withdraw and cancel
 
-    def take_back(self, places: Mapping[str, Place]) -> list[str]:
+    def withdraw(self, places: Mapping[str, QueuePlace]) -> list[str]:
         """Withdraw items from the queue, unless a worker has claimed them.
 
         Returns:
@@ -382,31 +391,31 @@ class Dispatcher:
         """
         gone: list[str] = []
         for x, place in places.items():
-            item = self._backlog.find(place.lane, place.shelf, place.item.id)
+            item = self._backlog.find(place.partition, place.sort_key, place.item.id)
             if item is None:
-                if not self._is_somewhere(x):
+                if not self._is_running_or_ended(x):
                     gone.append(x)
             elif self._remove(x, item):
                 gone.append(x)
         return gone
 
-    def _is_somewhere(self, x: str) -> bool:
+    def _is_running_or_ended(self, attempt_key: str) -> bool:
         """Return whether an attempt without an item is running or has ended.
 
         Checked in this order, because the end of an attempt replaces its running key with a result.
         """
-        keys = (self.keys.running(self._shard, x), self.keys.result(self._shard, x))
+        keys = (self.keys.running(self._shard, attempt_key), self.keys.result(self._shard, attempt_key))
         return any(self._store.get(key) is not None for key in keys)
 
-    def _remove(self, x: str, item: QueueItem) -> bool:
+    def _remove(self, attempt_key: str, item: QueueItem) -> bool:
         checks, ops = self._backlog.removal(item)
         try:
-            self._commit(checks, [*ops, Delete(self.keys.data(x)), Delete(self.keys.cancel(x))])
+            self._commit(checks, [*ops, Delete(self.keys.data(attempt_key)), Delete(self.keys.cancel(attempt_key))])
         except Conflict:
             return False  # a worker claimed it: it runs, or is cancelled later
         return True
 
-    def cancel(self, places: Mapping[str, Place]) -> list[str]:
+    def cancel(self, places: Mapping[str, QueuePlace]) -> list[str]:
         """Have running attempts cancelled by their workers, and not claimed again.
 
         Returns the attempts that were marked.
@@ -414,7 +423,7 @@ class Dispatcher:
         told: list[str] = []
         for x, place in places.items():
             try:
-                self._commit([Exists(self.key(place))], [Put(self.keys.cancel(x), cancel_of(time.time()))])
+                self._commit([Exists(self.key(place))], [Put(self.keys.cancel(x), cancel_request(time.time()))])
             except Conflict:
                 continue  # it has ended
             told.append(x)
@@ -422,7 +431,7 @@ class Dispatcher:
 
     # Repair
 
-    def items(self) -> dict[str, Place]:
+    def items(self) -> dict[str, QueuePlace]:
         """Return every item of the work queue, of all shards, by attempt. Unknown names are skipped."""
         found = {}
         lanes = f"{self.keys.backlog}/partitions"
@@ -432,11 +441,11 @@ class Dispatcher:
             shelf, _, name = rest.partition("/")
             if kind == "items":
                 with suppress(InvalidKey):
-                    item = Item.of(name)
-                    found[item.x] = Place(lane, shelf, item)
+                    item = ItemName.parse(name)
+                    found[item.attempt_key] = QueuePlace(lane, shelf, item)
         return found
 
-    def marked(self) -> set[str]:
+    def marked_attempts(self) -> set[str]:
         """Return the attempts, of all shards, that are cancelled or have a second part of their spec."""
         keys = self.keys
         return {
@@ -445,20 +454,20 @@ class Dispatcher:
             for entry in self._store.list(prefix, recursive=True)
         }
 
-    def unmark(self, attempts: Sequence[str]) -> None:
+    def delete_marks(self, attempts: Sequence[str]) -> None:
         """Delete cancel marks and second parts that belong to no item."""
         ops = [Delete(key) for x in attempts for key in (self.keys.cancel(x), self.keys.data(x))]
-        for start in range(0, len(ops), _MOST_OPS):
-            self._commit([], ops[start : start + _MOST_OPS])
+        for start in range(0, len(ops), _MAX_OPS):
+            self._commit([], ops[start : start + _MAX_OPS])
 
-    def has_died(self, place: Place) -> bool | None:
+    def was_lost(self, place: QueuePlace) -> bool | None:
         """Return whether a running attempt was lost. Checks its item, running key and result, in this order.
 
         Returns:
             None: it is running or has ended. True: its worker died. False: its worker released it.
         """
-        item = self._backlog.find(place.lane, place.shelf, place.item.id)
-        if self._is_somewhere(place.item.x):
+        item = self._backlog.find(place.partition, place.sort_key, place.item.id)
+        if self._is_running_or_ended(place.item.attempt_key):
             return None
         return item is None or not item.why
 
@@ -469,7 +478,7 @@ def _batches(task_items: Iterable[TaskItem]) -> Iterable[list[TaskItem]]:
     for each in task_items:
         more = len(each.value) + len(each.body or b"") + 400
         ops = 3 if each.body is not None else 2
-        if batch and (count + ops > _MOST_OPS or size + more > _MOST_BYTES):
+        if batch and (count + ops > _MAX_OPS or size + more > _MAX_BYTES):
             yield batch
             batch, size, count = [], 0, 0
         batch.append(each)
@@ -483,13 +492,13 @@ def _batches(task_items: Iterable[TaskItem]) -> Iterable[list[TaskItem]]:
 PASSING: tuple[type[LatchworkError], ...] = (Unavailable, OutcomeUnknown, Conflict)
 
 
-def untaken(stored: Stored, plan: Plan, after: Instance, now: float) -> list[AttemptRow]:
+def not_taken_attempts(stored: StoredRun, plan: WorkflowPlan, after: WorkflowRun, now: float) -> list[AttemptRow]:
     """Return a row for each attempt that was withdrawn because no worker claimed it.
 
     Args:
-        stored: The instance before.
+        stored: The run before.
         plan: Plan of its version.
-        after: The instance now.
+        after: The run now.
         now: Seconds since the epoch.
     """
     return [
@@ -502,7 +511,7 @@ def untaken(stored: Stored, plan: Plan, after: Instance, now: float) -> list[Att
             now,
             ended_at=now,
             outcome=NOT_TAKEN,
-            error=f"no worker took it within {plan.rule(fact.task).max_queued_s or 0:g} s",
+            error=f"no worker claimed it within {plan.rule(fact.task).max_queued_s or 0:g} s",
         )
         for fact in after.facts
         if fact.kind == NOT_TAKEN

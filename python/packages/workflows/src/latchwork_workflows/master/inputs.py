@@ -11,21 +11,21 @@ from latchwork.errors import BadRecord, InvalidKey
 from latchwork.spi import counted
 from latchwork.types import Entry
 from latchwork_workflows.db.attempts import AttemptRow
-from latchwork_workflows.keys import attempt_of, is_attempt, x_of
+from latchwork_workflows.keys import attempt_key_of, is_attempt_key, parse_attempt_key
 from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt
-from latchwork_workflows.messages import Result, Running
+from latchwork_workflows.messages import AttemptResult, RunningRecord
 from latchwork_workflows.state import Claimed, Ended, Event, Lost, Outcome
-from latchwork_workflows.state.records import IN_HANDS
+from latchwork_workflows.state.records import AT_WORKERS
 
 #: Seconds by which claims without other events may be delayed.
 CLAIMS_S = 0.05
 #: Maximum number of results that are processed at once.
-MOST_RESULTS = 200
+MAX_RESULTS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class RunningClaim:
     """The claim of an attempt, as its key shows it.
 
     Attributes:
@@ -37,67 +37,67 @@ class Runs:
     value: bytes
 
     @property
-    def running(self) -> Running:
+    def record(self) -> RunningRecord:
         """The parsed record. Needed once for each claim, while the key is seen at every read."""
-        return Running.of(self.value)
+        return RunningRecord.from_bytes(self.value)
 
 
 @dataclass(slots=True)
-class Seen:
+class StoreSnapshot:
     """Result of one read of the store.
 
     Attributes:
-        results: By attempt. At most ``MOST_RESULTS``.
+        results: By attempt. At most ``MAX_RESULTS``.
         running: By attempt.
         poke: Token of the last poke. 0 if there was none.
-        strange: Keys that were not written by Latchwork.
-        again: Results that were processed before and are still visible, with the tokens of their keys.
+        unknown_keys: Keys that were not written by Latchwork.
+        processed: Results that were processed before and are still visible, with the tokens of their keys.
         tokens: Tokens of the keys of results.
     """
 
-    results: dict[str, Result] = field(default_factory=dict)
-    running: dict[str, Runs] = field(default_factory=dict)
+    results: dict[str, AttemptResult] = field(default_factory=dict)
+    running: dict[str, RunningClaim] = field(default_factory=dict)
     poke: int = 0
-    strange: list[str] = field(default_factory=list)
-    again: dict[str, int] = field(default_factory=dict)
+    unknown_keys: list[str] = field(default_factory=list)
+    processed: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_full(self) -> bool:
         """Whether there may be more results."""
-        return len(self.results) == MOST_RESULTS
+        return len(self.results) == MAX_RESULTS
 
 
-def seen(entries: Iterable[Entry], prefix: str, done: Mapping[str, int]) -> Seen:
+def parse_snapshot(entries: Iterable[Entry], prefix: str, processed: Mapping[str, int]) -> StoreSnapshot:
     """Parse the entries below the prefix of a shard.
 
     Args:
         entries: Entries of the mirror.
         prefix: Prefix of the shard.
-        done: Processed results with the tokens of their keys. They are deleted, but a mirror may lag.
+        processed: Processed results with the tokens of their keys. They are deleted, but a mirror may lag.
     """
-    found = Seen()
+    found = StoreSnapshot()
     for entry in entries:
         kind, _, x = entry.key[len(prefix) + 1 :].partition("/")
         if kind == "poke":
             found.poke = entry.token
             continue
         try:
-            attempt_of(x)
+            parse_attempt_key(x)
         except InvalidKey:
-            found.strange.append(entry.key)
+            found.unknown_keys.append(entry.key)
             continue
         if kind == "running":
-            found.running[x] = Runs(entry.created, entry.value)
-        elif kind == "results" and done.get(x) == entry.created:
-            found.again[x] = entry.created
+            found.running[x] = RunningClaim(entry.created, entry.value)
+        elif kind == "results" and processed.get(x) == entry.created:
+            found.processed[x] = entry.created
         elif kind == "results" and not found.is_full:
             found.results[x] = _result(entry)
             found.tokens[x] = entry.created
     return found
 
 
-class Looking:
+class StoreReader:
     """Reads a shard's part of the store, without results that were processed before. Not thread-safe.
 
     Args:
@@ -109,61 +109,61 @@ class Looking:
         self._done: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
 
-    def look(self, entries: Iterable[Entry]) -> Seen:
+    def read(self, entries: Iterable[Entry]) -> StoreSnapshot:
         """Return the current content."""
-        found = seen(entries, self._prefix, self._done)
-        self._done, self._tokens = found.again, found.tokens
+        found = parse_snapshot(entries, self._prefix, self._done)
+        self._done, self._tokens = found.processed, found.tokens
         return found
 
-    def took(self, ended: Iterable[str]) -> None:
+    def mark_processed(self, ended: Iterable[str]) -> None:
         """Record that these results of the last read are in the database."""
         self._done.update((x, self._tokens[x]) for x in ended if x in self._tokens)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Clear the state in memory."""
         self._done, self._tokens = {}, {}
 
 
-def _result(entry: Entry) -> Result:
+def _result(entry: Entry) -> AttemptResult:
     try:
-        return Result.of(entry.value)
+        return AttemptResult.from_bytes(entry.value)
     except BadRecord as error:
         why = f"its result cannot be read: {error}"
-        return Result(Outcome.FATAL, entry.created, "?", "?", 0.0, 0.0, error=why[:1000])
+        return AttemptResult(Outcome.FATAL, entry.created, "?", "?", 0.0, 0.0, error=why[:1000])
 
 
-def missing(cache: StateCache, found: Seen) -> list[SubmittedAttempt]:
+def missing_attempts(cache: StateCache, snapshot: StoreSnapshot) -> list[SubmittedAttempt]:
     """Return the running attempts that have no key in the store. Their workers may be dead: check them one by one."""
-    if len(cache.running) == len(found.running) and cache.running.keys() == found.running.keys():
+    if len(cache.running) == len(snapshot.running) and cache.running.keys() == snapshot.running.keys():
         return []
-    return [each for x, each in cache.running.items() if x not in found.running and x not in found.results]
+    return [each for x, each in cache.running.items() if x not in snapshot.running and x not in snapshot.results]
 
 
-def replaced(cache: StateCache, found: Seen, claims: Mapping[str, int]) -> list[SubmittedAttempt]:
+def reclaimed_attempts(cache: StateCache, snapshot: StoreSnapshot, claims: Mapping[str, int]) -> list[SubmittedAttempt]:
     """Return the attempts that run under another claim than before: the first claim was lost between two reads."""
-    seen_ = found.running
+    seen_ = snapshot.running
     return [each for x, each in cache.running.items() if x in seen_ and claims.get(x, 0) not in {0, seen_[x].claim}]
 
 
 @dataclass(slots=True)
-class Told:
+class ReportedEvents:
     """Events since the last read.
 
     Attributes:
-        events: By instance, in order.
+        events: By run, in order.
         claimed: Newly claimed attempts, with their claims.
-        ended: Ended attempts, also of ended instances.
+        ended: Ended attempts, also of ended runs.
         lost: Attempts whose claims ended without a result.
     """
 
     events: dict[int, list[Event]] = field(default_factory=dict)
-    claimed: list[tuple[SubmittedAttempt, Runs]] = field(default_factory=list)
-    ended: list[tuple[str, Result]] = field(default_factory=list)
+    claimed: list[tuple[SubmittedAttempt, RunningClaim]] = field(default_factory=list)
+    ended: list[tuple[str, AttemptResult]] = field(default_factory=list)
     lost: list[SubmittedAttempt] = field(default_factory=list)
 
-    def tell(self, attempt: SubmittedAttempt, event: Event) -> None:
+    def add(self, attempt: SubmittedAttempt, event: Event) -> None:
         """Add an event."""
-        self.events.setdefault(attempt.instance, []).append(event)
+        self.events.setdefault(attempt.run_id, []).append(event)
 
 
 class Debounce:
@@ -175,10 +175,10 @@ class Debounce:
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def lasts(self, what: Told, now: float) -> bool:
+    def may_wait(self, reported: ReportedEvents, now: float) -> bool:
         """Return whether all of these events may wait. The time counts from the first claim."""
-        count = sum(map(len, what.events.values()))
-        if what.ended or what.lost or not what.claimed or count != len(what.claimed):
+        count = sum(map(len, reported.events.values()))
+        if reported.ended or reported.lost or not reported.claimed or count != len(reported.claimed):
             return False
         if self._since is None:
             self._since = now
@@ -188,56 +188,58 @@ class Debounce:
         """Return the seconds for which they may still wait. Infinite if there are none."""
         return math.inf if self._since is None else self._since + CLAIMS_S - now
 
-    def end(self) -> None:
+    def reset(self) -> None:
         """Reset: the claims were written."""
         self._since = None
 
 
-def told(cache: StateCache, found: Seen, lost: Mapping[SubmittedAttempt, bool], claims: Mapping[str, int]) -> Told:
+def events_since(
+    cache: StateCache, snapshot: StoreSnapshot, lost: Mapping[SubmittedAttempt, bool], claims: Mapping[str, int]
+) -> ReportedEvents:
     """Return the events since the last read.
 
     Args:
         cache: State of the runs.
-        found: Content of the store.
+        snapshot: Content of the store.
         lost: Attempts whose claims ended without a result, and whether their workers died.
         claims: Known claims, by attempt.
     """
-    result = Told()
+    result = ReportedEvents()
     for gone, died in lost.items():
-        result.tell(gone, _lost(cache, gone, died=died))
+        result.add(gone, _lost(cache, gone, died=died))
         result.lost.append(gone)
-    for x, runs in found.running.items():
-        attempt = cache.find(*attempt_of(x))
-        if attempt is None or claims.get(x) == runs.claim or cache.state_of(attempt) not in IN_HANDS:
+    for x, runs in snapshot.running.items():
+        attempt = cache.find(*parse_attempt_key(x))
+        if attempt is None or claims.get(x) == runs.claim or cache.state_of(attempt) not in AT_WORKERS:
             continue
-        result.tell(attempt, Claimed(attempt.name, attempt.n, _run(cache, attempt)))
+        result.add(attempt, Claimed(attempt.name, attempt.n, _round(cache, attempt)))
         result.claimed.append((attempt, runs))
-    for x, each in found.results.items():
-        of = cache.find(*attempt_of(x))
+    for x, each in snapshot.results.items():
+        of = cache.find(*parse_attempt_key(x))
         result.ended.append((x, each))
         if of is not None:
             took_s = max(0.0, each.ended_at - each.started_at)
-            result.tell(of, Ended(of.name, of.n, each.outcome, _run(cache, of), took_s))
+            result.add(of, Ended(of.name, of.n, each.outcome, _round(cache, of), took_s))
     return result
 
 
 def _lost(cache: StateCache, attempt: SubmittedAttempt, *, died: bool) -> Lost:
-    return Lost(attempt.name, attempt.n, _run(cache, attempt), died=died)
+    return Lost(attempt.name, attempt.n, _round(cache, attempt), died=died)
 
 
-def _run(cache: StateCache, attempt: SubmittedAttempt) -> int:
-    return cache.instances[attempt.instance].known.run
+def _round(cache: StateCache, attempt: SubmittedAttempt) -> int:
+    return cache.runs[attempt.run_id].known.round
 
 
-def in_mind(cache: StateCache, told: Told) -> tuple[dict[int, tuple[int, int]], set[int]]:
-    """Return instance and workflow of the reported attempts by task row, and the unknown task rows."""
-    rows = {attempt_of(x) for x, _ in told.ended} | {(each.task, each.n) for each, _ in told.claimed}
+def reported_tasks(cache: StateCache, reported: ReportedEvents) -> tuple[dict[int, tuple[int, int]], set[int]]:
+    """Return run and workflow of the reported attempts by task row, and the unknown task rows."""
+    rows = {parse_attempt_key(x) for x, _ in reported.ended} | {(each.task, each.n) for each, _ in reported.claimed}
     found = {row: cache.find(row, n) for row, n in rows}
-    known = {row: (each.instance, cache.instances[each.instance].code) for row, each in found.items() if each}
+    known = {row: (each.run_id, cache.runs[each.run_id].code) for row, each in found.items() if each}
     return known, found.keys() - known.keys()
 
 
-def row_of(task: int, n: int, result: Result) -> AttemptRow:
+def attempt_row(task: int, n: int, result: AttemptResult) -> AttemptRow:
     """Return the history row of an ended attempt, as its worker reported it."""
     worker, host, ref, error = (
         each.replace("\0", "\ufffd") for each in (result.worker, result.host, result.log_ref, result.error)
@@ -261,35 +263,37 @@ def row_of(task: int, n: int, result: Result) -> AttemptRow:
 _log = logging.getLogger(__name__)
 
 
-def in_hands(cache: StateCache) -> set[str]:
+def attempts_at_workers(cache: StateCache) -> set[str]:
     """Return the attempts of a shard that are queued or claimed."""
     return {
-        x_of(stored.ids[name], task.n)
-        for stored in cache.instances.values()
+        attempt_key_of(stored.ids[name], task.n)
+        for stored in cache.runs.values()
         for name, task in stored.known.tasks.items()
-        if task.in_hands
+        if task.is_at_worker
     }
 
 
-def repair(dispatcher: Dispatcher, cache: StateCache, shard: int, is_ours: Callable[[Iterable[int]], set[int]]) -> None:
+def drop_orphans(
+    dispatcher: Dispatcher, cache: StateCache, shard: int, own_tasks: Callable[[Iterable[int]], set[int]]
+) -> None:
     """Drop orphans: items and marks that no run needs.
 
     Args:
         dispatcher: Dispatcher of the shard, under its fence.
         cache: State that was just read, with all results processed.
         shard: ID of the shard.
-        is_ours: Returns which of these tasks belong to this shard. For the first shard, also deleted tasks.
+        own_tasks: Returns which of these tasks belong to this shard. For the first shard, also deleted tasks.
     """
-    marked = dispatcher.marked()
+    marked = dispatcher.marked_attempts()
     items = dispatcher.items()
-    wanted = in_hands(cache)
+    wanted = attempts_at_workers(cache)
     orphans = {x: place for x, place in items.items() if place.item.shard == shard and x not in wanted}
-    back = dispatcher.take_back(orphans)
+    back = dispatcher.withdraw(orphans)
     ended = dispatcher.cancel({x: place for x, place in orphans.items() if x not in back})
-    left = {x for x in marked if x not in items and x not in wanted and is_attempt(x)}
-    ours = is_ours({attempt_of(x)[0] for x in left})
-    gone = sorted(x for x in left if attempt_of(x)[0] in ours)
-    dispatcher.unmark(gone)
+    left = {x for x in marked if x not in items and x not in wanted and is_attempt_key(x)}
+    ours = own_tasks({parse_attempt_key(x)[0] for x in left})
+    gone = sorted(x for x in left if parse_attempt_key(x)[0] in ours)
+    dispatcher.delete_marks(gone)
     if orphans or gone:
-        what = f"{counted(len(orphans), 'item')} and {counted(len(gone), 'mark')} that nobody waits for"
+        what = f"{counted(len(orphans), 'item')} and {counted(len(gone), 'mark')} without a run that needs them"
         _log.warning("shard %d: dropped %s (%d are ended by their workers)", shard, what, len(ended))

@@ -20,7 +20,7 @@ from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Th
 from latchwork.schedules import WallClock
 from latchwork.spi import NodeHealth, mutex
 from latchwork.store import Store
-from latchwork_workflows.alerts.sender import POLL_S, Sender
+from latchwork_workflows.alerts.sender import POLL_S, AlertSender
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.errors import NotOwner, StoreMismatch
@@ -29,7 +29,7 @@ from latchwork_workflows.keys import Keys, Order, shard_name, workflows_store
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.master import cleanup
 from latchwork_workflows.master.shard import POLL_S as SHARD_POLL_S
-from latchwork_workflows.master.shard import ShardRun, Tools
+from latchwork_workflows.master.shard import ShardLoop, ShardTools
 from latchwork_workflows.secrets import Secrets
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Master:
         database: Database with the tables of this version.
         store: The store that belongs to it: its root, or a namespace that all nodes use.
         node_id: Unique among the running masters. Default: the host name and six random characters.
-        order: Order in which workers claim tasks: ``instance`` or ``submitted``. Must be the same on all nodes.
+        order: Order in which workers claim tasks: ``run`` or ``submitted``. Must be the same on all nodes.
         lock_ttl_s: Seconds until the shards of a dead node are reassigned.
         poll_s: Seconds between two polls for commands without a notification.
         name: Key below which all data is stored.
@@ -79,7 +79,7 @@ class Master:
         store: Store,
         *,
         node_id: str | None = None,
-        order: Order = "instance",
+        order: Order = "run",
         lock_ttl_s: float = 10.0,
         poll_s: float = SHARD_POLL_S,
         name: str = "default",
@@ -99,8 +99,15 @@ class Master:
         self._chores_every_s = chores_every_s
         self._secrets = secrets or Secrets()
         self._alerts_every_s = alerts_every_s
-        self._tools = Tools(
-            database, store, Keys(name), self.node_id, order, poll_s=poll_s, told=self._told, now=WallClock().now
+        self._tools = ShardTools(
+            database,
+            store,
+            Keys(name),
+            self.node_id,
+            order,
+            poll_s=poll_s,
+            on_database_answer=self._record_answer,
+            now=WallClock().now,
         )
         self._mutex = mutex()
         self._closing = Signal()
@@ -130,11 +137,13 @@ class Master:
         """
         with self._mutex:
             if self._thread is not None or self._closing.is_set():
-                raise Closed(f"master {self.node_id} was started before; make another one")
-            self._thread = threading.Thread(target=self._watch, name=f"latchwork-master-{self.node_id}", daemon=True)
+                raise Closed(f"master {self.node_id} was started before; create a new one")
+            self._thread = threading.Thread(
+                target=self._watch_database, name=f"latchwork-master-{self.node_id}", daemon=True
+            )
         self._shards = join_store(self._tools.database, self._store, self._tools.keys).shards
-        self._told(True)
-        self._manager = self._made()
+        self._record_answer(True)
+        self._manager = self._create_node()
         self._thread.start()
         return self
 
@@ -156,17 +165,17 @@ class Master:
         """Return whether the node is in the cluster. It is not while it has no database. Does no I/O."""
         manager = self._manager
         if manager is None:
-            without = "it has no database, and others have its shards"
+            without = "it has no database, so other masters have its shards"
             reason = without if self._thread is not None and not self._closing.is_set() else "it does not run"
             return NodeHealth(False, (reason,), 0.0, False)
         found = manager.health()
         return NodeHealth(found.ok, found.reasons, found.session_remaining_s, False)
 
-    def _made(self) -> JobManager:
+    def _create_node(self) -> JobManager:
         shards = Job(
             SHARDS_JOB,
             work_pool=[shard_name(each) for each in range(self._shards)],
-            run=self._run,
+            run=self._run_shard,
             schedule=FixedDelay(0.5),
             initial_delay_s=0.0,
             threads=Threads.per_item(),
@@ -174,7 +183,7 @@ class Master:
         tidies = Job(
             CHORES_JOB,
             work_pool=["chores"],
-            run=self._do_chores,
+            run=self._run_cleanup,
             schedule=FixedDelay(self._chores_every_s),
             initial_delay_s=min(CHORES_FIRST_S, self._chores_every_s),
         )
@@ -203,14 +212,14 @@ class Master:
 
     # In threads of the job manager
 
-    def _run(self, context: JobContext) -> None:
+    def _run_shard(self, context: JobContext) -> None:
         for item in context.work_share:
-            run = ShardRun(self._tools, int(item), context.fence(item), context.remaining_s)
+            run = ShardLoop(self._tools, int(item), context.fence(item), context.remaining_s)
             forget = context.on_stop(run.stop)
             try:
                 run.run()
             except (NotOwner, OwnershipLost) as error:
-                _log.info("shard %s is left to others: %s", item, error)
+                _log.info("shard %s is released to other masters: %s", item, error)
             except StoreMismatch as error:
                 _log.error("%s", error)
                 context.wait_stop(_MISMATCH_S)
@@ -218,16 +227,16 @@ class Master:
             finally:
                 forget()
 
-    def _do_chores(self, context: JobContext) -> None:
+    def _run_cleanup(self, context: JobContext) -> None:
         pause = partial(context.wait_stop, _CHORES_PAUSE_S)
         try:
-            cleanup.Chores(self._tools.database, self._logs, self._keep, pause=pause).run()
+            cleanup.Cleanup(self._tools.database, self._logs, self._keep, pause=pause).run()
         except cleanup.PASSING as error:
-            _log.warning("what is too old is deleted later: %s", error)
+            _log.warning("old data is deleted later: %s", error)
 
     def _send_alerts(self, context: JobContext) -> None:
         for item in context.work_share:
-            sender = Sender(
+            sender = AlertSender(
                 self._tools.database,
                 self._secrets,
                 token=context.fence(item).token,
@@ -245,42 +254,44 @@ class Master:
             finally:
                 forget()
 
-    def _told(self, answers: bool) -> None:
+    def _record_answer(self, answers: bool) -> None:
         if answers:
             self._answered_at = self._store.clock.now()
 
     # The thread
 
-    def _watch(self) -> None:
+    def _watch_database(self) -> None:
         clock = self._store.clock
         while not clock.wait(self._closing, _LOOK_S):
-            self._tools.database.cut(STUCK_S)
+            self._tools.database.break_connections(STUCK_S)
             without_s = clock.now() - self._answered_at
-            if without_s > 2 * _LOOK_S and self._asks():
+            if without_s > 2 * _LOOK_S and self._database_answers():
                 without_s = 0.0
             try:
                 if without_s >= WITHOUT_S and self._manager is not None:
-                    _log.warning("master %s is without its database for %.0f s; others get its shards", self, without_s)
-                    self._tools.database.cut()
+                    _log.warning(
+                        "master %s has had no database for %.0f s; other masters take its shards", self, without_s
+                    )
+                    self._tools.database.break_connections()
                     self._leave()
                 elif without_s < WITHOUT_S and self._manager is None:
-                    self._manager = self._made()
+                    self._manager = self._create_node()
                     _log.info("master %s has its database again", self.node_id)
             except LatchworkError as error:
                 _log.warning("master %s is not back yet: %s", self.node_id, error)
 
-    def _asks(self) -> bool:
+    def _database_answers(self) -> bool:
         """Return whether the database answers. Asks in a separate thread, because a query may block forever."""
         if self._asker is None or not self._asker.is_alive():
             name = f"latchwork-master-asks-{self.node_id}"
-            self._asker = threading.Thread(target=self._ask, name=name, daemon=True)
+            self._asker = threading.Thread(target=self._ping_database, name=name, daemon=True)
             self._asker.start()
         self._asker.join(_LOOK_S)
         return self._store.clock.now() - self._answered_at <= 2 * _LOOK_S
 
-    def _ask(self) -> None:
+    def _ping_database(self) -> None:
         try:
-            self._tools.database.ask()
+            self._tools.database.ping()
         except DatabaseUnavailable:
             return
-        self._told(True)
+        self._record_answer(True)

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 import sqlalchemy as sa
 
 from latchwork_workflows.db import alerts
-from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import UnknownWorkflow
-from latchwork_workflows.master.state_cache import Plans, Version
-from latchwork_workflows.state import Instance, TaskState, base_of
-from latchwork_workflows.state.alerts import told
-from latchwork_workflows.state.records import IN_HANDS, OVER
+from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
+from latchwork_workflows.state import TaskState, WorkflowRun, base_of
+from latchwork_workflows.state.alerts import facts_to_report
+from latchwork_workflows.state.records import AT_WORKERS, OVER
 
 _log = logging.getLogger(__name__)
 
@@ -21,44 +21,44 @@ _log = logging.getLogger(__name__)
 class Notifications:
     """The alerts of one transaction. Not thread-safe."""
 
-    def __init__(self, connection: sa.Connection, plans: Plans, now: float) -> None:
+    def __init__(self, connection: sa.Connection, plans: VersionCache, now: float) -> None:
         self._connection = connection
         self._plans = plans
         self._now = now
 
-    def saved(self, before: Stored, made: Stored, after: Instance, *, why: str = "") -> None:
+    def run_saved(self, before: StoredRun, made: StoredRun, after: WorkflowRun, *, why: str = "") -> None:
         """Write the alerts for a run that was written as ``after``. ``why`` is the error that ended it, if any."""
-        self._facts(made, after, why)
-        if before.known.run == after.run and not after.dry:
-            self._rows(before, made, after)
+        self._add_run_alerts(made, after, why)
+        if before.known.round == after.round and not after.dry:
+            self._add_rows_alerts(before, made, after)
 
-    def _rows(self, before: Stored, made: Stored, after: Instance) -> None:
+    def _add_rows_alerts(self, before: StoredRun, made: StoredRun, after: WorkflowRun) -> None:
         """Write alerts for the queries that have now succeeded and whose rows are to be mailed."""
         was = before.known.tasks
         ended = [
             name
             for name, task in after.tasks.items()
-            if task.state is TaskState.SUCCESS and name in was and was[name].state in IN_HANDS
+            if task.state is TaskState.SUCCESS and name in was and was[name].state in AT_WORKERS
         ]
         version = _version(self._plans, self._connection, made) if ended else None
         for name in ended if version is not None else ():
             task = version.tasks[base_of(name)] if version is not None else None
             mail = task.params.get("mail") if task is not None and task.type == "sql" else None
             if version is not None and isinstance(mail, Mapping):
-                alerts.put_rows(self._connection, version.definition, made, name, mail, now=self._now)
+                alerts.create_rows_alert(self._connection, version.definition, made, name, mail, now=self._now)
 
-    def _facts(self, made: Stored, after: Instance, why: str) -> None:
+    def _add_run_alerts(self, made: StoredRun, after: WorkflowRun, why: str) -> None:
         version = _version(self._plans, self._connection, made) if after.facts else None
         if version is None:
             return
-        for fact in told(version.plan.alerts, after.facts, dry=after.dry):
-            alerts.put_fact(self._connection, version.definition, made, after, fact, now=self._now, why=why)
+        for fact in facts_to_report(version.plan.alerts, after.facts, dry=after.dry):
+            alerts.create_run_alert(self._connection, version.definition, made, after, fact, now=self._now, why=why)
 
 
-def tell_takeover(
+def create_takeover_alerts(
     connection: sa.Connection,
-    plans: Plans,
-    runs: Iterable[Stored],
+    plans: VersionCache,
+    runs: Iterable[StoredRun],
     *,
     shard: int,
     token: int,
@@ -68,25 +68,25 @@ def tell_takeover(
     """Write one failover alert for each workflow that wants them, unless the former master released the runs."""
     if owners[0] in {"", owners[1]}:
         return
-    by_code: dict[int, list[tuple[Version, Stored]]] = {}
+    by_code: dict[int, list[tuple[LoadedVersion, StoredRun]]] = {}
     for each in runs:
         version = _version(plans, connection, each)
         rule = None if version is None else version.plan.alerts
-        if version is not None and rule is not None and rule.failover and _goes(each.known):
+        if version is not None and rule is not None and rule.failover and _is_active(each.known):
             by_code.setdefault(each.code, []).append((version, each))
     for found in by_code.values():
         mine = [(version.definition, each) for version, each in found]
-        alerts.put_takeover(connection, mine, shard=shard, token=token, owners=owners, now=now)
+        alerts.create_takeover_alert(connection, mine, shard=shard, token=token, owners=owners, now=now)
 
 
-def _goes(known: Instance) -> bool:
+def _is_active(known: WorkflowRun) -> bool:
     return known.state not in OVER and bool(known.tasks) and not known.dry
 
 
-def _version(plans: Plans, connection: sa.Connection, run: Stored) -> Version | None:
+def _version(plans: VersionCache, connection: sa.Connection, run: StoredRun) -> LoadedVersion | None:
     """Return the version of a run. None: this program cannot read it, so no alert is possible."""
     try:
         return plans.get(connection, run.code, run.version)
     except (ValueError, UnknownWorkflow) as error:
-        _log.warning("of run %d nobody is told: version %d cannot be read: %s", run.id, run.version, error)
+        _log.warning("run %d has no alerts: version %d cannot be read: %s", run.id, run.version, error)
         return None

@@ -34,16 +34,16 @@ class PoolSizes:
         self._wanted: Mapping[str, int] | None = None
         self._written: Mapping[str, int] | None = None
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Read the store again before the next write."""
         self._written = None
 
-    def look(self, connection: sa.Connection) -> None:
+    def read(self, connection: sa.Connection) -> None:
         """Read the sizes from the database."""
         if self._is_ours:
-            self._wanted = {pool_key(each.name): each.size for each in pools.every(connection)}
+            self._wanted = {pool_key(each.name): each.size for each in pools.all_pools(connection)}
 
-    def tell(self) -> None:
+    def write(self) -> None:
         """Write the sizes that differ.
 
         The pool of a project that was removed gets the largest size, because tasks that were queued for its slots still

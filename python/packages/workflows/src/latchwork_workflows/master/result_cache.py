@@ -11,13 +11,13 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import result_cache
 from latchwork_workflows.db.attempts import AttemptRow
-from latchwork_workflows.db.result_cache import Known
-from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.result_cache import CacheEntry
+from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.db.tables import event
-from latchwork_workflows.master.dispatcher import run_of
-from latchwork_workflows.master.state_cache import Plans, Version
-from latchwork_workflows.messages import Result
-from latchwork_workflows.state import Ended, Instance, Outcome, TaskState, advance, base_of, index_of
+from latchwork_workflows.master.dispatcher import load_context
+from latchwork_workflows.master.state_cache import LoadedVersion, VersionCache
+from latchwork_workflows.messages import AttemptResult
+from latchwork_workflows.state import Ended, Outcome, TaskState, WorkflowRun, advance, base_of, index_of
 
 _log = logging.getLogger(__name__)
 Outputs = Mapping[str, Mapping[str, Any]]
@@ -25,34 +25,34 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 @dataclass(slots=True)
 class CachedResult:
-    """An instance after its tasks with cached outputs have succeeded.
+    """A run after its tasks with cached outputs have succeeded.
 
     Attributes:
-        after: The instance.
+        after: The run.
         outputs: Cached outputs, by task name.
         hits: By task name: the number of the attempt and the cache entry.
     """
 
-    after: Instance
+    after: WorkflowRun
     outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    hits: dict[str, tuple[int, Known]] = field(default_factory=dict)
+    hits: dict[str, tuple[int, CacheEntry]] = field(default_factory=dict)
 
     def rows(self, ids: Mapping[str, int], now: float) -> list[AttemptRow]:
         """Return the history rows of attempts that did not run."""
         return [
-            AttemptRow(ids[name], n, 0, "", "", now, "", now, Outcome.SUCCESS.value, cached_from=known.instance)
+            AttemptRow(ids[name], n, 0, "", "", now, "", now, Outcome.SUCCESS.value, cached_from=known.run_id)
             for name, (n, known) in self.hits.items()
         ]
 
-    def tell(self, connection: sa.Connection, instance: int, now: float) -> None:
+    def record_hits(self, connection: sa.Connection, run_id: int, now: float) -> None:
         """Add the cache hits to the timeline."""
         rows = [
             {
                 "at": now,
-                "instance": instance,
+                "run_id": run_id,
                 "task": name,
                 "kind": "cached",
-                "details": {"n": n, "run": known.instance},
+                "details": {"n": n, "run": known.run_id},
             }
             for name, (n, known) in self.hits.items()
         ]
@@ -63,14 +63,14 @@ class CachedResult:
 class ResultCache:
     """Reads and writes cached outputs in one transaction. Not thread-safe."""
 
-    def __init__(self, connection: sa.Connection, plans: Plans, now: float) -> None:
+    def __init__(self, connection: sa.Connection, plans: VersionCache, now: float) -> None:
         self._connection = connection
         self._plans = plans
         self._now = now
         #: Outputs to keep, by key. Written at the end of the transaction, so that rows are locked in one order.
-        self.made: dict[str, Known] = {}
+        self.made: dict[str, CacheEntry] = {}
 
-    def note(self, stored: Stored, name: str, result: Result) -> None:
+    def save_result(self, stored: StoredRun, name: str, result: AttemptResult) -> None:
         """Keep the outputs of a successful task, if its definition allows it."""
         if result.cache_key is None or result.outcome is not Outcome.SUCCESS:
             return
@@ -79,32 +79,36 @@ class ResultCache:
         except (KeyError, ValueError):
             return
         if spec.cache_s is not None:
-            known = Known(stored.id, self._now, self._now + spec.cache_s, result.outputs)
+            known = CacheEntry(stored.id, self._now, self._now + spec.cache_s, result.outputs)
             self.made[result.cache_key] = known
 
-    def recall(self, stored: Stored, version: Version, after: Instance, outputs: Outputs) -> CachedResult:
+    def apply_cached(
+        self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Outputs
+    ) -> CachedResult:
         """Complete the tasks that would be queued now and have cached outputs.
 
         Args:
-            stored: The instance before.
+            stored: The run before.
             version: Its version.
-            after: The instance without the cache.
+            after: The run without the cache.
             outputs: Outputs of its ended tasks, by name.
         """
         found = CachedResult(after)
-        if after.fresh or not version.may_recall:
+        if after.fresh or not version.uses_cache:
             return found
         while hits := self._hits(stored, version, found, outputs):
             for name, known in hits.items():
                 found.outputs[name] = known.outputs
                 found.hits[name] = found.after.tasks[name].n, known
-            events = [Ended(name, found.after.tasks[name].n, Outcome.SUCCESS, found.after.run) for name in hits]
+            events = [Ended(name, found.after.tasks[name].n, Outcome.SUCCESS, found.after.round) for name in hits]
             was = found.after
             made = advance(version.plan, was, events, self._now)
             found.after = replace(made, facts=(*was.facts, *made.facts), calls=(*was.calls, *made.calls))
         return found
 
-    def _hits(self, stored: Stored, version: Version, found: CachedResult, outputs: Outputs) -> dict[str, Known]:
+    def _hits(
+        self, stored: StoredRun, version: LoadedVersion, found: CachedResult, outputs: Outputs
+    ) -> dict[str, CacheEntry]:
         now, after = self._now, found.after
         keys = self._keys(stored, version, after, {**outputs, **found.outputs})
         known = result_cache.find(self._connection, keys.values())
@@ -115,9 +119,9 @@ class ResultCache:
             if each.made_at > now - (version.tasks[base_of(name)].cache_s or 0.0)
         }
 
-    def _keys(self, stored: Stored, version: Version, after: Instance, outputs: Outputs) -> dict[str, str]:
+    def _keys(self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Outputs) -> dict[str, str]:
         """Return the cache keys of the tasks that would be queued now, except force-started tasks."""
-        was = stored.known.tasks if stored.known.run == after.run else {}
+        was = stored.known.tasks if stored.known.round == after.round else {}
         new = [
             name
             for name, task in after.tasks.items()
@@ -130,7 +134,7 @@ class ResultCache:
         if not new:
             return keys
         try:
-            run = run_of(self._connection, version, stored)
+            run = load_context(self._connection, version, stored)
         except ValueError:
             return keys  # the error is reported when the task is dispatched
         for name in new:

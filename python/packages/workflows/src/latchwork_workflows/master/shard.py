@@ -20,19 +20,27 @@ from latchwork.errors import LockLost, OwnershipLost
 from latchwork.spi import reason
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork_workflows.db import Database, Shard, attempts, commands, runs, schedules
+from latchwork_workflows.db import Database, ShardGuard, attempts, commands, runs, schedules
 from latchwork_workflows.db.database import DatabaseUnavailable
-from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.keys import Keys, Order
-from latchwork_workflows.master.commands import NeedsCare, is_of_run, why_of
-from latchwork_workflows.master.concurrency import next_turns
-from latchwork_workflows.master.dispatcher import PASSING, Dispatcher, Place, TaskItem, TaskSpecs
-from latchwork_workflows.master.inputs import Debounce, Looking, Seen, missing, repair, replaced, told
+from latchwork_workflows.master.commands import RunErrorSuspected, error_text, may_be_of_run
+from latchwork_workflows.master.concurrency import runs_to_check
+from latchwork_workflows.master.dispatcher import PASSING, Dispatcher, QueuePlace, TaskItem, TaskItemBuilder
+from latchwork_workflows.master.inputs import (
+    Debounce,
+    StoreReader,
+    StoreSnapshot,
+    drop_orphans,
+    events_since,
+    missing_attempts,
+    reclaimed_attempts,
+)
 from latchwork_workflows.master.pools import PoolSizes
-from latchwork_workflows.master.state_cache import Plans, StateCache, SubmittedAttempt
-from latchwork_workflows.master.writer import TurnWriter, Written
-from latchwork_workflows.shard_ownership import Owning
+from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt, VersionCache
+from latchwork_workflows.master.writer import TurnResult, TurnWriter
+from latchwork_workflows.shard_ownership import ShardTakeover
 from latchwork_workflows.state import Ended, Event, Outcome, Removed
 
 _log = logging.getLogger(__name__)
@@ -40,17 +48,17 @@ _log = logging.getLogger(__name__)
 #: Seconds between two polls for commands without a notification.
 POLL_S = 5.0
 #: Maximum number of items that are put in one turn.
-MOST_PUTS = 200
+MAX_PUTS = 200
 #: Seconds between two records of what the store has.
 _NOTE_S = 5.0
 #: Seconds until a failed turn is retried.
 _AGAIN_S = 0.5
 #: After one of these errors a turn is repeated carefully, run by run, to find the run that the database refuses.
-_MAY_BE_OF_A_RUN = (NeedsCare, sa.exc.SQLAlchemyError)
+_MAY_BE_OF_A_RUN = (RunErrorSuspected, sa.exc.SQLAlchemyError)
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class ShardTools:
     """Shared by all shards of a node.
 
     Attributes:
@@ -61,7 +69,7 @@ class Tools:
         order: Order in which tasks are claimed.
         plans: Cache of versions.
         poll_s: Seconds between two polls for commands without a notification.
-        told: Called after each turn with whether the database answered.
+        on_database_answer: Called after each turn with whether the database answered.
         now: Returns seconds since the epoch.
     """
 
@@ -69,14 +77,14 @@ class Tools:
     store: Store
     keys: Keys
     node: str
-    order: Order = "instance"
-    plans: Plans = field(default_factory=Plans)
+    order: Order = "run"
+    plans: VersionCache = field(default_factory=VersionCache)
     poll_s: float = POLL_S
-    told: Callable[[bool], None] = lambda _answers: None
+    on_database_answer: Callable[[bool], None] = lambda _answers: None
     now: Callable[[], float] = time.time
 
 
-class ShardRun:
+class ShardLoop:
     """Ownership of one shard. ``run`` returns when it is stopped, and raises when the shard has another owner.
 
     Args:
@@ -86,12 +94,12 @@ class ShardRun:
         remaining_s: Returns the seconds for which the ownership is certain.
     """
 
-    def __init__(self, tools: Tools, shard: int, fence: Fence, remaining_s: Callable[[], float]) -> None:
+    def __init__(self, tools: ShardTools, shard: int, fence: Fence, remaining_s: Callable[[], float]) -> None:
         self._tools = tools
         self._id = shard
-        self._guard = Shard(shard, fence.token)
+        self._guard = ShardGuard(shard, fence.token)
         self._dispatcher = Dispatcher(tools.store.within(remaining_s), tools.keys, shard, fence)
-        self._owning = Owning(self._guard, tools.store, tools.keys, self._dispatcher.check_owner)
+        self._owning = ShardTakeover(self._guard, tools.store, tools.keys, self._dispatcher.check_owner)
         self._prefix = tools.keys.shard(shard)
         self._clock: Clock = tools.store.clock
         self._news = Signal()
@@ -103,11 +111,11 @@ class ShardRun:
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
         self._marked = 0
         self._noted_at = -1e18
-        self._abandoned: dict[str, Place] = {}
+        self._abandoned: dict[str, QueuePlace] = {}
         self._pokes: set[int] = set()
-        self._task_specs = TaskSpecs(tools.database, tools.plans, shard)
+        self._task_specs = TaskItemBuilder(tools.database, tools.plans, shard)
         self._pools = PoolSizes(shard, self._dispatcher)
-        self._looking, self._debounce = Looking(self._prefix), Debounce()
+        self._looking, self._debounce = StoreReader(self._prefix), Debounce()
         self._fires: list[tuple[schedules.ScheduleRow, float]] = []
         self._broken: set[schedules.ScheduleRow] = set()
         self._ahead: set[int] = set()
@@ -116,7 +124,7 @@ class ShardRun:
         self._polled_at = -1e18
         self._poke = -1
         self._is_known = self._is_careful = False
-        self._is_busy = self._mends = False
+        self._is_busy = self._needs_repair = False
         self.turns = 0
 
     def stop(self) -> None:
@@ -125,7 +133,7 @@ class ShardRun:
         self._news.set()
 
     def run(self) -> None:
-        """Own the shard and advance its instances until stopped.
+        """Own the shard and advance its runs until stopped.
 
         Raises:
             NotOwner, LockLost: The shard has another owner.
@@ -134,16 +142,16 @@ class ShardRun:
         try:
             with self._tools.store.mirror(self._prefix, wait=False) as mirror:
                 mirror.on_change(lambda _changes: self._news.set())
-                self._live(mirror)
-            self._give_up()
+                self._run_turns(mirror)
+            self._release()
         finally:
             self._dispatcher.close()
 
-    def _give_up(self) -> None:
+    def _release(self) -> None:
         with suppress(*PASSING, sa.exc.SQLAlchemyError), self._transaction() as connection:
-            self._guard.give_up(connection)
+            self._guard.release(connection)
 
-    def _live(self, mirror: Mirror) -> None:
+    def _run_turns(self, mirror: Mirror) -> None:
         while not self._stopping:
             self._news.clear()
             try:
@@ -151,77 +159,77 @@ class ShardRun:
             except (NotOwner, StoreMismatch, OwnershipLost, LockLost):
                 raise
             except PASSING as error:
-                self._doubt(error)
+                self._discard_state(error)
                 wait_s = _AGAIN_S
             except Exception as error:
-                if self._is_careful or not (isinstance(error, _MAY_BE_OF_A_RUN) or is_of_run(error)):
+                if self._is_careful or not (isinstance(error, _MAY_BE_OF_A_RUN) or may_be_of_run(error)):
                     raise
-                self._doubt(error)
+                self._discard_state(error)
                 self._is_careful = True  # repeat, one run after the other
                 wait_s = 0.0
             if wait_s > 0.0 and not self._stopping:
                 self._clock.wait(self._news, wait_s)
 
-    def _doubt(self, error: Exception) -> None:
+    def _discard_state(self, error: Exception) -> None:
         """Discard the state in memory."""
         if isinstance(error, DatabaseUnavailable):
-            self._tools.told(False)
-        _log.warning("shard %d reads all again: %s", self._id, error)
+            self._tools.on_database_answer(False)
+        _log.warning("shard %d reloads its state: %s", self._id, error)
         self._is_known = False
 
     def _turn(self, mirror: Mirror) -> float:
         """Run one turn and return the seconds until the next one."""
         if not self._is_known:
-            self._own(mirror)
-        now = self._cache.at(self._tools.now())
-        found = self._looking.look(mirror.snapshot().values())
+            self._take_over(mirror)
+        now = self._cache.set_time(self._tools.now())
+        found = self._looking.read(mirror.snapshot().values())
         is_asked = self._is_polled(found, now)
         written = self._write(found, now, is_asked=is_asked)
         if written is not None:
-            self._took(written)
-        self._do()
-        if self._mends and self._is_known:
-            self._mend()
+            self._committed(written)
+        self._apply_to_store()
+        if self._needs_repair and self._is_known:
+            self._drop_orphans()
         self._is_careful = False
         if written is not None and (written.fired or written.more):
             self._polled_at = -1e18
         self.turns += 1
         is_more = found.is_full or (written is not None and written.more)
-        return 0.0 if is_more or self._is_busy or self._mends else self._wait_s(now)
+        return 0.0 if is_more or self._is_busy or self._needs_repair else self._wait_s(now)
 
     # Read
 
-    def _own(self, mirror: Mirror) -> None:
+    def _take_over(self, mirror: Mirror) -> None:
         """Become the owner in the database, and read the active runs."""
         mirror.ready(10.0)
-        found = self._owning.look()
+        found = self._owning.read_store()
         with self._transaction() as connection:
-            former = self._guard.former(connection)
-            self._owning.take(connection, self._tools.node, *found)
-            writing = self._writing(connection, StateCache())
+            former = self._guard.former_owner(connection)
+            self._owning.take_over(connection, self._tools.node, *found)
+            writing = self._writer(connection, StateCache())
             known = self._read(connection, writing)
             owners = former, self._tools.node
-            writing.tell_takeover(known, token=self._guard.token, owners=owners)
+            writing.create_takeover_alerts(known, token=self._guard.token, owners=owners)
             writing.finish()
         self._cache = StateCache(known)
-        self._took(writing.written)
+        self._committed(writing.written)
         self._claims, self._cancelled, self._removed = {}, set(), {}
-        self._pools.forget()
-        self._looking.forget()
+        self._pools.reset()
+        self._looking.reset()
         self._is_known = True
         self._polled_at = -1e18
 
-    def _read(self, connection: sa.Connection, writing: TurnWriter) -> list[Stored]:
+    def _read(self, connection: sa.Connection, writing: TurnWriter) -> list[StoredRun]:
         """Return the active runs. In a careful turn, end the unreadable ones."""
-        ids = runs.active(connection, self._id)
+        ids = runs.active_runs(connection, self._id)
         if not self._is_careful:
             return list(runs.load(connection, ids).values())
-        return [stored for each in ids if (stored := writing.check(each)) is not None]
+        return [stored for each in ids if (stored := writing.check_readable(each)) is not None]
 
     def _transaction(self) -> Any:
         return self._tools.database.write()
 
-    def _writing(
+    def _writer(
         self, connection: sa.Connection, cache: StateCache, *, now: float | None = None, is_careful: bool = False
     ) -> TurnWriter:
         tools = self._tools
@@ -235,7 +243,7 @@ class ShardRun:
             is_careful=is_careful or self._is_careful,
         )
 
-    def _is_polled(self, found: Seen, now: float) -> bool:
+    def _is_polled(self, found: StoreSnapshot, now: float) -> bool:
         """Return whether to query the database for commands and schedules."""
         elapsed = self._clock.now() - self._polled_at
         if found.poke == self._poke and elapsed < self._tools.poll_s and not self._is_due(now):
@@ -249,106 +257,106 @@ class ShardRun:
 
     # Write
 
-    def _write(self, found: Seen, now: float, *, is_asked: bool) -> Written | None:
+    def _write(self, found: StoreSnapshot, now: float, *, is_asked: bool) -> TurnResult | None:
         """Run one transaction if there is anything to write."""
-        lost = self._lost(found)
-        what = told(self._cache, found, lost, self._claims)
-        due = self._cache.due(now)
-        has_commands = is_asked and self._ask(now)
+        lost = self._lost_attempts(found)
+        what = events_since(self._cache, found, lost, self._claims)
+        due = self._cache.due_runs(now)
+        has_commands = is_asked and self._has_work(now)
         removed, self._removed = self._removed, {}
         if not (what.events or what.ended or what.claimed or due or has_commands or removed):
-            if found.strange:
-                self._tidy[1].extend(found.strange)
+            if found.unknown_keys:
+                self._tidy[1].extend(found.unknown_keys)
             return None
-        if not (due or has_commands or removed) and self._debounce.lasts(what, self._clock.now()):
+        if not (due or has_commands or removed) and self._debounce.may_wait(what, self._clock.now()):
             return None
         for attempt in removed.values():
-            stored = self._cache.instances.get(attempt.instance)
+            stored = self._cache.runs.get(attempt.run_id)
             if stored is not None:
-                what.tell(attempt, Removed(attempt.name, attempt.n, stored.known.run))
+                what.add(attempt, Removed(attempt.name, attempt.n, stored.known.round))
         with self._transaction() as connection:
-            seq = self._guard.guard(connection)
-            self._note(connection)
-            writing = self._writing(connection, self._cache, now=now)
-            writing.take_in(what)
+            seq = self._guard.check_owner(connection)
+            self._record_marks(connection)
+            writing = self._writer(connection, self._cache, now=now)
+            writing.apply_reported(what)
             writing.wake(each for each in due if each not in what.events)
             if has_commands:
-                writing.fire((row, at) for row, at in self._fires if at <= now)
-                writing.do_commands()
-                writing.begin(self._concurrency)
+                writing.start_due_schedules((row, at) for row, at in self._fires if at <= now)
+                writing.apply_commands()
+                writing.start_waiting(self._concurrency)
             writing.finish()
             if not self._is_careful:
-                self._task_specs.read(connection, writing.written.instances.values())
+                self._task_specs.read(connection, writing.written.runs.values())
         for attempt, each in what.claimed:
-            self._claims[attempt.x] = each.claim
+            self._claims[attempt.attempt_key] = each.claim
         for x in writing.written.ended:
             self._claims.pop(x, None)
-        self._debounce.end()
-        self._looking.took(writing.written.ended)
+        self._debounce.reset()
+        self._looking.mark_processed(writing.written.ended)
         # After a doubt, the same results are seen again.
         ended = list(dict.fromkeys([*self._tidy[0], *writing.written.ended]))
-        self._tidy = (ended, list(dict.fromkeys([*self._tidy[1], *found.strange])), seq)
+        self._tidy = (ended, list(dict.fromkeys([*self._tidy[1], *found.unknown_keys])), seq)
         return writing.written
 
-    def _note(self, connection: sa.Connection) -> None:
+    def _record_marks(self, connection: sa.Connection) -> None:
         """Record what the store has for certain, so that a restored older store is recognized."""
         if self._marked and self._clock.now() - self._noted_at > _NOTE_S:
-            self._guard.note(connection, self._marked)
+            self._guard.record_mark(connection, self._marked)
             self._noted_at = self._clock.now()
 
-    def _lost(self, found: Seen) -> dict[SubmittedAttempt, bool]:
+    def _lost_attempts(self, found: StoreSnapshot) -> dict[SubmittedAttempt, bool]:
         """Return the running attempts that were lost, and whether their workers died."""
         result: dict[SubmittedAttempt, bool] = {}
 
         def look(attempt: SubmittedAttempt) -> None:
-            died = self._dispatcher.has_died(self._place(attempt))
+            died = self._dispatcher.was_lost(self._queue_place(attempt))
             if died is not None:
                 result[attempt] = died
 
         def heard(attempt: SubmittedAttempt) -> None:
-            result[attempt] = not found.running[attempt.x].running.given_back
+            result[attempt] = not found.running[attempt.attempt_key].record.release_reason
 
-        asks = [(each, look) for each in missing(self._cache, found)]
-        asks += [(each, heard) for each in replaced(self._cache, found, self._claims)]
-        self._each_run((each.instance, partial(ask, each)) for each, ask in asks)
-        return {each: died for each, died in result.items() if each.instance in self._cache.instances}
+        asks = [(each, look) for each in missing_attempts(self._cache, found)]
+        asks += [(each, heard) for each in reclaimed_attempts(self._cache, found, self._claims)]
+        self._isolate_runs((each.run_id, partial(ask, each)) for each, ask in asks)
+        return {each: died for each, died in result.items() if each.run_id in self._cache.runs}
 
-    def _each_run(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
+    def _isolate_runs(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
         """Call a function for each of these runs. An error that a run causes ends that run."""
         errors: dict[int, Exception] = {}
-        for instance, do in todo:
+        for run_id, do in todo:
             try:
                 do()
             except Exception as error:
-                if not is_of_run(error):
+                if not may_be_of_run(error):
                     raise
-                errors[instance] = error
+                errors[run_id] = error
         if errors:
             self._write_carefully(lambda writing: writing.end_all(errors))
 
     def _write_carefully(self, do: Callable[[TurnWriter], object]) -> None:
         """Run a transaction for runs that have an error."""
         with self._transaction() as connection:
-            self._guard.guard(connection)
-            writing = self._writing(connection, self._cache, is_careful=True)
+            self._guard.check_owner(connection)
+            writing = self._writer(connection, self._cache, is_careful=True)
             do(writing)
             writing.finish()
-        self._took(writing.written)
+        self._committed(writing.written)
 
-    def _ask(self, now: float) -> bool:
+    def _has_work(self, now: float) -> bool:
         """Return whether there are commands, runs that may start, or due schedules."""
         with self._tools.database.read() as connection:
-            rows = schedules.rows(connection, self._id)
-            has_commands = commands.is_any_open(connection, self._id)
-            self._pools.look(connection)
-            waiting = [self._cache.instances[each] for each in sorted(self._cache.waiting)]
-            self._concurrency = next_turns(connection, self._tools.plans, waiting)
-        self._fires = [fire for each in rows if each.online and each.enabled for fire in self._next_of(each, now)]
+            rows = schedules.load_schedules(connection, self._id)
+            has_commands = commands.has_open_commands(connection, self._id)
+            self._pools.read(connection)
+            waiting = [self._cache.runs[each] for each in sorted(self._cache.waiting)]
+            self._concurrency = runs_to_check(connection, self._tools.plans, waiting)
+        self._fires = [fire for each in rows if each.online and each.enabled for fire in self._next_fires(each, now)]
         self._next_fire = min((at for _, at in self._fires), default=None)
-        self._tools.told(True)
+        self._tools.on_database_answer(True)
         return has_commands or bool(self._concurrency) or self._is_due(now)
 
-    def _next_of(self, row: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
+    def _next_fires(self, row: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
         """Return the next fire time of a schedule, unless it cannot be computed or the schedule is broken."""
         if row in self._broken:
             return []
@@ -365,88 +373,88 @@ class ShardRun:
             return []
         return [] if at is None else [(row, at)]
 
-    def _took(self, written: Written) -> None:
+    def _committed(self, written: TurnResult) -> None:
         """Update the state in memory after a commit."""
-        self._tools.told(True)
-        for each in written.instances.values():
-            self._cache.put(each)
+        self._tools.on_database_answer(True)
+        for each in written.runs.values():
+            self._cache.update(each)
         if len(self._claims) > 2 * len(self._cache.running) + 1000:
             self._claims = {x: claim for x, claim in self._claims.items() if x in self._cache.running}
         self._cancelled &= self._cache.running.keys()
         self._abandoned.update(written.abandoned)
-        if written.mends:
-            self._mends, self._is_known = True, False
+        if written.needs_repair:
+            self._needs_repair, self._is_known = True, False
         self._pokes |= written.pokes
         self._broken |= {row for row, _ in self._fires if row.code in written.broken}
 
     # Dispatch
 
-    def _do(self) -> None:
+    def _apply_to_store(self) -> None:
         """Apply the effects in the store. The next turn retries what fails."""
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
         self._dispatcher.poke(pokes)
-        self._pools.tell()
-        self._put()  # first: workers wait for these items
+        self._pools.write()
+        self._put_items()  # first: workers wait for these items
         ended, strange, seq = self._tidy
         if ended or strange:
-            self._dispatcher.tidy(ended, strange, seq)
+            self._dispatcher.delete_results(ended, strange, seq)
             self._marked = seq
             self._tidy = ([], [], seq)
-        self._each_run((each, partial(self._settle, each)) for each in list(self._cache.to_settle))
+        self._isolate_runs((each, partial(self._end_attempts, each)) for each in list(self._cache.to_settle))
         while self._abandoned:
             self._abandon(*next(iter(self._abandoned.items())))
-        self._choose()
+        self._decide_switches()
 
-    def _abandon(self, x: str, place: Place) -> None:
+    def _abandon(self, x: str, place: QueuePlace) -> None:
         """Withdraw the queued attempt of an ended run, or have its worker cancel it."""
         try:
-            if not self._dispatcher.take_back({x: place}):
+            if not self._dispatcher.withdraw({x: place}):
                 self._dispatcher.cancel({x: place})
         except Exception as error:
-            if not is_of_run(error):
+            if not may_be_of_run(error):
                 raise
-            _log.error("attempt %s of a run that has ended is left to its worker: %s", x, reason(error))
+            _log.error("attempt %s of an ended run is left to its worker: %s", x, reason(error))
         del self._abandoned[x]
 
-    def _put(self) -> None:
-        waiting = list(self._cache.to_put.values())[:MOST_PUTS]
+    def _put_items(self) -> None:
+        waiting = list(self._cache.to_put.values())[:MAX_PUTS]
         if not waiting:
             return
-        self._is_busy = len(self._cache.to_put) > MOST_PUTS
-        made, failed = self._task_specs.make(self._cache, waiting)
-        done, refused = self._sent(made)
+        self._is_busy = len(self._cache.to_put) > MAX_PUTS
+        made, failed = self._task_specs.build(self._cache, waiting)
+        done, refused = self._send_items(made)
         for x in done:
             self._cache.to_put.pop(x, None)
-        failed += [(each, refused[each.x]) for each in waiting if each.x in refused]
+        failed += [(each, refused[each.attempt_key]) for each in waiting if each.attempt_key in refused]
         if failed:
-            self._write_carefully(partial(self._fail, failed))
+            self._write_carefully(partial(self._fail_attempts, failed))
             self._is_busy = True
 
-    def _choose(self) -> None:
+    def _decide_switches(self) -> None:
         """Decide switches and write their choices. Choices that are not written are decided again later."""
         waiting = list(self._cache.to_choose.values())
         if not waiting:
             return
-        choices = self._task_specs.choose(self._cache, waiting)
+        choices = self._task_specs.decide_switches(self._cache, waiting)
         for attempt in choices:
-            self._cache.to_choose.pop((attempt.instance, attempt.name), None)
+            self._cache.to_choose.pop((attempt.run_id, attempt.name), None)
         made = {attempt: choice for attempt, choice in choices.items() if choice is not None}
         self._is_busy |= bool(made or self._cache.to_choose)
         if made:
             with self._transaction() as connection:
-                self._guard.guard(connection)
-                writing = self._writing(connection, self._cache)
-                writing.choose(made)
+                self._guard.check_owner(connection)
+                writing = self._writer(connection, self._cache)
+                writing.apply_choices(made)
                 writing.finish()
-            self._took(writing.written)
+            self._committed(writing.written)
 
-    def _sent(self, made: list[TaskItem]) -> tuple[list[str], dict[str, str]]:
+    def _send_items(self, made: list[TaskItem]) -> tuple[list[str], dict[str, str]]:
         """Put items. Return the attempts that are done, and the reasons why others can never be put."""
         try:
             return self._dispatcher.put(made), {}
         except Exception as error:
-            if not is_of_run(error):
+            if not may_be_of_run(error):
                 raise
         done: list[str] = []
         refused: dict[str, str] = {}
@@ -454,48 +462,48 @@ class ShardRun:
             try:
                 done += self._dispatcher.put([each])
             except Exception as error:
-                if not is_of_run(error):
+                if not may_be_of_run(error):
                     raise
-                refused[each.place.item.x] = why_of(error)
+                refused[each.place.item.attempt_key] = error_text(error)
         return done, refused
 
-    def _fail(self, failed: Iterable[tuple[SubmittedAttempt, str]], writing: TurnWriter) -> None:
+    def _fail_attempts(self, failed: Iterable[tuple[SubmittedAttempt, str]], writing: TurnWriter) -> None:
         for attempt, why in failed:
-            run = self._cache.instances[attempt.instance].known.run
+            run = self._cache.runs[attempt.run_id].known.round
             event: Event = Ended(attempt.name, attempt.n, Outcome.FATAL, run)
-            writing.fail(attempt.instance, attempt.name, attempt.n, why, event)
+            writing.fail_attempt(attempt.run_id, attempt.name, attempt.n, why, event)
 
-    def _mend(self) -> None:
+    def _drop_orphans(self) -> None:
         """Drop orphans. The first shard also drops those of deleted tasks."""
 
         def is_ours(tasks: Iterable[int]) -> set[int]:
             with self._tools.database.read() as connection:
-                gone = attempts.gone_tasks(connection, tasks) if self._id == 0 else set()
-                return gone | attempts.known_tasks(connection, self._id, tasks).keys()
+                gone = attempts.missing_tasks(connection, tasks) if self._id == 0 else set()
+                return gone | attempts.tasks_of_shard(connection, self._id, tasks).keys()
 
-        repair(self._dispatcher, self._cache, self._id, is_ours)
-        self._mends = False
+        drop_orphans(self._dispatcher, self._cache, self._id, is_ours)
+        self._needs_repair = False
 
-    def _settle(self, instance: int) -> None:
-        """Withdraw and cancel the attempts that an instance has to end."""
-        stored = self._cache.instances[instance]
+    def _end_attempts(self, run_id: int) -> None:
+        """Withdraw and cancel the attempts that a run has to end."""
+        stored = self._cache.runs[run_id]
         known = stored.known
-        names = {name: self._attempt(instance, name) for name in (*known.to_remove, *known.to_kill)}
-        back = {names[name].x: self._place(names[name]) for name in known.to_remove}
-        for x in self._dispatcher.take_back(back):
-            self._removed[x] = next(each for each in names.values() if each.x == x)
+        names = {name: self._attempt(run_id, name) for name in (*known.to_remove, *known.to_kill)}
+        back = {names[name].attempt_key: self._queue_place(names[name]) for name in known.to_remove}
+        for x in self._dispatcher.withdraw(back):
+            self._removed[x] = next(each for each in names.values() if each.attempt_key == x)
             self._is_busy = True
-        ends = {names[name].x: self._place(names[name]) for name in known.to_kill}
+        ends = {names[name].attempt_key: self._queue_place(names[name]) for name in known.to_kill}
         new = {x: place for x, place in ends.items() if x not in self._cancelled}
         self._cancelled.update(self._dispatcher.cancel(new))
 
-    def _attempt(self, instance: int, name: str) -> SubmittedAttempt:
-        stored = self._cache.instances[instance]
-        return SubmittedAttempt(instance, name, stored.ids[name], stored.known.tasks[name].n)
+    def _attempt(self, run_id: int, name: str) -> SubmittedAttempt:
+        stored = self._cache.runs[run_id]
+        return SubmittedAttempt(run_id, name, stored.ids[name], stored.known.tasks[name].n)
 
-    def _place(self, attempt: SubmittedAttempt) -> Place:
-        stored = self._cache.instances[attempt.instance]
-        return Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
+    def _queue_place(self, attempt: SubmittedAttempt) -> QueuePlace:
+        stored = self._cache.runs[attempt.run_id]
+        return QueuePlace.parse(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
 
     def _wait_s(self, now: float) -> float:
         """Return the seconds until the next turn is needed."""

@@ -14,14 +14,14 @@ import sqlalchemy as sa
 
 from latchwork.spi import mutex
 from latchwork_workflows.db import definitions
-from latchwork_workflows.db.runs import Stored
-from latchwork_workflows.keys import x_of
+from latchwork_workflows.db.runs import StoredRun
+from latchwork_workflows.keys import attempt_key_of
 from latchwork_workflows.model.cache_key import cache_key_of
 from latchwork_workflows.model.model import Definition, TaskSpec, plan_of
 from latchwork_workflows.model.settings.usage import connections_of, environments_of
-from latchwork_workflows.model.validate import in_order
-from latchwork_workflows.model.values import Run
-from latchwork_workflows.state import Instance, InstanceState, Plan, Task, TaskState
+from latchwork_workflows.model.validate import topological_order
+from latchwork_workflows.model.values import RunContext
+from latchwork_workflows.state import RunState, TaskRun, TaskState, WorkflowPlan, WorkflowRun
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.registry import UnknownType
@@ -30,82 +30,82 @@ _log = logging.getLogger(__name__)
 
 #: A smaller backward clock step is a normal adjustment and is ignored.
 _BACK_S = 2.0
-#: Maximum number of instances that are woken in one turn. Thousands may wait for the same time.
-MOST_DUE = 200
+#: Maximum number of runs that are woken in one turn. Thousands may wait for the same time.
+MAX_DUE = 200
 
 
 class SubmittedAttempt(NamedTuple):
     """The newest attempt of a task.
 
     Attributes:
-        instance: ID of the instance.
+        run_id: ID of the run.
         name: Name of the task.
         task: ID of the task's row.
         n: Number of the attempt.
     """
 
-    instance: int
+    run_id: int
     name: str
     task: int
     n: int
 
     @property
-    def x(self) -> str:
+    def attempt_key(self) -> str:
         """Name of the attempt in keys."""
-        return x_of(self.task, self.n)
+        return attempt_key_of(self.task, self.n)
 
 
 class StateCache:
-    """The active instances of one shard."""
+    """The active runs of one shard."""
 
-    def __init__(self, instances: Iterable[Stored] = ()) -> None:
-        self.instances: dict[int, Stored] = {}
+    def __init__(self, runs: Iterable[StoredRun] = ()) -> None:
+        self.runs: dict[int, StoredRun] = {}
         #: Attempts that must be in the work queue and are not known to be.
         self.to_put: dict[str, SubmittedAttempt] = {}
         #: Attempts that a worker is known to have.
         self.running: dict[str, SubmittedAttempt] = {}
-        #: Held tasks that may be switches without a choice, by instance and name.
+        #: Held tasks that may be switches without a choice, by run and name.
         self.to_choose: dict[tuple[int, str], SubmittedAttempt] = {}
-        #: Instances with attempts to withdraw or cancel.
+        #: Runs with attempts to withdraw or cancel.
         self.to_settle: set[int] = set()
-        #: Instances that wait for their concurrency limit.
+        #: Runs that wait for their concurrency limit.
         self.waiting: set[int] = set()
         self._of_task: dict[int, tuple[int, str]] = {}
         self._wakes: list[tuple[float, int]] = []
         self._again: set[int] = set()
         self._now = float("inf")  # the node that wrote the initial state may have had another clock
-        for each in instances:
-            self.put(each)
+        for each in runs:
+            self.update(each)
 
-    def put(self, stored: Stored) -> None:
-        """Update an instance."""
-        before = self.instances.get(stored.id)
+    def update(self, stored: StoredRun) -> None:
+        """Update a run."""
+        before = self.runs.get(stored.id)
         known = stored.known
-        if before is not None and (before.known.run != known.run or known.state in OVER):
-            self._forget(before)
+        if before is not None and (before.known.round != known.round or known.state in OVER):
+            self._remove_run(before)
             before = None
         if known.state in OVER:
             return
-        self.instances[stored.id] = stored
+        self.runs[stored.id] = stored
         old = before.known.tasks if before is not None else {}
         if before is None or len(stored.ids) != len(before.ids):
             self._of_task.update((row, (stored.id, name)) for name, row in stored.ids.items())
-        is_going = _dispatches(known)
-        everything = before is None or _dispatches(before.known) != is_going
+        is_going = _may_dispatch(known)
+        everything = before is None or _may_dispatch(before.known) != is_going
         for name, task in known.tasks.items():
             if everything or old.get(name) != task:
-                self._changed(stored, name, old.get(name), is_going=is_going)
-        (self.waiting.add if known.state is InstanceState.SERIAL_WAIT else self.waiting.discard)(stored.id)
+                self._update_task(stored, name, old.get(name), is_going=is_going)
+        (self.waiting.add if known.state is RunState.SERIAL_WAIT else self.waiting.discard)(stored.id)
         (self.to_settle.add if known.to_remove or known.to_kill else self.to_settle.discard)(stored.id)
         wake_at = known.wake_at
         if wake_at is not None and (before is None or before.known.wake_at != wake_at):
             heapq.heappush(self._wakes, (wake_at, stored.id))
 
-    def _changed(self, stored: Stored, name: str, was: Task | None, *, is_going: bool) -> None:
+    def _update_task(self, stored: StoredRun, name: str, was: TaskRun | None, *, is_going: bool) -> None:
         row, task = stored.ids[name], stored.known.tasks[name]
         for n in {was.n if was is not None else task.n, task.n}:
-            self.to_put.pop(x_of(row, n), None)
-            self.running.pop(x_of(row, n), None)
+            self.to_put.pop(attempt_key_of(row, n), None)
+            self.running.pop(attempt_key_of(row, n), None)
         attempt = SubmittedAttempt(stored.id, name, row, task.n)
         self.to_choose.pop((stored.id, name), None)
         if task.held:  # the master runs it itself
@@ -113,57 +113,57 @@ class StateCache:
                 self.to_choose[stored.id, name] = attempt
             return
         if task.state is TaskState.RUNNING:
-            self.running[attempt.x] = attempt
+            self.running[attempt.attempt_key] = attempt
         elif task.state is TaskState.SUBMITTED and is_going and task.forced_after != task.n and not task.is_overdue:
-            self.to_put[attempt.x] = attempt
+            self.to_put[attempt.attempt_key] = attempt
 
-    def _forget(self, stored: Stored) -> None:
-        self.instances.pop(stored.id, None)
+    def _remove_run(self, stored: StoredRun) -> None:
+        self.runs.pop(stored.id, None)
         self.to_settle.discard(stored.id)
         self.waiting.discard(stored.id)
         for name, row in stored.ids.items():
             self._of_task.pop(row, None)
             self.to_choose.pop((stored.id, name), None)
-            x = x_of(row, stored.known.tasks[name].n)
+            x = attempt_key_of(row, stored.known.tasks[name].n)
             self.to_put.pop(x, None)
             self.running.pop(x, None)
 
     def find(self, task: int, n: int) -> SubmittedAttempt | None:
-        """Return the attempt if it is the newest one of a task of an active instance, else None."""
-        instance, name = self._of_task.get(task, (0, ""))
-        stored = self.instances.get(instance)
+        """Return the attempt if it is the newest one of a task of an active run, else None."""
+        run_id, name = self._of_task.get(task, (0, ""))
+        stored = self.runs.get(run_id)
         if stored is None or stored.known.tasks[name].n != n:
             return None
-        return SubmittedAttempt(instance, name, task, n)
+        return SubmittedAttempt(run_id, name, task, n)
 
     def state_of(self, attempt: SubmittedAttempt) -> TaskState:
         """Return the state of the task."""
-        return self.instances[attempt.instance].known.tasks[attempt.name].state
+        return self.runs[attempt.run_id].known.tasks[attempt.name].state
 
-    def due(self, now: float) -> list[int]:
-        """Return the instances that need a decision by now, without duplicates and at most ``MOST_DUE``."""
+    def due_runs(self, now: float) -> list[int]:
+        """Return the runs that need a decision by now, without duplicates and at most ``MAX_DUE``."""
         found: dict[int, None] = {}
-        while self._again and len(found) < MOST_DUE:
-            if (each := self._again.pop()) in self.instances:
+        while self._again and len(found) < MAX_DUE:
+            if (each := self._again.pop()) in self.runs:
                 found[each] = None
-        while self._wakes and self._wakes[0][0] <= now and len(found) < MOST_DUE:
-            _, instance = heapq.heappop(self._wakes)
-            stored = self.instances.get(instance)
+        while self._wakes and self._wakes[0][0] <= now and len(found) < MAX_DUE:
+            _, run_id = heapq.heappop(self._wakes)
+            stored = self.runs.get(run_id)
             if stored is not None and stored.known.wake_at is not None and stored.known.wake_at <= now:
-                found[instance] = None
-        for instance in found:  # still due if the transaction fails
-            heapq.heappush(self._wakes, (now, instance))
+                found[run_id] = None
+        for run_id in found:  # still due if the transaction fails
+            heapq.heappush(self._wakes, (now, run_id))
         return list(found)
 
-    def at(self, now: float) -> float:
+    def set_time(self, now: float) -> float:
         """Set the current time and return it.
 
-        After a backward clock step all waiting instances are due once, to correct their wake-up times.
+        After a backward clock step all waiting runs are due once, to correct their wake-up times.
         """
         if now < self._now - _BACK_S:
             if self._now < float("inf"):
-                _log.warning("the clock went back by %.0f s: delays are counted anew", self._now - now)
-            self._again = {each.id for each in self.instances.values() if each.known.wake_at is not None}
+                _log.warning("the clock went back by %.0f s: delays are counted again", self._now - now)
+            self._again = {each.id for each in self.runs.values() if each.known.wake_at is not None}
         self._now = now
         return now
 
@@ -173,27 +173,27 @@ class StateCache:
         if self._again:
             return float("-inf")
         while self._wakes:
-            at, instance = self._wakes[0]
-            stored = self.instances.get(instance)
+            at, run_id = self._wakes[0]
+            stored = self.runs.get(run_id)
             if stored is not None and stored.known.wake_at is not None and stored.known.wake_at <= at:
                 return at
             heapq.heappop(self._wakes)
         return None
 
 
-def _dispatches(known: Instance) -> bool:
-    return known.state is InstanceState.RUNNING and not known.ending
+def _may_dispatch(known: WorkflowRun) -> bool:
+    return known.state is RunState.RUNNING and not known.ending
 
 
-def stored_after(
-    before: Stored,
-    after: Instance,
+def stored_run_after(
+    before: StoredRun,
+    after: WorkflowRun,
     ids: Mapping[str, int],
     queue_keys: Mapping[str, str],
     outputs: Mapping[str, Mapping[str, Any]],
-) -> Stored:
-    """Return the instance as it was written, equal to what ``load`` would read."""
-    is_new_run = before.known.run != after.run
+) -> StoredRun:
+    """Return the run as it was written, equal to what ``load`` would read."""
+    is_new_run = before.known.round != after.round
     return replace(
         before,
         known=replace(after, facts=(), calls=()),
@@ -203,11 +203,11 @@ def stored_after(
     )
 
 
-_MOST = 500
+_MAX = 500
 
 
 @dataclass(frozen=True)
-class Version:
+class LoadedVersion:
     """One version of a workflow.
 
     Attributes:
@@ -220,10 +220,10 @@ class Version:
     code: int
     number: int
     definition: Definition
-    plan: Plan
+    plan: WorkflowPlan
 
     @cached_property
-    def width(self) -> int:
+    def parallelism(self) -> int:
         """Estimate of how many of its tasks run in parallel.
 
         This is the highest number of worker tasks of equal depth. A map counts as one.
@@ -237,7 +237,7 @@ class Version:
         return max(count.values(), default=0)
 
     @cached_property
-    def may_recall(self) -> bool:
+    def uses_cache(self) -> bool:
         """Whether any of its tasks may have cached outputs."""
         return any(each.cache_s is not None for each in self.definition.tasks)
 
@@ -257,7 +257,7 @@ class Version:
         return connections_of(self.definition)
 
 
-class Plans:
+class VersionCache:
     """Cache of versions, by workflow and number. Thread-safe.
 
     Args:
@@ -267,9 +267,9 @@ class Plans:
     def __init__(self, types: TaskTypes | None = None) -> None:
         self._mutex = mutex()
         self._types = types or TaskTypes()
-        self._known: OrderedDict[tuple[int, int], Version] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int], LoadedVersion] = OrderedDict()
 
-    def get(self, connection: sa.Connection, code: int, number: int) -> Version:
+    def get(self, connection: sa.Connection, code: int, number: int) -> LoadedVersion:
         """Return a version.
 
         Raises:
@@ -282,16 +282,16 @@ class Plans:
                 self._known.move_to_end((code, number))
                 return found
         definition = definitions.load(connection, code, number)
-        order = in_order({each.name: each.after for each in definition.tasks})
-        made = Version(code, number, definition, plan_of(definition, order))
+        order = topological_order({each.name: each.after for each in definition.tasks})
+        made = LoadedVersion(code, number, definition, plan_of(definition, order))
         with self._mutex:
             self._known[code, number] = made
-            while len(self._known) > _MOST:
+            while len(self._known) > _MAX:
                 self._known.popitem(last=False)
         return made
 
     def cache_key(
-        self, run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int
+        self, run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int
     ) -> str | None:
         """Return the cache key for the outputs of an attempt.
 

@@ -15,62 +15,68 @@ from latchwork.spi import reason
 from latchwork_workflows.db import attempts, commands, definitions, related_runs, result_cache, runs, schedules
 from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.commands import CommandRow, CommandType
-from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.runs import StoredRun
 from latchwork_workflows.db.tables import event
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
-from latchwork_workflows.keys import Order, attempt_of, log_ref
-from latchwork_workflows.master.backfills import Backfills
+from latchwork_workflows.keys import Order, log_ref, parse_attempt_key
+from latchwork_workflows.master.backfills import BackfillAdvancer
 from latchwork_workflows.master.commands import (
     BACKFILLS,
     STARTS,
-    Malformed,
-    NeedsCare,
-    Wanted,
-    event_of,
-    is_of_run,
-    start_of,
-    why_of,
+    MalformedCommand,
+    RunErrorSuspected,
+    RunRequest,
+    error_text,
+    may_be_of_run,
+    parse_event,
+    parse_start,
 )
-from latchwork_workflows.master.concurrency import Concurrency
-from latchwork_workflows.master.dispatcher import Choice, Place, untaken
+from latchwork_workflows.master.concurrency import ConcurrencyControl
+from latchwork_workflows.master.dispatcher import QueuePlace, SwitchChoice, not_taken_attempts
 from latchwork_workflows.master.held_tasks import HeldTasks, WakeUps
-from latchwork_workflows.master.inputs import Runs, Told, in_mind, row_of
-from latchwork_workflows.master.notifications import Notifications, tell_takeover
+from latchwork_workflows.master.inputs import ReportedEvents, RunningClaim, attempt_row, reported_tasks
+from latchwork_workflows.master.notifications import Notifications, create_takeover_alerts
 from latchwork_workflows.master.result_cache import ResultCache
-from latchwork_workflows.master.state_cache import Plans, StateCache, SubmittedAttempt, Version, stored_after
-from latchwork_workflows.messages import Result
+from latchwork_workflows.master.state_cache import (
+    LoadedVersion,
+    StateCache,
+    SubmittedAttempt,
+    VersionCache,
+    stored_run_after,
+)
+from latchwork_workflows.messages import AttemptResult
 from latchwork_workflows.model.model import PRIORITIES
-from latchwork_workflows.model.specs import queue_key_of
-from latchwork_workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
+from latchwork_workflows.model.specs import queue_key
+from latchwork_workflows.state import Begin, Event, Fact, RunState, TaskState, Wake, WorkflowRun, advance, base_of
 from latchwork_workflows.state.records import DONE, FAILED, OVER
 
 _log = logging.getLogger(__name__)
 
 #: Maximum number of commands in one transaction.
-MOST_COMMANDS = 50
+MAX_COMMANDS = 50
 
 
 @dataclass(slots=True)
-class Written:
+class TurnResult:
     """What a transaction has written. Valid once it is committed.
 
     Attributes:
-        instances: Their new state.
+        runs: Their new state.
         ended: Attempts whose results are in the database.
-        abandoned: Attempts of instances that an error has ended. They may be queued or claimed.
+        abandoned: Attempts of runs that an error has ended. They may be queued or claimed.
         more: There may be more commands.
         fired: Schedules were written.
-        mends: A repair was requested: read everything again and drop orphans.
+        needs_repair: A repair was requested: read everything again and drop orphans.
         pokes: Shards that got a command from this transaction.
         broken: Workflows whose schedules cannot start anything.
     """
 
-    instances: dict[int, Stored] = field(default_factory=dict)
+    runs: dict[int, StoredRun] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
-    abandoned: dict[str, Place] = field(default_factory=dict)
+    abandoned: dict[str, QueuePlace] = field(default_factory=dict)
     more: bool = False
     fired: bool = False
-    mends: bool = False
+    needs_repair: bool = False
     pokes: set[int] = field(default_factory=set)
     broken: set[int] = field(default_factory=set)
 
@@ -84,7 +90,7 @@ class TurnWriter:
         shard: int,
         cache: StateCache,
         *,
-        plans: Plans,
+        plans: VersionCache,
         order: Order,
         now: float,
         is_careful: bool = False,
@@ -96,196 +102,197 @@ class TurnWriter:
         self._order = order
         self._now = now
         self._is_careful = is_careful  # the last turn was rolled back: find the run that caused it
-        self.written = Written()
+        self.written = TurnResult()
         self._held = HeldTasks(connection, shard, plans, now, self)
-        self._backfills = Backfills(connection, shard, plans, now, self)
-        self._concurrency = Concurrency(connection)
+        self._backfills = BackfillAdvancer(connection, shard, plans, now, self)
+        self._concurrency = ConcurrencyControl(connection)
         self._wake_ups = WakeUps(connection, shard, now, lambda each: self.advance(each, [Wake()]))
         self._result_cache = ResultCache(connection, plans, now)
         self._notifications = Notifications(connection, plans, now)
 
     def finish(self) -> None:
         """Complete the turn: start the next dates of backfills, and notify dependents and waiting runs."""
-        self._held.follow()
-        self.written.more |= self._backfills.lead(self.written.instances, self._cache.instances)
-        self.written.pokes |= self._held.finish()
+        self._held.process_calls()
+        self.written.more |= self._backfills.advance_all(self.written.runs, self._cache.runs)
+        self.written.pokes |= self._held.wake_dependents()
         made = self._result_cache.made
         for batch in [{key: known} for key, known in made.items()] if self._is_careful else [made]:
-            self.alone(partial(result_cache.keep, self._connection, batch), _log_left_out)
-        self.written.pokes |= self._concurrency.left(self.written.instances.values(), self._cache.instances)
+            self.isolate(partial(result_cache.save, self._connection, batch), _log_skipped)
+        self.written.pokes |= self._concurrency.shards_to_notify(self.written.runs.values(), self._cache.runs)
 
     # Errors of one run
 
-    def alone(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
-        """Do something for one run, command or row. An error that it alone caused is passed to ``failed``.
+    def isolate(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
+        """Do something for one run, command or row. An error that it alone caused is passed to ``on_error``.
 
         Raises:
-            NeedsCare: This turn is not careful, and must be rolled back.
+            RunErrorSuspected: This turn is not careful, and must be rolled back.
         """
         if not self._is_careful:
-            with _needs_care():
-                do()
+            with _suspect_run_error():
+                function()
             return
         written, todo = self.written, list(self._held.todo)
-        before = dict(written.instances), list(written.ended), dict(written.abandoned)
+        before = dict(written.runs), list(written.ended), dict(written.abandoned)
         try:
             with self._connection.begin_nested():
-                do()
+                function()
         except Exception as error:
-            if not is_of_run(error):
+            if not may_be_of_run(error):
                 raise
-            written.instances, written.ended, written.abandoned = before
+            written.runs, written.ended, written.abandoned = before
             self._held.todo = todo
-            failed(error)
+            on_error(error)
 
-    def prepared(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
-        """Like ``alone``, for functions that write nothing before they fail.
+    def isolate_prepared(self, function: Callable[[], object], on_error: Callable[[Exception], object]) -> None:
+        """Like ``isolate``, for functions that write nothing before they fail.
 
         Only a database error rolls the turn back.
         """
         if self._is_careful:
-            self.alone(do, failed)
+            self.isolate(function, on_error)
             return
         try:
-            do()
+            function()
         except sa.exc.SQLAlchemyError:
             raise
         except Exception as error:
-            if not is_of_run(error):
+            if not may_be_of_run(error):
                 raise
-            failed(error)
+            on_error(error)
 
-    def of_run(self, instance: int, do: Callable[[], object]) -> None:
+    def isolate_run(self, run_id: int, function: Callable[[], object]) -> None:
         """Do something for a run. An error that it causes ends the run."""
-        self.alone(do, partial(self._end_this, instance))
+        self.isolate(function, partial(self._end_run_of, run_id))
 
-    def _end_this(self, instance: int, error: Exception) -> None:
-        stored = self.stored(instance)
+    def _end_run_of(self, run_id: int, error: Exception) -> None:
+        stored = self.stored(run_id)
         if stored is None or stored.known.state in OVER:
-            _log.error("of run %d, which has ended, something is left out: %s", instance, reason(error), exc_info=error)
+            _log.error("a consequence of the ended run %d is skipped: %s", run_id, reason(error), exc_info=error)
         else:
-            self.end(stored, error)
+            self.end_as_failed(stored, error)
 
-    def end(self, stored: Stored, error: Exception) -> None:
+    def end_as_failed(self, stored: StoredRun, error: Exception) -> None:
         """Mark a run as failed because of an error, which its timeline and alerts name. For careful turns."""
-        why = f"run {stored.id} cannot go on: {why_of(error)}"
+        why = f"run {stored.id} cannot continue: {error_text(error)}"
         _log.error("shard %d: %s", self._shard, why, exc_info=error)
         done = DONE | FAILED | {TaskState.WAITING}
         tasks = {
-            name: task if task.state in done else task.to(TaskState.KILLED) for name, task in stored.known.tasks.items()
+            name: task if task.state in done else task.with_state(TaskState.KILLED)
+            for name, task in stored.known.tasks.items()
         }
-        known = replace(stored.known, state=InstanceState.FAILURE, tasks=tasks, warn_at=None, facts=(Fact("failure"),))
-        runs.end(self._connection, stored.id, self._now)
-        made = self.written.instances[stored.id] = stored_after(stored, known, stored.ids, {}, {})
+        known = replace(stored.known, state=RunState.FAILURE, tasks=tasks, warn_at=None, facts=(Fact("failure"),))
+        runs.end_as_failure(self._connection, stored.id, self._now)
+        made = self.written.runs[stored.id] = stored_run_after(stored, known, stored.ids, {}, {})
         for tell in (
             partial(self._abandon, stored),
-            partial(self._held.saved, stored, made, known),
-            partial(self._held.abandoned, stored),
-            partial(self._notifications.saved, stored, made, known, why=why),
-            partial(self.tell, stored.id, "error", details={"error": why}),
+            partial(self._held.run_saved, stored, made, known),
+            partial(self._held.run_abandoned, stored),
+            partial(self._notifications.run_saved, stored, made, known, why=why),
+            partial(self.record_event, stored.id, "error", details={"error": why}),
         ):
-            self.alone(tell, _log_left_out)
+            self.isolate(tell, _log_skipped)
 
-    def _abandon(self, stored: Stored) -> None:
+    def _abandon(self, stored: StoredRun) -> None:
         """Mark its queued and claimed attempts to be withdrawn or cancelled."""
         for name, task in stored.known.tasks.items():
-            if task.in_hands:
-                place = Place.of(stored.queue_keys[name], stored.ids[name], task.n, self._shard)
-                self.written.abandoned[place.item.x] = place
+            if task.is_at_worker:
+                place = QueuePlace.parse(stored.queue_keys[name], stored.ids[name], task.n, self._shard)
+                self.written.abandoned[place.item.attempt_key] = place
 
     def end_all(self, errors: Mapping[int, Exception]) -> None:
         """End these runs, and apply the effects on others."""
-        for instance, error in errors.items():
-            self._end_this(instance, error)
+        for run_id, error in errors.items():
+            self._end_run_of(run_id, error)
 
-    def tell_takeover(self, known: Iterable[Stored], *, token: int, owners: tuple[str, str]) -> None:
+    def create_takeover_alerts(self, known: Iterable[StoredRun], *, token: int, owners: tuple[str, str]) -> None:
         """Write failover alerts about these runs."""
-        tell = partial(tell_takeover, shard=self._shard, token=token, owners=owners, now=self._now)
-        self.alone(partial(tell, self._connection, self._plans, known), _log_left_out)
+        tell = partial(create_takeover_alerts, shard=self._shard, token=token, owners=owners, now=self._now)
+        self.isolate(partial(tell, self._connection, self._plans, known), _log_skipped)
 
-    def check(self, instance: int) -> Stored | None:
+    def check_readable(self, run_id: int) -> StoredRun | None:
         """Return a run that was just read, or end it and return None if it cannot continue."""
-        stored = self.stored(instance)
+        stored = self.stored(run_id)
         if stored is not None:
-            self.of_run(instance, partial(StateCache, [stored]))
-        found = self.written.instances.get(instance, stored)
+            self.isolate_run(run_id, partial(StateCache, [stored]))
+        found = self.written.runs.get(run_id, stored)
         return None if found is None or found.known.state in OVER else found
 
     # Events from the store
 
-    def take_in(self, told: Told) -> None:
+    def apply_reported(self, reported: ReportedEvents) -> None:
         """Write events and the history of attempts."""
-        outputs = self._history(told)
-        for instance, events in told.events.items():
-            self.advance(instance, events, outputs=outputs)
+        outputs = self._history(reported)
+        for run_id, events in reported.events.items():
+            self.advance(run_id, events, outputs=outputs)
 
-    def _history(self, told: Told) -> dict[int, dict[str, Mapping[str, Any]]]:
-        known, rest = in_mind(self._cache, told)
-        known |= attempts.known_tasks(self._connection, self._shard, rest)
+    def _history(self, reported: ReportedEvents) -> dict[int, dict[str, Mapping[str, Any]]]:
+        known, rest = reported_tasks(self._cache, reported)
+        known |= attempts.tasks_of_shard(self._connection, self._shard, rest)
         rows: list[tuple[int, AttemptRow]] = []
         outputs: dict[int, dict[str, Mapping[str, Any]]] = {}
 
-        def claimed(attempt: SubmittedAttempt, runs_: Runs) -> None:
-            instance, code = known[attempt.task]
-            ref = log_ref(code, instance, attempt.x, runs_.claim)
-            who = runs_.running
-            row = AttemptRow(attempt.task, attempt.n, runs_.claim, who.worker, who.host, who.since, ref)
-            rows.append((instance, row))
+        def claimed(attempt: SubmittedAttempt, runs_: RunningClaim) -> None:
+            run_id, code = known[attempt.task]
+            ref = log_ref(code, run_id, attempt.attempt_key, runs_.claim)
+            who = runs_.record
+            row = AttemptRow(attempt.task, attempt.n, runs_.claim, who.worker, who.host, who.claimed_at, ref)
+            rows.append((run_id, row))
 
-        def ended(row: int, n: int, result: Result) -> None:
+        def ended(row: int, n: int, result: AttemptResult) -> None:
             found = self._cache.find(row, n)
             if found is not None:
-                outputs.setdefault(found.instance, {})[found.name] = result.outputs
-                self._result_cache.note(self._cache.instances[found.instance], found.name, result)
-            rows.append((known[row][0], row_of(row, n, result)))
+                outputs.setdefault(found.run_id, {})[found.name] = result.outputs
+                self._result_cache.save_result(self._cache.runs[found.run_id], found.name, result)
+            rows.append((known[row][0], attempt_row(row, n, result)))
 
-        for attempt, runs_ in told.claimed:
+        for attempt, runs_ in reported.claimed:
             if attempt.task in known:
-                self.of_run(attempt.instance, partial(claimed, attempt, runs_))
-        for x, result in told.ended:
-            row, n = attempt_of(x)
+                self.isolate_run(attempt.run_id, partial(claimed, attempt, runs_))
+        for x, result in reported.ended:
+            row, n = parse_attempt_key(x)
             self.written.ended.append(x)
             if row in known:
-                self.of_run(known[row][0], partial(ended, row, n, result))
+                self.isolate_run(known[row][0], partial(ended, row, n, result))
             else:
                 _log.warning(
-                    "attempt %s of shard %d has a result, but is of no task here; it is dropped", x, self._shard
+                    "attempt %s of shard %d has a result, but belongs to no task; it is dropped", x, self._shard
                 )
-        for attempt in told.lost:
+        for attempt in reported.lost:
             end_open = partial(attempts.end_open, self._connection, attempt.task, attempt.n, self._now)
-            self.of_run(attempt.instance, end_open)
+            self.isolate_run(attempt.run_id, end_open)
         self._save_history(rows)
         return outputs
 
     def _save_history(self, rows: Iterable[tuple[int, AttemptRow]]) -> None:
         if not self._is_careful:
-            with _needs_care():
+            with _suspect_run_error():
                 attempts.save(self._connection, [row for _, row in rows], self._now)
             return
-        for instance, row in rows:
-            self.of_run(instance, partial(attempts.save, self._connection, [row], self._now))
+        for run_id, row in rows:
+            self.isolate_run(run_id, partial(attempts.save, self._connection, [row], self._now))
 
-    def wake(self, instances: Iterable[int]) -> None:
-        """Advance instances for which time has passed."""
-        for instance in instances:
-            self.advance(instance, [])
+    def wake(self, run_ids: Iterable[int]) -> None:
+        """Advance runs for which time has passed."""
+        for run_id in run_ids:
+            self.advance(run_id, [])
 
-    # One instance
+    # One run
 
     def advance(
         self,
-        instance: int,
+        run_id: int,
         events: Iterable[Event],
         *,
         outputs: Mapping[int, Mapping[str, Mapping[str, Any]]] | None = None,
     ) -> None:
-        """Apply events that every state accepts to an instance, and the effects on other instances."""
-        self.step(instance, events, (outputs or {}).get(instance, {}))
-        self._held.follow()
+        """Apply events that every state accepts to a run, and the effects on other runs."""
+        self.advance_alone(run_id, events, (outputs or {}).get(run_id, {}))
+        self._held.process_calls()
 
-    def step(self, instance: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Apply events to this instance only."""
-        stored = self.stored(instance)
+    def advance_alone(self, run_id: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Apply events to this run only."""
+        stored = self.stored(run_id)
         if stored is None:
             return
 
@@ -293,35 +300,35 @@ class TurnWriter:
             version = self._plans.get(self._connection, stored.code, stored.version)
             self._save(stored, version, advance(version.plan, stored.known, events, self._now), outputs)
 
-        self.alone(do, partial(self.end, stored))
+        self.isolate(do, partial(self.end_as_failed, stored))
 
-    def stored(self, instance: int) -> Stored | None:
-        """Return the current state of an instance of this shard.
+    def stored(self, run_id: int) -> StoredRun | None:
+        """Return the current state of a run of this shard.
 
         None: it does not exist, or has ended and cannot be read.
         """
-        known = self.written.instances.get(instance) or self._cache.instances.get(instance)
+        known = self.written.runs.get(run_id) or self._cache.runs.get(run_id)
         if known is not None:
             return known
-        found: dict[int, Stored] = {}
+        found: dict[int, StoredRun] = {}
 
         def load() -> None:
-            found.update(runs.load(self._connection, [instance], shard=self._shard))
+            found.update(runs.load(self._connection, [run_id], shard=self._shard))
 
-        self.alone(load, partial(self._end_unread, instance))
-        return found.get(instance) or self.written.instances.get(instance)
+        self.isolate(load, partial(self._end_unreadable, run_id))
+        return found.get(run_id) or self.written.runs.get(run_id)
 
-    def _end_unread(self, instance: int, error: Exception) -> None:
-        outline = runs.outline(self._connection, instance, shard=self._shard)
+    def _end_unreadable(self, run_id: int, error: Exception) -> None:
+        outline = runs.load_readable_part(self._connection, run_id, shard=self._shard)
         if outline is not None and outline.known.state not in OVER:
-            self.end(outline, error)
+            self.end_as_failed(outline, error)
 
     def _save(
-        self, stored: Stored, version: Version, after: Instance, outputs: Mapping[str, Mapping[str, Any]]
-    ) -> Stored:
+        self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun, outputs: Mapping[str, Mapping[str, Any]]
+    ) -> StoredRun:
         if after == stored.known:
             return stored
-        is_same_run = stored.known.run == after.run
+        is_same_run = stored.known.round == after.round
         ended = {
             name: dict(each)
             for name, each in outputs.items()
@@ -329,31 +336,33 @@ class TurnWriter:
             and after.tasks[name].state is TaskState.SUCCESS
             and stored.known.tasks[name] != after.tasks[name]
         }
-        known = self._result_cache.recall(stored, version, after, {**(stored.outputs if is_same_run else {}), **ended})
+        known = self._result_cache.apply_cached(
+            stored, version, after, {**(stored.outputs if is_same_run else {}), **ended}
+        )
         after, ended = known.after, {**ended, **{name: dict(each) for name, each in known.outputs.items()}}
         keys = self._queue_keys(stored, version, after)
         ids = runs.save(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
-        history = [*untaken(stored, version.plan, after, self._now), *known.rows(ids, self._now)]
+        history = [*not_taken_attempts(stored, version.plan, after, self._now), *known.rows(ids, self._now)]
         attempts.save(self._connection, history, self._now)
-        known.tell(self._connection, stored.id, self._now)
-        made = stored_after(stored, after, ids, keys, ended)
-        self.written.instances[stored.id] = made
-        self._held.saved(stored, made, after)
-        self._notifications.saved(stored, made, after)
+        known.record_hits(self._connection, stored.id, self._now)
+        made = stored_run_after(stored, after, ids, keys, ended)
+        self.written.runs[stored.id] = made
+        self._held.run_saved(stored, made, after)
+        self._notifications.run_saved(stored, made, after)
         return made
 
-    def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
+    def _queue_keys(self, stored: StoredRun, version: LoadedVersion, after: WorkflowRun) -> dict[str, str]:
         """Return the queue keys of newly submitted attempts.
 
         Released attempts and those of dead workers keep theirs.
         """
         found = {}
-        is_same_run = stored.known.run == after.run
+        is_same_run = stored.known.round == after.round
         for name, task in after.tasks.items():
             was = stored.known.tasks.get(name) if is_same_run else None
             if task.state is TaskState.SUBMITTED and (was is None or was.n != task.n):
                 forced = task.forced_after is not None and task.n > task.forced_after
-                found[name] = queue_key_of(
+                found[name] = queue_key(
                     version.definition,
                     version.tasks[base_of(name)],
                     stored.id,
@@ -365,168 +374,168 @@ class TurnWriter:
                 )
         return found
 
-    def fail(self, instance: int, name: str, n: int, why: str, ended: Event) -> None:
+    def fail_attempt(self, run_id: int, name: str, n: int, reason: str, event: Event) -> None:
         """Record that an attempt could not be dispatched, with the reason, and apply its end."""
-        stored = self.stored(instance)
+        stored = self.stored(run_id)
         if stored is None:
             return
 
         def save() -> None:
-            row = AttemptRow(stored.ids[name], n, 0, "", "", self._now, "", self._now, "fatal", error=why[:4000])
+            row = AttemptRow(stored.ids[name], n, 0, "", "", self._now, "", self._now, "fatal", error=reason[:4000])
             attempts.save(self._connection, [row], self._now)
 
-        self.of_run(instance, save)
-        self.advance(instance, [ended])
+        self.isolate_run(run_id, save)
+        self.advance(run_id, [event])
 
-    def choose(self, choices: Mapping[SubmittedAttempt, Choice]) -> None:
+    def apply_choices(self, choices: Mapping[SubmittedAttempt, SwitchChoice]) -> None:
         """Apply the decisions of switches."""
         for attempt, choice in choices.items():
-            stored = self.stored(attempt.instance)
+            stored = self.stored(attempt.run_id)
             if stored is not None:
-                self._held.chose(stored, attempt.name, attempt.n, choice)
-                self._held.follow()
+                self._held.apply_choice(stored, attempt.name, attempt.n, choice)
+                self._held.process_calls()
 
-    def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
-        """Add an event to the timeline of an instance."""
-        row = {"at": self._now, "instance": instance, "kind": kind, "details": dict(details)}
+    def record_event(self, run_id: int, kind: str, *, details: Mapping[str, Any]) -> None:
+        """Add an event to the timeline of a run."""
+        row = {"at": self._now, "run_id": run_id, "kind": kind, "details": dict(details)}
         self._connection.execute(sa.insert(event).values(**row))
 
     # Commands and schedules
 
-    def fire(self, due: Iterable[tuple[schedules.ScheduleRow, float]]) -> None:
+    def start_due_schedules(self, due: Iterable[tuple[schedules.ScheduleRow, float]]) -> None:
         """Write a command for each schedule whose fire time has come."""
         for row, at in due:
-            self.alone(partial(schedules.start, self._connection, row, at), partial(self._break, row))
+            self.isolate(partial(schedules.start_fire, self._connection, row, at), partial(self._mark_broken, row))
             self.written.fired = True
 
-    def _break(self, row: schedules.ScheduleRow, error: Exception) -> None:
+    def _mark_broken(self, row: schedules.ScheduleRow, error: Exception) -> None:
         _log.error("the schedule of %s.%s cannot start anything: %s", row.project, row.name, reason(error))
         self.written.broken.add(row.code)
 
-    def do_commands(self) -> None:
+    def apply_commands(self) -> None:
         """Apply or refuse the open commands of the shard, in their order."""
-        rows = commands.open_of(self._connection, self._shard, MOST_COMMANDS)
-        self.written.more = len(rows) == MOST_COMMANDS
+        rows = commands.open_commands(self._connection, self._shard, MAX_COMMANDS)
+        self.written.more = len(rows) == MAX_COMMANDS
         for row in rows:
             if not self._wake_ups.is_done(row):
-                self.alone(partial(self._do_command, row), partial(self._cannot_do, row))
+                self.isolate(partial(self._apply_command, row), partial(self._refuse_command, row))
         self.written.more |= self._wake_ups.goes_on
 
-    def _do_command(self, row: CommandRow) -> None:
-        instance, error, backfill = None, None, None
+    def _apply_command(self, row: CommandRow) -> None:
+        run_id, error, backfill = None, None, None
         try:
-            if row.type == CommandType.MEND.value:
-                self.written.mends = True
+            if row.type == CommandType.REPAIR.value:
+                self.written.needs_repair = True
             elif row.type in BACKFILLS or "backfill" in row.args:
-                backfill = self._backfills.command(row)
+                backfill = self._backfills.apply_command(row)
             else:
-                instance = self._start(row) if row.type in STARTS else self._change(row)
-                self._held.follow()
-        except (WrongState, UnknownWorkflow, Malformed) as refusal:
+                run_id = self._start(row) if row.type in STARTS else self._command_run(row)
+                self._held.process_calls()
+        except (WrongState, UnknownWorkflow, MalformedCommand) as refusal:
             error = str(refusal)
-        commands.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
+        commands.complete(self._connection, row.id, self._now, run_id=run_id, error=error, backfill=backfill)
 
-    def _cannot_do(self, row: CommandRow, error: Exception) -> None:
-        _log.error("command %d of shard %d cannot be done", row.id, self._shard, exc_info=error)
-        commands.done(self._connection, row.id, self._now, instance=None, error=why_of(error))
+    def _refuse_command(self, row: CommandRow, error: Exception) -> None:
+        _log.error("command %d of shard %d cannot be executed", row.id, self._shard, exc_info=error)
+        commands.complete(self._connection, row.id, self._now, run_id=None, error=error_text(error))
 
     def _start(self, row: CommandRow) -> int:
-        wanted = start_of(row)
+        wanted = parse_start(row)
         definitions.check_online(self._connection, wanted.code)
         version = self._plans.get(self._connection, wanted.code, wanted.version)
-        waits = self._concurrency.has_to_wait(version, dry=wanted.event.dry)
-        made = self.make(replace(wanted, event=replace(wanted.event, waits=waits)), row.by)
-        self.tell(made, "begin", details={"command": row.id, "by": row.by})
+        waits = self._concurrency.must_wait(version, dry=wanted.event.dry)
+        made = self.create_run(replace(wanted, event=replace(wanted.event, waits=waits)), row.by)
+        self.record_event(made, "begin", details={"command": row.id, "by": row.by})
         return made
 
-    def make(self, wanted: Wanted, by: str, **columns: Any) -> int:
-        """Create an instance. ``columns`` name its parent. An error while writing rolls the turn back."""
-        version = self._plans.get(self._connection, wanted.code, wanted.version)
-        after = advance(version.plan, Instance(), [wanted.event], self._now)
-        priority = wanted.priority or version.definition.priority
-        with _needs_care() if not self._is_careful else nullcontext():
+    def create_run(self, request: RunRequest, by: str, **columns: Any) -> int:
+        """Create a run. ``columns`` name its parent. An error while writing rolls the turn back."""
+        version = self._plans.get(self._connection, request.code, request.version)
+        after = advance(version.plan, WorkflowRun(), [request.event], self._now)
+        priority = request.priority or version.definition.priority
+        with _suspect_run_error() if not self._is_careful else nullcontext():
             made = runs.create(
                 self._connection,
                 self._shard,
-                wanted.code,
-                wanted.version,
-                params=dict(wanted.params),
-                schedule_time=wanted.schedule_time,
+                request.code,
+                request.version,
+                params=dict(request.params),
+                schedule_time=request.schedule_time,
                 created_at=self._now,
                 priority=priority,
                 by=by,
                 **columns,
             )
-            stored = Stored(
+            stored = StoredRun(
                 made,
-                wanted.code,
-                wanted.version,
+                request.code,
+                request.version,
                 PRIORITIES.index(priority),
-                wanted.schedule_time,
-                wanted.params,
-                Instance(),
+                request.schedule_time,
+                request.params,
+                WorkflowRun(),
                 parent=columns.get("parent_task"),
                 depth=columns.get("depth", 0),
             )
             self._save(stored, version, after, {})
         return made
 
-    def _change(self, row: CommandRow) -> int | None:
-        if row.type == "wake" and row.instance is None:
-            self._wake_ups.command(row)
+    def _command_run(self, row: CommandRow) -> int | None:
+        if row.type == "wake" and row.run_id is None:
+            self._wake_ups.apply_command(row)
             return None
-        wanted = event_of(row)
-        instance = row.instance or 0
-        stored = self.stored(instance)
+        wanted = parse_event(row)
+        run_id = row.run_id or 0
+        stored = self.stored(run_id)
         if stored is None:
-            raise UnknownWorkflow(f"there is no run {instance} here that can be read")
-        related_runs.check_alone(self._connection, instance, stored.parent, row.type)
+            raise UnknownWorkflow(f"there is no run {run_id} here that can be read")
+        related_runs.check_command_to_child(self._connection, run_id, stored.parent, row.type)
         version = self._plans.get(self._connection, stored.code, stored.version)
         after = advance(version.plan, stored.known, [wanted], self._now)
-        self._concurrency.check_again(stored, version, row.type)
+        self._concurrency.check_restart(stored, version, row.type)
         self._save(stored, version, after, {})
-        return instance
+        return run_id
 
-    def begin(self, instances: Iterable[int]) -> None:
+    def start_waiting(self, run_ids: Iterable[int]) -> None:
         """Start the runs that were found to be next."""
-        for instance in instances:
-            self.of_run(instance, partial(self._begin, instance))
-            self._held.follow()
+        for run_id in run_ids:
+            self.isolate_run(run_id, partial(self._start_waiting_run, run_id))
+            self._held.process_calls()
 
-    def _begin(self, instance: int) -> None:
-        stored = self.stored(instance)
-        if stored is None or stored.known.state is not InstanceState.SERIAL_WAIT:
+    def _start_waiting_run(self, run_id: int) -> None:
+        stored = self.stored(run_id)
+        if stored is None or stored.known.state is not RunState.SERIAL_WAIT:
             return
         try:
             is_next = self._concurrency.is_next(stored, self._plans.get(self._connection, stored.code, stored.version))
         except (ValueError, UnknownWorkflow):
             is_next = True  # no version can start it: the run fails, not its shard
         if is_next:
-            self.step(instance, [Begin()], {})
+            self.advance_alone(run_id, [Begin()], {})
 
-    def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
-        """Return whether a child run has to wait. Raises like ``Concurrency.has_to_wait``."""
+    def child_must_wait(self, code: int, version: int, *, ancestors: Collection[int], exclude: int = 0) -> bool:
+        """Return whether a child run has to wait. Raises like ``ConcurrencyControl.must_wait``."""
         made = self._plans.get(self._connection, code, version)
-        return self._concurrency.has_to_wait(made, dry=False, above=above, but=but)
+        return self._concurrency.must_wait(made, dry=False, ancestors=ancestors, exclude=exclude)
 
-    def has_to_wait(self, stored: Stored) -> bool:
+    def must_wait(self, stored: StoredRun) -> bool:
         """Return whether a date of a backfill has to wait. One without a readable version does not wait: it fails."""
         try:
             version = self._plans.get(self._connection, stored.code, stored.version)
         except (ValueError, UnknownWorkflow):
             return False
-        return self._concurrency.has_to_wait(version, dry=stored.known.dry, is_wanted=True)
+        return self._concurrency.must_wait(version, dry=stored.known.dry, must_run=True)
 
 
 @contextmanager
-def _needs_care() -> Iterator[None]:
+def _suspect_run_error() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_of_run(error):
+        if not may_be_of_run(error):
             raise
-        raise NeedsCare(reason(error)) from error
+        raise RunErrorSuspected(reason(error)) from error
 
 
-def _log_left_out(error: Exception) -> None:
-    _log.error("something that follows is left out: %s", reason(error), exc_info=error)
+def _log_skipped(error: Exception) -> None:
+    _log.error("a consequence is skipped: %s", reason(error), exc_info=error)

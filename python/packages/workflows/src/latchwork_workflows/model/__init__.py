@@ -9,16 +9,26 @@ from latchwork.spi import late
 
 if TYPE_CHECKING:
     from latchwork_workflows.model.model import NAME_PATTERN, Definition, TaskSpec
-    from latchwork_workflows.model.validate import checked, needs_of, problems_of
-    from latchwork_workflows.model.yaml_format import as_yaml, read, write
+    from latchwork_workflows.model.validate import problems_in_text, required_settings_of, validated
+    from latchwork_workflows.model.yaml_format import parse, to_yaml, values_to_yaml
 else:
     __getattr__ = late(
         __name__,
         {
-            "latchwork_workflows.model.yaml_format": ("as_yaml", "read", "write"),
+            "latchwork_workflows.model.yaml_format": ("values_to_yaml", "parse", "to_yaml"),
             "latchwork_workflows.model.model": ("NAME_PATTERN", "Definition", "TaskSpec"),
-            "latchwork_workflows.model.validate": ("checked", "needs_of", "problems_of"),
+            "latchwork_workflows.model.validate": ("validated", "required_settings_of", "problems_in_text"),
         },
     )
 
-__all__ = ["NAME_PATTERN", "Definition", "TaskSpec", "as_yaml", "checked", "needs_of", "problems_of", "read", "write"]
+__all__ = [
+    "NAME_PATTERN",
+    "Definition",
+    "TaskSpec",
+    "parse",
+    "problems_in_text",
+    "required_settings_of",
+    "to_yaml",
+    "validated",
+    "values_to_yaml",
+]

@@ -10,10 +10,10 @@ from zoneinfo import ZoneInfo
 from latchwork.schedules import Cron
 from latchwork_workflows.model.model import ScheduleSpec
 
-#: The maximum number of instances of a backfill.
-MOST_MOMENTS = 5_000
-#: The maximum number of instances that run at a time.
-MOST_PARALLEL = 1_000
+#: The maximum number of runs of a backfill.
+MAX_SCHEDULE_TIMES = 5_000
+#: The maximum number of runs that run at a time.
+MAX_PARALLEL = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class DateRange:
         return (self.last - self.first).days + 1
 
 
-def moments_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None, now: float) -> list[float]:
+def schedule_times_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None, now: float) -> list[float]:
     """Return the schedule times for these dates, oldest first, without duplicates.
 
     Without a schedule, each date is midnight UTC. With a schedule, each date has all its fire times in the time zone of
@@ -50,12 +50,10 @@ def moments_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None,
     _check(dates, now)
     found = _midnights(dates) if schedule is None else _fires(dates, schedule)
     if not found:
-        raise ValueError(
-            "there is no date; name one" if schedule is None else "the schedule never fires on these dates"
-        )
+        raise ValueError("no dates are given" if schedule is None else "the schedule never fires on these dates")
     if found[-1] > now:
         zone = UTC if schedule is None else ZoneInfo(schedule.tz)
-        raise ValueError(f"{datetime.fromtimestamp(found[-1], zone).isoformat()} has not come yet; end before it")
+        raise ValueError(f"{datetime.fromtimestamp(found[-1], zone).isoformat()} is in the future; end before it")
     return found
 
 
@@ -65,16 +63,16 @@ def _check(dates: DateRange | Sequence[date], now: float) -> None:
     latest = datetime.fromtimestamp(now, UTC).date() + timedelta(days=1)  # it may be tomorrow in another time zone
     for each in ends:
         if each.year < 1970 or each > latest:
-            why = "has not come yet; end before it" if each > latest else "is before 1970; begin later"
+            why = "is in the future; end before it" if each > latest else "is before 1970; start later"
             raise ValueError(f"{each} {why}")
 
 
 def _too_many() -> ValueError:
-    return ValueError(f"these are more than {MOST_MOMENTS:,} runs; take fewer dates at once")
+    return ValueError(f"these are more than {MAX_SCHEDULE_TIMES:,} runs; use fewer dates")
 
 
 def _midnights(dates: DateRange | Sequence[date]) -> list[float]:
-    if len(dates) > MOST_MOMENTS:
+    if len(dates) > MAX_SCHEDULE_TIMES:
         raise _too_many()
     return sorted({datetime.combine(each, time(), UTC).timestamp() for each in dates})
 
@@ -82,22 +80,22 @@ def _midnights(dates: DateRange | Sequence[date]) -> list[float]:
 def _fires(dates: DateRange | Sequence[date], schedule: ScheduleSpec) -> list[float]:
     cron, zone = Cron(schedule.cron, tz=schedule.tz), ZoneInfo(schedule.tz)
     if isinstance(dates, DateRange):
-        return list(_between(cron, dates.first, dates.last, zone, MOST_MOMENTS))
+        return list(_fires_between(cron, dates.first, dates.last, zone, MAX_SCHEDULE_TIMES))
     found: set[float] = set()
     for each in dates:
-        of_date = list(_between(cron, each, each, zone, MOST_MOMENTS))
+        of_date = list(_fires_between(cron, each, each, zone, MAX_SCHEDULE_TIMES))
         if not of_date:
             raise ValueError(f"the schedule does not fire on {each}; leave it out")
         found.update(of_date)
-        if len(found) > MOST_MOMENTS:
+        if len(found) > MAX_SCHEDULE_TIMES:
             raise _too_many()
     return sorted(found)
 
 
-def _between(cron: Cron, first: date, last: date, zone: ZoneInfo, most: int) -> Iterable[float]:
+def _fires_between(cron: Cron, first: date, last: date, zone: ZoneInfo, limit: int) -> Iterable[float]:
     at = datetime.combine(first, time(), zone).timestamp() - 0.001
     end = datetime.combine(last + timedelta(days=1), time(), zone).timestamp()
-    for _ in range(most + 1):
+    for _ in range(limit + 1):
         try:
             at = cron.fire_after(at)
         except ValueError:  # it never fires again

@@ -36,19 +36,19 @@ class On:
         self.plain: dict[str, Any] = {"workflow": name, "window": window, **({"task": task} if task else {})}
 
     def __and__(self, other: On) -> On:
-        return _joined("all", self, other)
+        return _combine("all", self, other)
 
     def __or__(self, other: On) -> On:
-        return _joined("any", self, other)
+        return _combine("any", self, other)
 
     def __bool__(self) -> bool:
-        raise TypeError("a condition has no value while the workflow is built; join them by & and |")
+        raise TypeError("a condition has no value while the workflow is built; combine them with & and |")
 
     def __repr__(self) -> str:
         return f"<On {self.plain}>"
 
 
-def _joined(kind: str, *conditions: On) -> On:
+def _combine(kind: str, *conditions: On) -> On:
     made = On.__new__(On)
     parts: list[Any] = []
     for each in conditions:
@@ -123,11 +123,11 @@ def conditions(
         name: The name of the task. Default ``conditions``, numbered.
         options: ``delay_s``, ``description``.
     """
-    good, bad = _listed(success), _listed(failure)
+    good, bad = _as_list(success), _as_list(failure)
     given: dict[str, Any] = {"success": [each.name for each in good], "failure": [each.name for each in bad]}
     if when is not None:
         given["when"] = dict(when)
-    made = add("conditions", given, name=name, after=_listed(before), **options)
+    made = add("conditions", given, name=name, after=_as_list(before), **options)
     for each in (*good, *bad):
         each.after(made)
     return made
@@ -145,17 +145,17 @@ def switch(
         name: The name of the task. Default ``switch``, numbered.
         options: ``delay_s``, ``description``.
     """
-    branches = {when: _listed(then) for when, then in cases.items()}
+    branches = {when: _as_list(then) for when, then in cases.items()}
     cases_ = [{"when": when, "then": [each.name for each in then]} for when, then in branches.items()]
     given: dict[str, Any] = {"cases": cases_}
-    heads = [*(each for then in branches.values() for each in then), *_listed(default)]
+    heads = [*(each for then in branches.values() for each in then), *_as_list(default)]
     if default:
-        given["default"] = [each.name for each in _listed(default)]
-    made = add("switch", given, name=name, after=_listed(before), **options)
+        given["default"] = [each.name for each in _as_list(default)]
+    made = add("switch", given, name=name, after=_as_list(before), **options)
     for each in dict.fromkeys(heads):
         each.after(made)
     return made
 
 
-def _listed(nodes: Nodes) -> list[Node]:
+def _as_list(nodes: Nodes) -> list[Node]:
     return [nodes] if isinstance(nodes, Node) else list(nodes)

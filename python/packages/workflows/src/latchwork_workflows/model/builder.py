@@ -3,7 +3,7 @@
     @task(retries=3)
     def extract(day: str) -> dict: ...
 
-    @workflow(schedule=Cron("0 3 * * *"), params={"day": "${business_date}"})
+    @workflow(schedule=Cron("0 3 * * *"), params={"day": "${logical_date}"})
     def nightly(day: str):
         got = extract(day)
         load(got["rows"])
@@ -23,21 +23,21 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from latchwork_workflows.errors import DefinitionInvalid, Problem
-from latchwork_workflows.model.defined import BUILT
-from latchwork_workflows.model.model import AlertsSpec, Definition, Part, ScheduleSpec, TaskSpec
-from latchwork_workflows.model.validate import Checked, checked
+from latchwork_workflows.model.defined import DEFINED
+from latchwork_workflows.model.model import AlertsSpec, Definition, DefinitionModel, ScheduleSpec, TaskSpec
+from latchwork_workflows.model.validate import ValidDefinition, validated
 from latchwork_workflows.types import TaskTypes
 
 if TYPE_CHECKING:
-    from latchwork_workflows.local_run import TestRun
+    from latchwork_workflows.local_run import LocalRunResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_building: ContextVar[_Building | None] = ContextVar("latchwork_workflow_building", default=None)
+_building: ContextVar[_WorkflowBuilder | None] = ContextVar("latchwork_workflow_building", default=None)
 
 
-class Template:
+class Placeholder:
     """A placeholder for a value at run time: a parameter or an output. Thread-safe.
 
     Attributes:
@@ -57,12 +57,12 @@ class Template:
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Template):
+        if isinstance(other, Placeholder):
             return self is other
         raise TypeError(f"{self._text} has no value while the workflow is built; compare inside a task")
 
     def __iter__(self) -> Any:
-        raise TypeError(f"{self._text} has no value while the workflow is built; go through it inside a task")
+        raise TypeError(f"{self._text} has no value while the workflow is built; iterate over it inside a task")
 
 
 class Node:
@@ -73,7 +73,7 @@ class Node:
         spec: The current spec of the task.
     """
 
-    def __init__(self, building: _Building, spec: TaskSpec) -> None:
+    def __init__(self, building: _WorkflowBuilder, spec: TaskSpec) -> None:
         self.building = building
         self.spec = spec
 
@@ -84,7 +84,7 @@ class Node:
 
     def after(self, *nodes: Node) -> Node:
         """Add tasks to wait for. Return this node."""
-        self.building.put(self.spec, [*self.spec.after, *(self.building.of(each) for each in nodes)], self)
+        self.building.update(self.spec, [*self.spec.after, *(self.building.name_of(each) for each in nodes)], self)
         return self
 
     def __rshift__(self, other: Node) -> Node:
@@ -103,10 +103,10 @@ class Node:
             fixed: Further arguments, the same for all items.
         """
         options: dict[str, Any] = {"map": str(self[items]), "map_parallel": parallel}
-        item = Template("${item}")
+        item = Placeholder("${item}")
         if isinstance(fn, Workflow):
             if not fn.definition.params:
-                raise TypeError(f"{fn.name} has no parameter that an item could be")
+                raise TypeError(f"{fn.name} has no parameter for an item")
             first = next(iter(fn.definition.params))
             given = {"workflow": fn.definition.key, "params": {first: item, **fixed}}
             return add("sub_process", given, after=[self], default_name=fn.name, **options)
@@ -114,12 +114,12 @@ class Node:
         made: Node = fn.options(**options)(**{first: item, **fixed})
         return made.after(self)
 
-    def __getitem__(self, output: str) -> Template:
+    def __getitem__(self, output: str) -> Placeholder:
         """Return a reference to an output, for use in another task."""
-        return Template(f"${{{self.name}.{output}}}", (self.name,))
+        return Placeholder(f"${{{self.name}.{output}}}", (self.name,))
 
 
-class _Building:
+class _WorkflowBuilder:
     """A workflow whose function is being called."""
 
     def __init__(self, name: str) -> None:
@@ -137,14 +137,14 @@ class _Building:
             **{**TaskSpec.model_construct(name=name, type="").__dict__, **plain, "name": name}
         )
         node = Node(self, spec)
-        self.put(spec, nodes, node)
+        self.update(spec, nodes, node)
         return node
 
-    def put(self, spec: TaskSpec, after: Iterable[str], node: Node) -> None:
+    def update(self, spec: TaskSpec, after: Iterable[str], node: Node) -> None:
         """Store the current spec of a task."""
         node.spec = self.specs[spec.name] = spec.model_copy(update={"after": tuple(dict.fromkeys(after))})
 
-    def of(self, node: object) -> str:
+    def name_of(self, node: object) -> str:
         """Return the name of a node of this workflow."""
         if not isinstance(node, Node):
             raise TypeError(f"after takes tasks of this workflow, not {node!r}")
@@ -155,20 +155,20 @@ class _Building:
         return node.name
 
 
-def _now_building(what: str) -> _Building:
+def _current_builder(what: str) -> _WorkflowBuilder:
     building = _building.get()
     if building is None:
         raise RuntimeError(f"{what} makes a task of a workflow: call it inside a function with @workflow")
     return building
 
 
-def _plain(value: object, nodes: set[str], place: str) -> Any:
+def _as_json(value: object, nodes: set[str], place: str) -> Any:
     """Return an argument as JSON, and collect the tasks whose outputs it uses."""
-    if isinstance(value, Template):
+    if isinstance(value, Placeholder):
         nodes.update(value.nodes)
         return str(value)
     if isinstance(value, Node):
-        return _plain(value["result"], nodes, place)
+        return _as_json(value["result"], nodes, place)
     if isinstance(value, str):
         return value.replace("${", "$${")  # text in Python code is literal
     if value is None or isinstance(value, (bool, int, float)):
@@ -176,11 +176,11 @@ def _plain(value: object, nodes: set[str], place: str) -> Any:
     if isinstance(value, (date, datetime)):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(key): _plain(each, nodes, place) for key, each in value.items()}
+        return {str(key): _as_json(each, nodes, place) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each, nodes, place) for each in value]
+        return [_as_json(each, nodes, place) for each in value]
     raise DefinitionInvalid(
-        [Problem(place, f"{type(value).__name__} is no plain value; give text, numbers, lists, mappings")]
+        [Problem(place, f"{type(value).__name__} is not a plain value; use text, numbers, lists or mappings")]
     )
 
 
@@ -208,13 +208,13 @@ class TaskFunction(Generic[P, R]):
         for name, parameter in inspect.signature(self.__wrapped__).parameters.items():
             if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
                 raise DefinitionInvalid(
-                    [Problem(self._name, f"parameter {name!r} has to be one that can be given by name")]
+                    [Problem(self._name, f"parameter {name!r} must be one that can be passed by name")]
                 )
             if name in bound.arguments:
-                value = _plain(bound.arguments[name], nodes, f"{self._name}.{name}")
+                value = _as_json(bound.arguments[name], nodes, f"{self._name}.{name}")
                 given.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
         options = dict(self._options)
-        after = [building.of(each) for each in options.pop("after", ())]
+        after = [building.name_of(each) for each in options.pop("after", ())]
         function = f"{self.__wrapped__.__module__}:{self.__wrapped__.__qualname__}"
         fields = {"type": "python", "params": {"function": function, "args": given}, **options}
         return building.add(fields, self._name, named=False, nodes=[*after, *sorted(nodes)])
@@ -241,7 +241,8 @@ def task(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
     def made(function: Callable[P, R]) -> TaskFunction[P, R]:
         if "<" in function.__qualname__:
             raise TypeError(
-                f"task {function.__qualname__} is inside a function; workers import it, so put it into the module"
+                f"task {function.__qualname__} is inside a function; workers import it, so define it at the top level "
+                "of the module"
             )
         return TaskFunction(function, name or function.__name__, options)
 
@@ -279,12 +280,12 @@ def add(
     **options: Any,
 ) -> Node:
     """Return a task of any type. Without a name, it is called ``default_name``, numbered."""
-    building = _now_building(f"{type_}()")
+    building = _current_builder(f"{type_}()")
     _check_options(options)
     nodes: set[str] = set()
-    plain = {key: value if isinstance(value, str) else _plain(value, nodes, key) for key, value in params.items()}
+    plain = {key: value if isinstance(value, str) else _as_json(value, nodes, key) for key, value in params.items()}
     fields = {"type": type_, "params": plain, **options}
-    named = [building.of(each) for each in after]
+    named = [building.name_of(each) for each in after]
     return building.add(fields, name or default_name or type_, named=name is not None, nodes=[*named, *sorted(nodes)])
 
 
@@ -317,10 +318,10 @@ class Workflow:
         order: The names of its tasks in topological order.
     """
 
-    def __init__(self, built: Checked) -> None:
+    def __init__(self, built: ValidDefinition) -> None:
         self.definition = built.definition
         self.order = built.order
-        BUILT[self.definition.key] = self
+        DEFINED[self.definition.key] = self
 
     @property
     def name(self) -> str:
@@ -329,11 +330,11 @@ class Workflow:
 
     def __call__(self, **params: Any) -> Node:
         """Return a task of another workflow that runs this one with these parameters."""
-        _now_building(self.name)
+        _current_builder(self.name)
         given = {"workflow": self.definition.key, **({"params": params} if params else {})}
         return add("sub_process", given, default_name=self.name)
 
-    def test(self, *, schedule_time: float | None = None, **params: Any) -> TestRun:
+    def test(self, *, schedule_time: float | None = None, **params: Any) -> LocalRunResult:
         """Run the workflow in this process, without database or store. The clock skips all waiting times.
 
         Python tasks are called in this process, so a debugger can stop in them and a test can replace what they use.
@@ -346,9 +347,9 @@ class Workflow:
         Raises:
             LatchworkError: The workflow has no such parameter.
         """
-        from latchwork_workflows.local_run import try_out
+        from latchwork_workflows.local_run import run_locally
 
-        return try_out(self.definition, self.order, params, schedule_time)
+        return run_locally(self.definition, self.order, params, schedule_time)
 
     def __repr__(self) -> str:
         return f"<Workflow {self.definition.key}, {len(self.order)} tasks>"
@@ -371,21 +372,21 @@ def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> A
     """
     for option in options:
         if option not in Definition.model_fields.keys() - {"name", "tasks"}:
-            raise TypeError(f"a workflow has no option {option!r}; see Definition for those that it has")
+            raise TypeError(f"a workflow has no option {option!r}; see Definition for its options")
 
     def made(function: Callable[..., object]) -> Workflow:
-        building = _Building(name or function.__name__)
+        building = _WorkflowBuilder(name or function.__name__)
         params = {**_defaults(function), **options.get("params", {})}
         token = _building.set(building)
         try:
-            function(**{each: Template(f"${{{each}}}") for each in inspect.signature(function).parameters})
+            function(**{each: Placeholder(f"${{{each}}}") for each in inspect.signature(function).parameters})
         finally:
             _building.reset(token)
         described = inspect.getdoc(function) or ""
         fields = {"description": described, **options, "name": building.name, "params": params}
         tasks = [each.model_dump(exclude_defaults=True) for each in building.specs.values()]
-        plain = {key: each.model_dump() if isinstance(each, Part) else each for key, each in fields.items()}
-        return Workflow(checked({**plain, "tasks": tasks}, TaskTypes()))
+        plain = {key: each.model_dump() if isinstance(each, DefinitionModel) else each for key, each in fields.items()}
+        return Workflow(validated({**plain, "tasks": tasks}, TaskTypes()))
 
     return made if fn is None else made(fn)
 

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from latchwork_workflows.model.model import TaskSpec
-from latchwork_workflows.model.specs import connections_of, env_of
+from latchwork_workflows.model.specs import connections_of, environment_of_task
 from latchwork_workflows.model.templates import CONNECTION, SECRET, fill
-from latchwork_workflows.model.values import Run, built_in, values_of
+from latchwork_workflows.model.values import RunContext, built_in_values, values_of
 
 
 def cache_key_of(
-    run: Run,
+    run: RunContext,
     task: TaskSpec,
     n: int,
     outputs: Mapping[str, Mapping[str, Any]],
@@ -32,7 +32,7 @@ def cache_key_of(
     """Return the cache key, or None if the task has none.
 
     Args:
-        run: The instance.
+        run: The run.
         task: The task in the definition.
         n: The number of the attempt.
         outputs: The outputs of ended tasks, by name.
@@ -44,7 +44,7 @@ def cache_key_of(
     if task.cache_s is None:
         return None
     values = values_of(run, task, n, outputs, index=index)
-    env = env_of(run, task, values)
+    env = environment_of_task(run, task, values)
     stored = connections_of(run, task, env, values)
     if names_secret([task.params, env]) or any(each.get("secret") for each in stored.values()):
         return None
@@ -54,11 +54,12 @@ def cache_key_of(
         "tenant": run.definition.tenant,
         "type": task.type,
         "params": {
-            name: value if name in quoted else fill(value, known, run.moment) for name, value in task.params.items()
+            name: value if name in quoted else fill(value, known, run.schedule_datetime)
+            for name, value in task.params.items()
         },
-        "env": fill(env, known, run.moment),
+        "env": fill(env, known, run.schedule_datetime),
         "connections": stored,
-        "values": _seen(run, task, n, values, quoted),
+        "values": _visible_values(run, task, n, values, quoted),
     }
     text = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
     return None if f"${{{SECRET}" in text else hashlib.sha256(text.encode()).hexdigest()
@@ -69,12 +70,14 @@ def names_secret(value: object) -> bool:
     return f"${{{SECRET}" in json.dumps(value, default=str)
 
 
-def _seen(run: Run, task: TaskSpec, n: int, values: Mapping[str, Any], quoted: frozenset[str]) -> dict[str, Any]:
+def _visible_values(
+    run: RunContext, task: TaskSpec, n: int, values: Mapping[str, Any], quoted: frozenset[str]
+) -> dict[str, Any]:
     """Return the values that text in another language can read."""
     texts = [str(value) for name, value in task.params.items() if name in quoted]
     if not texts:
         return {}
-    differs = built_in(run, task.name, n).keys()
+    differs = built_in_values(run, task.name, n).keys()
 
     def counts(name: str) -> bool:
         return name not in differs or any(re.search(rf"\b{re.escape(name)}\b", each) for each in texts)

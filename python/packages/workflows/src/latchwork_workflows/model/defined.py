@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from latchwork_workflows.model.model import Definition
 
 
-class Described(Protocol):
+class DefinedWorkflow(Protocol):
     """The interface of ``Workflow``.
 
     Attributes:
@@ -21,4 +21,4 @@ class Described(Protocol):
 
 
 #: Workflows that are still referenced. A later one replaces an earlier one of the same name.
-BUILT: WeakValueDictionary[str, Described] = WeakValueDictionary()
+DEFINED: WeakValueDictionary[str, DefinedWorkflow] = WeakValueDictionary()

@@ -2,7 +2,7 @@
 
 The language uses the syntax of Python expressions and nothing else of Python. Values are those of JSON. There are no
 attributes, methods, comprehensions or powers: ``list.files`` and ``list["files"]`` read a field of an object. Integers
-have 64 bits, other numbers are finite, text has at most ``MOST_TEXT`` characters. Each operation uses steps of a
+have 64 bits, other numbers are finite, text has at most ``MAX_TEXT`` characters. Each operation uses steps of a
 budget, in proportion to the size of its text or lists, so that no expression takes much time or memory. Pure.
 """
 
@@ -18,16 +18,16 @@ from typing import Any, ClassVar
 #: The maximum depth of expressions, and of compared values.
 MAX_DEPTH = 40
 #: The maximum length of an expression, in characters.
-MOST_SOURCE = 1000
+MAX_SOURCE = 1000
 #: The maximum length of text, in characters.
-MOST_TEXT = 100_000
+MAX_TEXT = 100_000
 #: The maximum number of steps for all expressions of one task.
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 #: The number of characters that one step compares, searches or joins.
 _CHARACTERS_A_STEP = 100
 #: Longer text is not parsed as a number.
-_MOST_DIGITS = 40
-_LEAST_WHOLE, _MOST_WHOLE = -(2**63), 2**63 - 1
+_MAX_DIGITS = 40
+_MIN_WHOLE, _MAX_WHOLE = -(2**63), 2**63 - 1
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,19})\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?)\s*", re.ASCII)
 
@@ -72,7 +72,7 @@ class ExpressionError(ValueError):
 class Budget:
     """The remaining steps for the expressions of one task."""
 
-    def __init__(self, steps: int = MOST_STEPS) -> None:
+    def __init__(self, steps: int = MAX_STEPS) -> None:
         self._steps = self._left = steps
 
     def take(self, steps: int = 1) -> None:
@@ -101,8 +101,8 @@ class Expression:
 
     def __init__(self, source: str) -> None:
         self.source = source.strip()
-        self._root = _parsed(self.source)
-        _Check(self.source).expression(self._root, 0)
+        self._root = _parse(self.source)
+        _SyntaxCheck(self.source).expression(self._root, 0)
 
     @property
     def names(self) -> Iterator[str]:
@@ -123,7 +123,7 @@ class Expression:
 
         Args:
             names: Values of plain JSON by name.
-            budget: The steps that it may use. They are deducted. Default ``MOST_STEPS``.
+            budget: The steps that it may use. They are deducted. Default ``MAX_STEPS``.
         Raises:
             ExpressionError: It has no value: a name is unknown, types do not match, or a limit is exceeded.
         """
@@ -137,11 +137,11 @@ class Expression:
 # Parsing
 
 
-def _parsed(source: str) -> ast.expr:
+def _parse(source: str) -> ast.expr:
     if "${" in source:
-        raise ExpressionError("an expression has the names themselves: rows > 10, and not ${rows} > 10")
-    if len(source) > MOST_SOURCE:
-        raise ExpressionError(f"it has {len(source):,} characters; an expression has at most {MOST_SOURCE:,}")
+        raise ExpressionError("an expression uses plain names: rows > 10, not ${rows} > 10")
+    if len(source) > MAX_SOURCE:
+        raise ExpressionError(f"it has {len(source):,} characters; an expression has at most {MAX_SOURCE:,}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about escapes in text
@@ -160,7 +160,7 @@ def _too_deep() -> str:
 _LANGUAGE = "there are names, fields, numbers, text, lists, comparisons, in, and, or, not, + - * / // % and functions"
 
 
-class _Check:
+class _SyntaxCheck:
     """Raises for unsupported syntax."""
 
     def __init__(self, source: str) -> None:
@@ -198,14 +198,14 @@ class _Check:
     def _leaf(self, node: ast.Constant | ast.Name) -> Sequence[ast.expr]:
         value = node.value if isinstance(node, ast.Constant) else None
         if value is not None and not isinstance(value, (bool, int, float, str)):
-            raise ExpressionError(f"{value!r:.60} is no number, text, True, False or None")
-        _usable(value)
+            raise ExpressionError(f"{value!r:.60} is not a number, text, True, False or None")
+        _check_limits(value)
         return ()
 
     def _arguments(self, node: ast.Call) -> Sequence[ast.expr]:
         if not isinstance(node.func, ast.Name) or node.func.id not in _Evaluation.functions:
             functions = ", ".join(_Evaluation.functions)
-            raise ExpressionError(f"{_text_of(self._source, node.func)!r} is no function; there are {functions}")
+            raise ExpressionError(f"{_text_of(self._source, node.func)!r} is not a function; there are {functions}")
         if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
             raise ExpressionError(f"{node.func.id}() takes values, without names or stars")
         if not node.args or (len(node.args) > 1 and node.func.id not in {"min", "max"}):
@@ -239,21 +239,21 @@ def _kind(value: Any) -> str:
     return "an object" if isinstance(value, Mapping) else type(value).__name__
 
 
-def _usable(value: Any) -> Any:
+def _check_limits(value: Any) -> Any:
     """Return the value if it is within the limits of numbers and text."""
-    if isinstance(value, int) and not _LEAST_WHOLE <= value <= _MOST_WHOLE:
+    if isinstance(value, int) and not _MIN_WHOLE <= value <= _MAX_WHOLE:
         raise ExpressionError("a whole number has more than 64 bits")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ExpressionError(f"{value} is no finite number")
-    if isinstance(value, str) and len(value) > MOST_TEXT:
-        raise ExpressionError(f"a text has {len(value):,} characters; at most {MOST_TEXT:,}")
+        raise ExpressionError(f"{value} is not a finite number")
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        raise ExpressionError(f"a text has {len(value):,} characters; at most {MAX_TEXT:,}")
     return value
 
 
-def _number_in(value: Any, form: re.Pattern[str], read: Callable[[str], float]) -> float | None:
+def _parse_number(value: Any, form: re.Pattern[str], read: Callable[[str], float]) -> float | None:
     """Return a number, or the number in a text. None for other values."""
     if isinstance(value, str):
-        found = form.fullmatch(value) if len(value) <= _MOST_DIGITS else None
+        found = form.fullmatch(value) if len(value) <= _MAX_DIGITS else None
         return None if found is None else read(found.group(1))
     return value if _kind(value) == "a number" else None
 
@@ -290,7 +290,7 @@ class _Evaluation:
         self._budget.take()
         return self._kinds[type(node)](self, node)
 
-    def _said(self, node: ast.expr, value: Any) -> str:
+    def _describe(self, node: ast.expr, value: Any) -> str:
         """Return an operand with its value, for a message."""
         source = _text_of(self._source, node)
         if isinstance(node, ast.Constant) or value is None:
@@ -298,8 +298,8 @@ class _Evaluation:
         shown = f" {value!r:.40}" if isinstance(value, (str, int, float)) else ""
         return f"{source} is {_kind(value)}{shown}"
 
-    def _refused(self, operator: str, *operands: tuple[ast.expr, Any]) -> ExpressionError:
-        said = ", and ".join(self._said(*each) for each in operands)
+    def _type_error(self, operator: str, *operands: tuple[ast.expr, Any]) -> ExpressionError:
+        said = ", and ".join(self._describe(*each) for each in operands)
         kinds = {_kind(value) for _, value in operands}
         hint = ""
         if kinds == {"text", "a number"}:
@@ -311,8 +311,8 @@ class _Evaluation:
 
     def _name(self, node: ast.Name) -> Any:
         if node.id not in self._names:
-            raise ExpressionError(f"nothing has the name {node.id!r}: no parameter, and no output of a task before")
-        return _usable(self._names[node.id])
+            raise ExpressionError(f"there is no {node.id!r}: neither a parameter nor an output of an earlier task")
+        return _check_limits(self._names[node.id])
 
     def _field(self, of: ast.expr, key: Any) -> Any:
         whole = self.value(of)
@@ -320,12 +320,12 @@ class _Evaluation:
         if isinstance(whole, Mapping) and isinstance(key, str):
             if key not in whole:
                 raise ExpressionError(f"{source} has no {key!r:.60}; it has {', '.join(map(str, whole)):.200}")
-            return _usable(whole[key])
+            return _check_limits(whole[key])
         if isinstance(whole, (list, tuple)) and _kind(key) == "a number" and isinstance(key, int):
             if not -len(whole) <= key < len(whole):
-                raise ExpressionError(f"{source} has {len(whole):,} items, and none at {key}")
-            return _usable(whole[key])
-        raise ExpressionError(f"{self._said(of, whole)}, which has no field {key!r:.60}")
+                raise ExpressionError(f"{source} has {len(whole):,} items, none of them at {key}")
+            return _check_limits(whole[key])
+        raise ExpressionError(f"{self._describe(of, whole)}, which has no field {key!r:.60}")
 
     # Operators
 
@@ -344,19 +344,19 @@ class _Evaluation:
             return not value
         sign = "-" if isinstance(node.op, ast.USub) else "+"
         if _kind(value) != "a number":
-            raise self._refused(sign, (node.operand, value))
-        return _usable(-value if sign == "-" else value)
+            raise self._type_error(sign, (node.operand, value))
+        return _check_limits(-value if sign == "-" else value)
 
     def _binary(self, node: ast.BinOp) -> Any:
         left, right = self.value(node.left), self.value(node.right)
         operator = _ARITHMETIC[type(node.op)]
         kinds = {_kind(left), _kind(right)}
         if kinds != {"a number"} and not (operator == "+" and kinds == {"text"}):
-            raise self._refused(operator, (node.left, left), (node.right, right))
+            raise self._type_error(operator, (node.left, left), (node.right, right))
         if kinds == {"text"}:
             self._budget.take_text(left, right)
         try:
-            return _usable(_CALCULATE[operator](left, right))
+            return _check_limits(_CALCULATE[operator](left, right))
         except ArithmeticError as error:
             raise ExpressionError(f"{_text_of(self._source, node)}: {error}") from None
 
@@ -364,21 +364,21 @@ class _Evaluation:
         left_node, left = node.left, self.value(node.left)
         for operator, right_node in zip(node.ops, node.comparators, strict=True):
             right = self.value(right_node)
-            if not self._holds(_COMPARISONS[type(operator)], (left_node, left), (right_node, right)):
+            if not self._compare_values(_COMPARISONS[type(operator)], (left_node, left), (right_node, right)):
                 return False
             left_node, left = right_node, right
         return True
 
-    def _holds(self, operator: str, left: tuple[ast.expr, Any], right: tuple[ast.expr, Any]) -> bool:
+    def _compare_values(self, operator: str, left: tuple[ast.expr, Any], right: tuple[ast.expr, Any]) -> bool:
         if operator in {"in", "not in"}:
             return self._contains(left, right) is (operator == "in")
         kinds = {_kind(left[1]), _kind(right[1])}
         if operator in {"==", "!="}:
             if len(kinds) > 1 and "None" not in kinds:
-                raise self._refused(operator, left, right)
+                raise self._type_error(operator, left, right)
             return _is_equal(left[1], right[1], self._budget) is (operator == "==")
         if kinds not in ({"a number"}, {"text"}):
-            raise self._refused(operator, left, right)
+            raise self._type_error(operator, left, right)
         if kinds == {"text"}:
             self._budget.take_text(left[1])
         return _ORDER[operator](left[1], right[1])
@@ -391,7 +391,7 @@ class _Evaluation:
             if isinstance(whole, str):
                 self._budget.take_text(whole, item)
             return item in whole
-        raise self._refused("in", left, right)
+        raise self._type_error("in", left, right)
 
     _kinds: ClassVar[Mapping[type[ast.expr], Callable[[_Evaluation, Any], Any]]] = {
         ast.Constant: lambda _, node: node.value,
@@ -412,40 +412,42 @@ class _Evaluation:
     def _len(self, nodes: Sequence[ast.expr]) -> int:
         value = self.value(nodes[0])
         if not isinstance(value, (str, list, tuple, Mapping)):
-            raise ExpressionError(f"len() takes text, a list or an object; {self._said(nodes[0], value)}")
+            raise ExpressionError(f"len() takes text, a list or an object; {self._describe(nodes[0], value)}")
         return len(value)
 
     def _int(self, nodes: Sequence[ast.expr]) -> int:
         value = self.value(nodes[0])
-        number = _number_in(value, _WHOLE, int)
+        number = _parse_number(value, _WHOLE, int)
         if number is None:
-            raise ExpressionError(f"int() takes a number, or text that is a whole one; {self._said(nodes[0], value)}")
-        return int(_usable(int(number)))
+            raise ExpressionError(
+                f"int() takes a number, or text that is a whole one; {self._describe(nodes[0], value)}"
+            )
+        return int(_check_limits(int(number)))
 
     def _float(self, nodes: Sequence[ast.expr]) -> float:
         value = self.value(nodes[0])
-        number = _number_in(value, _NUMBER, float)
+        number = _parse_number(value, _NUMBER, float)
         if number is None:
-            raise ExpressionError(f"float() takes a number, or text that is one; {self._said(nodes[0], value)}")
-        return float(_usable(float(number)))
+            raise ExpressionError(f"float() takes a number, or text that is one; {self._describe(nodes[0], value)}")
+        return float(_check_limits(float(number)))
 
     def _str(self, nodes: Sequence[ast.expr]) -> str:
         value = self.value(nodes[0])
         if _kind(value) in {"a list", "an object"}:
-            raise ExpressionError(f"str() takes text, a number, a boolean or None; {self._said(nodes[0], value)}")
+            raise ExpressionError(f"str() takes text, a number, a boolean or None; {self._describe(nodes[0], value)}")
         return str(value)
 
     def _abs(self, nodes: Sequence[ast.expr]) -> Any:
         value = self.value(nodes[0])
         if _kind(value) != "a number":
-            raise ExpressionError(f"abs() takes a number; {self._said(nodes[0], value)}")
-        return _usable(abs(value))
+            raise ExpressionError(f"abs() takes a number; {self._describe(nodes[0], value)}")
+        return _check_limits(abs(value))
 
     def _extreme(self, name: str, better: Callable[[Any, Any], bool], nodes: Sequence[ast.expr]) -> Any:
         values = [self.value(each) for each in nodes]
         if len(values) == 1:
             if not isinstance(values[0], (list, tuple)) or not values[0]:
-                said = self._said(nodes[0], values[0])
+                said = self._describe(nodes[0], values[0])
                 raise ExpressionError(f"{name}() takes several values, or a list of some; {said}")
             values = list(values[0])
         found = values[0]
@@ -456,8 +458,8 @@ class _Evaluation:
                 raise ExpressionError(f"{name}() takes numbers or texts, not {' and '.join(sorted(kinds))}")
             if kinds == {"text"}:
                 self._budget.take_text(each)
-            found = each if better(_usable(each), found) else found
-        return _usable(found)
+            found = each if better(_check_limits(each), found) else found
+        return _check_limits(found)
 
     functions: ClassVar[Mapping[str, Callable[[_Evaluation, Sequence[ast.expr]], Any]]] = {
         "len": _len,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from latchwork.spi import MAX_DEPTH, is_number
 
 #: The maximum size of start parameters in bytes. They are sent to each task.
-MOST_PARAMS_BYTES = 900_000
+MAX_PARAMS_BYTES = 900_000
 
 
 def plain_problems(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -21,7 +21,7 @@ def plain_problems(value: object, path: str = "", depth: int = 0) -> Iterator[tu
         for key, each in value.items():
             name = str(key).encode("ascii", "replace").decode()[:100]
             if not isinstance(key, str) or _problem(key):
-                yield path, f"{name!r} is no name that JSON has"
+                yield path, f"{name!r} is not a JSON key"
             else:
                 yield from plain_problems(each, f"{path}.{name}" if path else name, depth + 1)
     elif isinstance(value, (list, tuple)):
@@ -36,7 +36,7 @@ def _problem(value: object) -> str:
         return ""
     if isinstance(value, str):
         is_wrong = "\0" in value or any("\ud800" <= each <= "\udfff" for each in value)
-        return "text holds a NUL, or half of a character" if is_wrong else ""
+        return "text contains a NUL or half of a surrogate pair" if is_wrong else ""
     if isinstance(value, (int, float)):
         return "" if is_number(value) else "a number is not finite, or has more digits than a float"
-    return f"a {type(value).__name__} is nothing that JSON has"
+    return f"a {type(value).__name__} is not a JSON value"

@@ -8,14 +8,14 @@ from pydantic import ValidationError
 
 from latchwork_workflows.model.logical import full_name
 from latchwork_workflows.model.model import Definition, TaskSpec
-from latchwork_workflows.state.conditions import Other, leaves
+from latchwork_workflows.state.conditions import RunSucceeded, leaves
 from latchwork_workflows.types.logical import DependentParams, SubProcessParams
 
 #: Task types that name other workflows.
 NAMING = ("sub_process", "dependent")
 
 
-class Named(NamedTuple):
+class WorkflowReference(NamedTuple):
     """A reference from a task to a workflow.
 
     Attributes:
@@ -33,20 +33,27 @@ class Named(NamedTuple):
     of_task: str = ""
 
 
-def named_by(definition: Definition) -> tuple[Named, ...]:
+def references_of(definition: Definition) -> tuple[WorkflowReference, ...]:
     """Return the references of a definition, in task order, without duplicates."""
-    return tuple(dict.fromkeys(each for task in definition.tasks for each in named_in(task)))
+    return tuple(dict.fromkeys(each for task in definition.tasks for each in references_of_task(task)))
 
 
-def named_in(task: TaskSpec) -> list[Named]:
+def references_of_task(task: TaskSpec) -> list[WorkflowReference]:
     """Return the references of one task."""
     try:
         if task.type == "sub_process":
-            return [Named(full_name(SubProcessParams.model_validate(task.params).workflow), task.type, task.name)]
+            return [
+                WorkflowReference(
+                    full_name(SubProcessParams.model_validate(task.params).workflow), task.type, task.name
+                )
+            ]
         if task.type == "dependent":
             found = leaves(DependentParams.model_validate(task.params).on.condition())
-            others = [each for each in found if isinstance(each, Other)]
-            return [Named(full_name(each.workflow), task.type, task.name, each.window, each.task) for each in others]
+            others = [each for each in found if isinstance(each, RunSucceeded)]
+            return [
+                WorkflowReference(full_name(each.workflow), task.type, task.name, each.window, each.task)
+                for each in others
+            ]
     except ValidationError:  # written by a version with other rules
         return []
     return []

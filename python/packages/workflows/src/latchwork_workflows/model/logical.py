@@ -13,7 +13,7 @@ from latchwork_workflows.model.expressions import Budget, Expression, Expression
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.model.templates import CONNECTION, SECRET, references
 from latchwork_workflows.state import LOGICAL
-from latchwork_workflows.state.conditions import Ended, leaves
+from latchwork_workflows.state.conditions import TaskEnded, leaves
 from latchwork_workflows.types.logical import ConditionsParams, SubProcessParams, SwitchParams
 
 M = TypeVar("M", bound=BaseModel)
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=BaseModel)
 _OF_WORKERS = ("retries", "worker_group", "pool", "environment", "env", "max_queued_s", "cache_s")
 
 
-def problems(definition: Definition) -> Iterator[Problem]:
+def logical_problems(definition: Definition) -> Iterator[Problem]:
     """Yield the problems of all tasks, in their order."""
     after = {each.name: each.after for each in definition.tasks}
     for index, task in enumerate(definition.tasks):
@@ -38,7 +38,7 @@ def problems(definition: Definition) -> Iterator[Problem]:
             yield from _switch(task, path, after)
 
 
-def _read(model: type[M], task: TaskSpec) -> M | None:
+def _parse_params(model: type[M], task: TaskSpec) -> M | None:
     """Return the parameters of a task. None if they are invalid, which is reported elsewhere."""
     try:
         return model.model_validate(task.params)
@@ -49,12 +49,14 @@ def _read(model: type[M], task: TaskSpec) -> M | None:
 def _map(task: TaskSpec, path: str) -> Iterator[Problem]:
     if task.map is None:
         if task.map_parallel is not None:
-            yield Problem(f"{path}.map_parallel", "without 'map' there is nothing that it limits")
+            yield Problem(f"{path}.map_parallel", "without 'map' it has no effect")
         return
     if task.type in LOGICAL - {"sub_process"}:
         yield Problem(f"{path}.map", f"a {task.type} decides once; map a task of a worker, or a sub_process")
     if isinstance(task.map, str) and not _is_reference(task.map):
-        yield Problem(f"{path}.map", f"{task.map!r:.60} is no list; give one, or a reference such as ${{list.files}}")
+        yield Problem(
+            f"{path}.map", f"{task.map!r:.60} is not a list; give one, or a reference such as ${{list.files}}"
+        )
 
 
 def _is_reference(text: str) -> bool:
@@ -77,30 +79,30 @@ def _options(task: TaskSpec, path: str) -> Iterator[Problem]:
 
 def _sub_process(definition: Definition, task: TaskSpec, path: str) -> Iterator[Problem]:
     if any(f"${{{each}" in str(task.params.get("params", "")) for each in (SECRET, CONNECTION)):
-        what = "a password is known to workers alone; name it in the tasks of that workflow"
+        what = "only workers know secrets; refer to them in the tasks of that workflow"
         yield Problem(f"{path}.params.params", what)
-    given = _read(SubProcessParams, task)
+    given = _parse_params(SubProcessParams, task)
     if given is not None and full_name(given.workflow) == definition.key:
-        yield Problem(f"{path}.params.workflow", f"{definition.key} would start itself, again and again")
+        yield Problem(f"{path}.params.workflow", f"{definition.key} would start itself endlessly")
 
 
 def _conditions(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
     if not task.after:
-        yield Problem(f"{path}.after", "conditions look at tasks before; name them")
-    given = _read(ConditionsParams, task)
+        yield Problem(f"{path}.after", "conditions evaluate earlier tasks; name them")
+    given = _parse_params(ConditionsParams, task)
     if given is None:
         return
     for leaf in leaves(given.when.condition()) if given.when is not None else ():
-        if isinstance(leaf, Ended) and leaf.task not in task.after:
+        if isinstance(leaf, TaskEnded) and leaf.task not in task.after:
             yield Problem(f"{path}.params.when", f"it looks at {leaf.task!r}, which is not in 'after'")
     for field in ("success", "failure"):
         yield from _heads(task, f"{path}.params.{field}", getattr(given, field), after)
     for each in sorted(set(given.success) & set(given.failure)):
-        yield Problem(f"{path}.params.failure", f"{each!r} is in 'success' too; let it come after the conditions alone")
+        yield Problem(f"{path}.params.failure", f"{each!r} is also in 'success'; a task can be in one of them")
 
 
 def _switch(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
-    given = _read(SwitchParams, task)
+    given = _parse_params(SwitchParams, task)
     if given is None:
         return
     for index, case in enumerate(given.cases):
@@ -112,9 +114,9 @@ def _switch(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -> It
     yield from _heads(task, f"{path}.params.default", given.default, after)
 
 
-def names_of_cases(task: TaskSpec, tasks: Collection[str]) -> Iterator[tuple[str, str]]:
+def names_in_cases(task: TaskSpec, tasks: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the names in the expressions of a switch, each with its path. Outputs of tasks appear as ``list.files``."""
-    given = _read(SwitchParams, task) if task.type == "switch" else None
+    given = _parse_params(SwitchParams, task) if task.type == "switch" else None
     for index, case in enumerate(given.cases if given is not None else ()):
         with suppress(ExpressionError):
             for name in Expression(case.when).names:
@@ -135,7 +137,7 @@ def full_name(name: str) -> str:
     return name if "." in name else f"default.{name}"
 
 
-def chosen(task: TaskSpec, values: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def choose_branch(task: TaskSpec, values: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the tasks that a switch chooses.
 
     Args:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from latchwork_workflows.state import LOGICAL, AlertRule, OnFailure, OnTimeout, Plan, Rule
-from latchwork_workflows.types.logical import rule_of
+from latchwork_workflows.state import LOGICAL, AlertRule, OnFailure, OnTimeout, TaskRule, WorkflowPlan
+from latchwork_workflows.types.logical import logical_rule
 
 #: Names are used in keys of the store and on command lines.
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
@@ -25,23 +25,23 @@ Seconds = Annotated[float, Field(ge=0, le=366 * 86_400)]
 Text = Annotated[str, StringConstraints(max_length=10_000)]
 
 
-class Part(BaseModel):
-    """What all parts have in common: they do not change, and a field that nobody knows is a mistake."""
+class DefinitionModel(BaseModel):
+    """The base class of all parts of a definition. Instances are immutable, and unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=False)
 
 
-class ScheduleSpec(Part):
-    """When a workflow starts by itself.
+class ScheduleSpec(DefinitionModel):
+    """The times at which a workflow starts.
 
     Attributes:
-        cron: five fields, or six with seconds first, or ``@daily`` and its like.
-        tz: name of the time zone.
-        start: no fire time before this moment.
-        end: none after it.
-        misfire: what becomes of fire times that nobody could start in time: ``once`` makes up for all with one start,
-            ``all`` starts each, ``skip`` drops those that are late.
-        max_lateness_s: seconds after which a fire time is not made up for any more.
+        cron: A cron expression with five fields, six with seconds first, or a name such as ``@daily``.
+        tz: The name of the time zone.
+        start: The earliest fire time. None: no limit.
+        end: The latest fire time. None: no limit.
+        misfire: Handling of fire times that were missed because no master was running: ``once`` starts one run for all
+            of them, ``all`` one for each, ``skip`` none.
+        max_lateness_s: Seconds after which a missed fire time is dropped.
     """
 
     cron: str
@@ -52,16 +52,16 @@ class ScheduleSpec(Part):
     max_lateness_s: Seconds = 86_400.0
 
 
-class AlertsSpec(Part):
-    """Who is told of what.
+class AlertsSpec(DefinitionModel):
+    """The events of a run that are sent as alerts, and the channels that send them.
 
     Attributes:
-        on: which ends of a run are told: ``none``, ``success``, ``failure``, or ``all``, which has stops among it.
-        channels: names of those that tell it.
-        timeouts: tell that a task or the run takes longer than ``timeout_s``, where its ``on_timeout`` is ``warn`` or
-            ``both``. What ``fail`` ends is a failure, and told as one.
-        failover: tell that a worker died, so that an attempt runs again; and that a master did, so that another has
-            the run.
+        on: The outcomes that cause an alert: ``none``, ``success``, ``failure``, or ``all``, which includes stops.
+        channels: The names of the channels.
+        timeouts: Alert when a task or the run takes longer than ``timeout_s``, if its ``on_timeout`` is ``warn`` or
+            ``both``. With ``fail`` the timeout is a failure and causes the alert of a failure.
+        failover: Alert when an attempt runs again because its worker was lost, and when another master takes over the
+            run.
     """
 
     on: Literal["none", "success", "failure", "all"] = "failure"
@@ -70,31 +70,31 @@ class AlertsSpec(Part):
     failover: bool = False
 
 
-class TaskSpec(Part):
+class TaskSpec(DefinitionModel):
     """One task.
 
     Attributes:
-        name: unique in its workflow.
-        type: a task type, such as ``shell`` or ``python``.
-        params: what the type takes.
-        after: tasks that have to be done before.
-        description: for people.
-        retries: how often a failure is tried again by itself.
-        retry_interval_s: seconds from a failure to the next try.
-        timeout_s: seconds that an attempt may take; None: any.
-        on_timeout: ``fail`` ends it, ``warn`` tells somebody, ``both`` does both.
-        priority: among the tasks of its instance.
-        delay_s: seconds to wait once it could start.
-        max_queued_s: seconds in the queue after which an attempt has failed, if no worker took it; None: any.
-        cache_s: seconds for which its outputs stand for those of any task of the project with the same type, values
-            and code, which has them without running; None: it runs.
-        worker_group: which workers take it; None: those of the workflow.
+        name: Unique in its workflow.
+        type: A task type, such as ``shell`` or ``python``.
+        params: The parameters of its type.
+        after: The tasks that must be done before.
+        description: Text for readers.
+        retries: The number of automatic retries.
+        retry_interval_s: Seconds from a failure to the next attempt.
+        timeout_s: Seconds that an attempt may take. None: no limit.
+        on_timeout: ``fail`` stops the attempt, ``warn`` sends an alert, ``both`` does both.
+        priority: The priority among the tasks of its run.
+        delay_s: Seconds to wait before the task is queued.
+        max_queued_s: Seconds in the queue after which the attempt fails if no worker claimed it. None: no limit.
+        cache_s: Seconds for which its outputs are reused by any task of the project with the same type, values and
+            code. None: no caching.
+        worker_group: The workers that run it. None: those of the workflow.
         pool: The pool of which it takes a slot while it runs. None: none.
-        enabled: else it is skipped, which counts as success.
-        environment: a named set of environment variables; None: that of the workflow.
-        env: further environment variables of the task, over those.
-        map: a list, or a reference to an output that is one: the task is done once for each item, as ``${item}``.
-        map_parallel: so many of them at a time; None: as many as workers take.
+        enabled: False skips it, which counts as success.
+        environment: The name of a set of environment variables. None: that of the workflow.
+        env: Further environment variables, which take precedence.
+        map: A list, or a reference to an output that is a list. The task runs once for each item, as ``${item}``.
+        map_parallel: The number of items that run at a time. None: no limit.
     """
 
     name: Name
@@ -119,28 +119,29 @@ class TaskSpec(Part):
     map_parallel: Annotated[int, Field(ge=1, le=1000)] | None = None
 
 
-class Definition(Part):
+class Definition(DefinitionModel):
     """One version of a workflow.
 
     Attributes:
-        name: unique in its project.
-        project: what workflows are sorted, and people admitted, by.
-        description: for people.
-        schedule: when it starts by itself; None: by command only.
-        params: values for ``${name}`` in the tasks, which a start may replace.
-        priority: among the instances that wait for workers.
-        on_failure: ``continue`` lets the others go on when a task failed for good, ``end`` ends them.
-        timeout_s: seconds that a run may take; None: any.
-        on_timeout: as that of a task, for the whole run.
-        serial: what a start does while another instance runs: ``parallel`` runs too, ``wait`` comes after it,
-            ``discard`` is dropped, ``priority`` ends the other.
-        max_runs: so many instances run at a time; None: one if ``serial`` says so, else any. A start that is one too
-            many does what ``serial`` says; with ``parallel`` it waits.
-        worker_group: which workers take its tasks.
-        tenant: the user of the machine that tasks run as; None: the worker's.
-        environment: a named set of environment variables; None: none.
-        alerts: who is told of what; None: nobody of anything.
-        tasks: in the order in which people read them.
+        name: Unique in its project.
+        project: The project, which groups workflows and grants access to them.
+        description: Text for readers.
+        schedule: The times at which it starts. None: only on demand.
+        params: Values for ``${name}`` in the tasks, which a start may replace.
+        priority: The priority among the runs that wait for workers.
+        on_failure: After a task has finally failed, ``continue`` runs the tasks that do not depend on it, ``end`` stops
+            all others.
+        timeout_s: Seconds that a run may take. None: no limit.
+        on_timeout: As that of a task, for the whole run.
+        serial: The concurrency policy, which applies when ``max_runs`` is reached: ``wait`` starts the new run later,
+            ``discard`` drops it, ``priority`` stops an active run. ``parallel`` sets no limit by itself.
+        max_runs: The number of runs that may be active at a time. None: one, or with ``parallel`` no limit. With
+            ``parallel`` a further run waits.
+        worker_group: The workers that run its tasks.
+        tenant: The user of the machine that tasks run as. None: that of the worker.
+        environment: The name of a set of environment variables. None: none.
+        alerts: The alerts of its runs. None: none.
+        tasks: In the order in which they are shown.
     """
 
     name: Name
@@ -174,10 +175,10 @@ class Definition(Part):
         return f"{self.project}.{self.name}"
 
 
-def plan_of(definition: Definition, order: tuple[str, ...]) -> Plan:
+def plan_of(definition: Definition, order: tuple[str, ...]) -> WorkflowPlan:
     """Return the plan that ``advance`` needs. ``order`` contains the tasks in topological order."""
     by_name = {each.name: each for each in definition.tasks}
-    return Plan(
+    return WorkflowPlan(
         {name: _rule(by_name[name]) for name in order},
         on_failure=definition.on_failure,
         timeout_s=definition.timeout_s,
@@ -190,8 +191,8 @@ def _alerts(spec: AlertsSpec) -> AlertRule:
     return AlertRule(spec.on, timeouts=spec.timeouts, failover=spec.failover)
 
 
-def _rule(task: TaskSpec) -> Rule:
-    plain = Rule(
+def _rule(task: TaskSpec) -> TaskRule:
+    plain = TaskRule(
         after=task.after,
         retries=task.retries,
         retry_interval_s=task.retry_interval_s,
@@ -203,4 +204,4 @@ def _rule(task: TaskSpec) -> Rule:
         map_parallel=task.map_parallel,
         max_queued_s=task.max_queued_s,
     )
-    return replace(plain, **rule_of(task.type, task.params, plain)) if task.type in LOGICAL else plain
+    return replace(plain, **logical_rule(task.type, task.params, plain)) if task.type in LOGICAL else plain

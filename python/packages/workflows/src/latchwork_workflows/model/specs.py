@@ -1,36 +1,36 @@
-"""Builds the spec of an attempt for a worker, from a definition and an instance. Pure."""
+"""Builds the spec of an attempt for a worker, from a definition and a run. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from latchwork_workflows.keys import Order, lane_of, shelf_of
-from latchwork_workflows.messages import Head, Spec
+from latchwork_workflows.keys import Order, partition_of, sort_key_of
+from latchwork_workflows.messages import TaskHead, TaskMessage
 from latchwork_workflows.model.model import PRIORITIES, Definition, TaskSpec
 from latchwork_workflows.model.templates import CONNECTION, fill, names_in
-from latchwork_workflows.model.values import Run, values_of
+from latchwork_workflows.model.values import RunContext, values_of
 from latchwork_workflows.schemas.pools import project_pool
 from latchwork_workflows.state import OnTimeout, element
 
 
-def spec_of(
-    run: Run,
+def build_message(
+    run: RunContext,
     task: TaskSpec,
-    row: int,
+    task_id: int,
     n: int,
     outputs: Mapping[str, Mapping[str, Any]],
     *,
     place: tuple[int, int, int],
     index: int = -1,
     cache_key: str | None = None,
-) -> Spec:
+) -> TaskMessage:
     """Return the spec of an attempt.
 
     Args:
-        run: The instance.
+        run: The run.
         task: The task in the definition.
-        row: The ID of the task's row.
+        task_id: The ID of the task's row.
         n: The number of the attempt.
         outputs: The outputs of ended tasks, by name.
         place: The shard, and the code and version of the workflow.
@@ -40,11 +40,11 @@ def spec_of(
         KeyError, ValueError: As for ``values_of``.
     """
     shard, code, version = place
-    head = Head(
+    head = TaskHead(
         shard,
-        row,
+        task_id,
         n,
-        run.instance,
+        run.run_id,
         code,
         version,
         run.definition.key,
@@ -56,11 +56,13 @@ def spec_of(
         project=run.definition.project,
     )
     values = values_of(run, task, n, outputs, index=index)
-    env = env_of(run, task, values)
-    return Spec(head, task.params, env, values, run.schedule_time, run.tz, connections_of(run, task, env, values))
+    env = environment_of_task(run, task, values)
+    return TaskMessage(
+        head, task.params, env, values, run.schedule_time, run.tz, connections_of(run, task, env, values)
+    )
 
 
-def env_of(run: Run, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
+def environment_of_task(run: RunContext, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables of a task, except names that a value with higher precedence has.
 
     Scripts get values as variables, which the environment would otherwise replace.
@@ -70,13 +72,13 @@ def env_of(run: Run, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str
 
 
 def connections_of(
-    run: Run, task: TaskSpec, env: Mapping[str, str], values: Mapping[str, Any]
+    run: RunContext, task: TaskSpec, env: Mapping[str, str], values: Mapping[str, Any]
 ) -> dict[str, Mapping[str, str]]:
     """Return the stored connections that a task names. Missing ones are left out, and the worker reports them."""
     names = {each[len(CONNECTION) :] for each in names_in([task.params, env]) if each.startswith(CONNECTION)}
     given = task.params.get("connection")
     try:
-        given = fill(given, values, run.moment) if isinstance(given, str) else None
+        given = fill(given, values, run.schedule_datetime) if isinstance(given, str) else None
     except (KeyError, ValueError):  # reported by the worker
         given = None
     if isinstance(given, str):
@@ -84,10 +86,10 @@ def connections_of(
     return {name: run.connections[name] for name in sorted(names & run.connections.keys())}
 
 
-def queue_key_of(
+def queue_key(
     definition: Definition,
     task: TaskSpec,
-    instance: int,
+    run_id: int,
     priority: int,
     *,
     now: float,
@@ -99,6 +101,6 @@ def queue_key_of(
     pools = [] if forced or task.pool is None else [task.pool]
     if is_limited and not forced:
         pools.append(project_pool(definition.project))
-    lane = lane_of(task.worker_group or definition.worker_group, *pools)
-    in_instance = PRIORITIES.index(task.priority)
-    return f"{lane}/{shelf_of(order, instance, priority, in_instance, now)}/{in_instance}"
+    lane = partition_of(task.worker_group or definition.worker_group, *pools)
+    in_run = PRIORITIES.index(task.priority)
+    return f"{lane}/{sort_key_of(order, run_id, priority, in_run, now)}/{in_run}"

@@ -28,12 +28,12 @@ SECRET = "secret:"  # noqa: S105 - not a password
 CONNECTION = "connection:"
 _WITH_KIND = re.compile(r"(?:secret|connection):[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHIFT = re.compile(r"([+-]\d{1,6})([smhdw])")
-_MOST_SHIFT = timedelta(days=36_525)  # a hundred years
+_MAX_SHIFT = timedelta(days=36_525)  # a hundred years
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: The maximum number of characters and values of a value with its references filled in.
-MOST_FILLED = 1_000_000
+MAX_FILLED = 1_000_000
 #: The maximum size of a variable in bytes. Linux allows 131,072 including the name.
-MOST_VARIABLE = 128_000
+MAX_VARIABLE = 128_000
 
 
 class Reference(NamedTuple):
@@ -65,28 +65,28 @@ def references(text: str) -> Iterator[Reference]:
                 f"'${{' at character {part.start() + 1} is not closed; write '$${{' for the characters themselves"
             )
         if part.group(1) is not None:
-            yield _reference(part.group(1))
+            yield _parse_reference(part.group(1))
 
 
-def _reference(inner: str) -> Reference:
+def _parse_reference(inner: str) -> Reference:
     if inner.startswith("time:"):
-        return _time(inner[5:])
+        return _time_reference(inner[5:])
     if not _NAME.fullmatch(inner) and not _WITH_KIND.fullmatch(inner):
-        raise ValueError(f"'${{{inner}}}' names nothing; write a name such as ${{day}}, or ${{time:%Y-%m-%d,-1d}}")
+        raise ValueError(f"'${{{inner}}}' is not a reference; write a name such as ${{day}}, or ${{time:%Y-%m-%d,-1d}}")
     return Reference(inner)
 
 
-def _time(inner: str) -> Reference:
+def _time_reference(inner: str) -> Reference:
     form, comma, shift = inner.rpartition(",")
     if not comma:
         return Reference("", inner)
     amount = _SHIFT.fullmatch(shift.strip())
     if amount is None:
-        raise ValueError(f"'{shift.strip()}' is no shift of a time; write one such as -1d, +6h or -30m")
+        raise ValueError(f"'{shift.strip()}' is not a time shift; write one such as -1d, +6h or -30m")
     unit = amount.group(2)
     moved = timedelta(**{_UNITS[unit]: int(amount.group(1))})
-    if abs(moved) > _MOST_SHIFT:
-        raise ValueError(f"'{shift.strip()}' moves a time too far; at most {_MOST_SHIFT.days:,} days are possible")
+    if abs(moved) > _MAX_SHIFT:
+        raise ValueError(f"'{shift.strip()}' shifts a time too far; at most {_MAX_SHIFT.days:,} days are possible")
     return Reference("", form, moved, is_elapsed=unit in "smh")
 
 
@@ -122,35 +122,35 @@ def variable_text(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def not_a_variable(text: str) -> str:
+def variable_problem(text: str) -> str:
     """Return why a text cannot be the value of an environment variable, or an empty text if it can."""
     if "\0" in text:
         return "it has a NUL character"
     size = len(text.encode("utf-8", "surrogateescape"))
-    return f"it has {size:,} bytes, and a variable at most {MOST_VARIABLE:,}" if size > MOST_VARIABLE else ""
+    return f"it has {size:,} bytes, and a variable at most {MAX_VARIABLE:,}" if size > MAX_VARIABLE else ""
 
 
-def fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str) -> Any:
+def fill(value: Any, values: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str) -> Any:
     """Return the value with all references filled in, including those inside lists and mappings.
 
     Args:
         value: Plain JSON.
-        known: Values by name.
+        values: Values by name.
         schedule_time: The base of ``${time:...}``.
         quote: Quotes a value for insertion into longer text in another language.
     Raises:
         KeyError: A name is unknown. The argument is the name.
-        ValueError: The result has more than ``MOST_FILLED`` characters and values.
+        ValueError: The result has more than ``MAX_FILLED`` characters and values.
     """
-    found = _fill(value, known, schedule_time, quote)
-    if _size(found, MOST_FILLED) > MOST_FILLED:  # nested references can expand exponentially
+    found = _fill(value, values, schedule_time, quote)
+    if _size(found, MAX_FILLED) > MAX_FILLED:  # nested references can expand exponentially
         raise _too_large(value)
     return found
 
 
 def _fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, quote: Callable[[Any], str]) -> Any:
     if isinstance(value, str):
-        return _filled(value, known, schedule_time, quote)
+        return _fill_text(value, known, schedule_time, quote)
     if isinstance(value, Mapping):
         return {key: _fill(each, known, schedule_time, quote) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -159,27 +159,27 @@ def _fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, quote: 
 
 
 def _too_large(value: Any) -> ValueError:
-    return ValueError(f"{str(value)[:60]!r} has more than {MOST_FILLED:,} characters with its values filled in")
+    return ValueError(f"{str(value)[:60]!r} has more than {MAX_FILLED:,} characters with its values filled in")
 
 
-def _size(value: Any, most: int) -> int:
-    """Return the number of characters and values. Stops counting above ``most``."""
+def _size(value: Any, limit: int) -> int:
+    """Return the number of characters and values. Stops counting above ``limit``."""
     if isinstance(value, str):
         return 1 + len(value)
     size = 1
     if isinstance(value, Mapping):
         size += sum(map(len, value))
     for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
-        if size > most:
+        if size > limit:
             break
-        size += _size(each, most - size)
+        size += _size(each, limit - size)
     return size
 
 
-def _filled(text: str, known: Mapping[str, Any], schedule_time: datetime, quote: Callable[[Any], str]) -> Any:
+def _fill_text(text: str, known: Mapping[str, Any], schedule_time: datetime, quote: Callable[[Any], str]) -> Any:
     whole = _PART.fullmatch(text)
     if whole is not None and whole.group(1) is not None:
-        return _value(_reference(whole.group(1)), known, schedule_time)
+        return _value(_parse_reference(whole.group(1)), known, schedule_time)
 
     size = 0
 
@@ -187,9 +187,9 @@ def _filled(text: str, known: Mapping[str, Any], schedule_time: datetime, quote:
         nonlocal size
         if part.group(1) is None:
             return "${"
-        found = quote(_value(_reference(part.group(1)), known, schedule_time))
+        found = quote(_value(_parse_reference(part.group(1)), known, schedule_time))
         size += len(found)
-        if size > MOST_FILLED:
+        if size > MAX_FILLED:
             raise _too_large(text)
         return found
 
@@ -200,12 +200,14 @@ def _value(reference: Reference, known: Mapping[str, Any], schedule_time: dateti
     if reference.name:
         return known[reference.name]
     try:
-        return _moved(schedule_time, reference).strftime(reference.format)
+        return _shift_time(schedule_time, reference).strftime(reference.format)
     except (ArithmeticError, ValueError) as error:
-        raise ValueError(f"the schedule time {schedule_time} moved by {reference.shift} is no time: {error}") from None
+        raise ValueError(
+            f"the schedule time {schedule_time} moved by {reference.shift} is not a valid time: {error}"
+        ) from None
 
 
-def _moved(moment: datetime, reference: Reference) -> datetime:
+def _shift_time(time: datetime, reference: Reference) -> datetime:
     """Return a shifted time. A local time skipped by daylight saving is moved forward by the gap."""
-    start = moment.astimezone(UTC) if reference.is_elapsed else moment
-    return (start + reference.shift).astimezone(UTC).astimezone(moment.tzinfo)
+    start = time.astimezone(UTC) if reference.is_elapsed else time
+    return (start + reference.shift).astimezone(UTC).astimezone(time.tzinfo)

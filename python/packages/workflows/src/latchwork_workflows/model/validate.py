@@ -24,23 +24,23 @@ from latchwork_workflows.model.cache_key import names_secret
 from latchwork_workflows.model.json_values import plain_problems
 from latchwork_workflows.model.model import NAME_PATTERN, Definition, TaskSpec
 from latchwork_workflows.model.settings import usage
-from latchwork_workflows.model.settings.usage import Settings
+from latchwork_workflows.model.settings.usage import StoredSettings
 from latchwork_workflows.model.templates import CONNECTION, SECRET, Reference, references
 from latchwork_workflows.model.values import OF_ELEMENTS
-from latchwork_workflows.model.yaml_format import read
+from latchwork_workflows.model.yaml_format import parse
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.registry import UnknownType
 
-MOST_TASKS = 5_000
+MAX_TASKS = 5_000
 #: The maximum number of items of a map.
-MOST_ITEMS = 1_000
-MOST_BYTES = 1_000_000
+MAX_ITEMS = 1_000
+MAX_BYTES = 1_000_000
 #: Names that every task may refer to.
-BUILT_IN = frozenset({"schedule_time", "business_date", "instance_id", "task_name", "attempt", "workflow", "project"})
+BUILT_IN = frozenset({"schedule_time", "logical_date", "run_id", "task_name", "attempt", "workflow", "project"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def in_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def topological_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return the tasks in topological order. Otherwise, the given order is kept.
 
     Raises:
@@ -68,7 +68,7 @@ def ancestors(after: Mapping[str, Sequence[str]], order: Sequence[str]) -> dict[
     return found
 
 
-class Checked(NamedTuple):
+class ValidDefinition(NamedTuple):
     """A valid definition.
 
     Attributes:
@@ -80,65 +80,65 @@ class Checked(NamedTuple):
     order: tuple[str, ...]
 
 
-def checked(given: object, types: TaskTypes, settings: Settings | None = None) -> Checked:
+def validated(definition: object, types: TaskTypes, settings: StoredSettings | None = None) -> ValidDefinition:
     """Validate plain values and return their definition.
 
     Args:
-        given: Values from JSON or YAML, or a ``Definition``.
+        definition: Values from JSON or YAML, or a ``Definition``.
         types: The available task types.
         settings: The stored settings of its project. None: unknown, so a plain name may refer to one.
     Raises:
         DefinitionInvalid: Contains every problem found.
     """
     try:
-        definition = given if isinstance(given, Definition) else Definition.model_validate(given)
+        definition = definition if isinstance(definition, Definition) else Definition.model_validate(definition)
     except ValidationError as error:
-        raise DefinitionInvalid([_of_pydantic(each) for each in error.errors()]) from None
-    if unstorable := list(_unstorable(definition)):
+        raise DefinitionInvalid([_convert_problem(each) for each in error.errors()]) from None
+    if unstorable := list(_storage_problems(definition)):
         raise DefinitionInvalid(unstorable)
-    names = list(_names(definition))
-    problems = [*_sizes(definition), *names, *_variables(definition)]
+    names = list(_name_problems(definition))
+    problems = [*_size_problems(definition), *names, *_variable_problems(definition)]
     for index, task in enumerate(definition.tasks):
-        problems += [Problem(_join(f"tasks[{index}]", path), why) for path, why in _params(task, types)]
+        problems += [Problem(_join(f"tasks[{index}]", path), why) for path, why in _param_problems(task, types)]
         if task.cache_s is not None and names_secret([task.params, task.env]):
-            what = "what a secret was a part of is not kept for others; drop it, or the secret"
+            what = "outputs of a task with secrets are not cached; remove it, or the secret"
             problems.append(Problem(f"tasks[{index}].cache_s", what))
-    problems += [*_schedule(definition), *_alerts(definition)]
+    problems += [*_schedule_problems(definition), *_alert_problems(definition)]
     order: tuple[str, ...] = ()
     if not names:
         try:
-            order = in_order({each.name: each.after for each in definition.tasks})
+            order = topological_order({each.name: each.after for each in definition.tasks})
         except ValueError as error:
             problems.append(
-                Problem("tasks", f"these wait for each other: {' -> '.join(error.args[0])}; drop one 'after'")
+                Problem("tasks", f"these tasks wait for each other: {' -> '.join(error.args[0])}; remove one 'after'")
             )
         else:
-            problems += _references(definition, order, types, settings)
-            problems += logical.problems(definition)
-    problems += usage.problems(definition, settings) if settings is not None else ()
+            problems += _reference_problems(definition, order, types, settings)
+            problems += logical.logical_problems(definition)
+    problems += usage.missing_settings(definition, settings) if settings is not None else ()
     if problems:
         raise DefinitionInvalid(problems)
-    return Checked(definition, order)
+    return ValidDefinition(definition, order)
 
 
-def validate(given: object, types: TaskTypes, settings: Settings | None = None) -> list[Problem]:
-    """Return every problem of a definition, in order. Empty if it is valid. Arguments as for ``checked``."""
+def find_problems(definition: object, types: TaskTypes, settings: StoredSettings | None = None) -> list[Problem]:
+    """Return every problem of a definition, in order. Empty if it is valid. Arguments as for ``validated``."""
     try:
-        checked(given, types, settings)
+        validated(definition, types, settings)
     except DefinitionInvalid as error:
         return error.problems
     return []
 
 
-def problems_of(text: str, types: TaskTypes) -> list[Problem]:
+def problems_in_text(text: str, types: TaskTypes) -> list[Problem]:
     """Return every problem of a YAML or JSON text, including syntax errors. Empty if it is valid."""
     try:
-        return validate(read(text), types)
+        return find_problems(parse(text), types)
     except DefinitionInvalid as error:
         return error.problems
 
 
-def needs_of(text: str, types: TaskTypes) -> list[Problem]:
+def required_settings_of(text: str, types: TaskTypes) -> list[Problem]:
     """Return the settings that the project of a valid definition must have, or its tasks fail.
 
     Each is given as a problem with its path: connections, environments, and names that are not parameters.
@@ -146,16 +146,16 @@ def needs_of(text: str, types: TaskTypes) -> list[Problem]:
     Raises:
         DefinitionInvalid: Contains every problem of an invalid definition.
     """
-    found = checked(read(text), types)
-    nothing = Settings()
+    found = validated(parse(text), types)
+    nothing = StoredSettings()
     if found.definition.environment is None:  # otherwise any name may be a variable of the environment
-        values = list(_references(found.definition, found.order, types, nothing))
+        values = list(_reference_problems(found.definition, found.order, types, nothing))
     else:
         values = []
-    return [*values, *usage.needs(found.definition)]
+    return [*values, *usage.required_settings(found.definition)]
 
 
-def _of_pydantic(error: Mapping[str, Any]) -> Problem:
+def _convert_problem(error: Mapping[str, Any]) -> Problem:
     path = ""
     for each in error["loc"]:
         path = f"{path}[{each}]" if isinstance(each, int) else _join(path, str(each))
@@ -166,8 +166,8 @@ def _of_pydantic(error: Mapping[str, Any]) -> Problem:
         else ""
     )
     if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME_PATTERN:
-        return Problem(path, f"{given!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'")
-    message = {"extra_forbidden": "there is no such field", "missing": "this has to be given"}.get(
+        return Problem(path, f"{given!r:.60} is not a valid name; use up to 100 letters, digits, '_', '-' and '.'")
+    message = {"extra_forbidden": "there is no such field", "missing": "this is required"}.get(
         error["type"], error["msg"][0].lower() + error["msg"][1:]
     )
     return Problem(path, message + shown)
@@ -177,7 +177,7 @@ def _join(path: str, more: str) -> str:
     return f"{path}.{more}" if path and more and not more.startswith("[") else path + more
 
 
-def _unstorable(definition: Definition) -> Iterator[Problem]:
+def _storage_problems(definition: Definition) -> Iterator[Problem]:
     """Yield values that are not valid JSON, or that databases or processes cannot store."""
     yield from (Problem(*each) for each in plain_problems(definition.params, "params"))
     for index, task in enumerate(definition.tasks):
@@ -185,20 +185,20 @@ def _unstorable(definition: Definition) -> Iterator[Problem]:
             yield from (Problem(*each) for each in plain_problems(getattr(task, part), f"tasks[{index}].{part}"))
 
 
-def _sizes(definition: Definition) -> Iterator[Problem]:
+def _size_problems(definition: Definition) -> Iterator[Problem]:
     if not definition.tasks:
-        yield Problem("tasks", "there are none; a workflow has at least one")
-    if len(definition.tasks) > MOST_TASKS:
-        yield Problem("tasks", f"there are {len(definition.tasks):,}; a workflow has at most {MOST_TASKS:,}")
+        yield Problem("tasks", "a workflow needs at least one task")
+    if len(definition.tasks) > MAX_TASKS:
+        yield Problem("tasks", f"there are {len(definition.tasks):,}; a workflow has at most {MAX_TASKS:,}")
     for index, task in enumerate(definition.tasks):
-        if isinstance(task.map, list) and len(task.map) > MOST_ITEMS:
-            yield Problem(f"tasks[{index}].map", f"it has {len(task.map):,} items; a map has at most {MOST_ITEMS:,}")
+        if isinstance(task.map, list) and len(task.map) > MAX_ITEMS:
+            yield Problem(f"tasks[{index}].map", f"it has {len(task.map):,} items; a map has at most {MAX_ITEMS:,}")
     size = len(definition.to_json())
-    if size > MOST_BYTES:
-        yield Problem("", f"it takes {size:,} bytes; at most {MOST_BYTES:,}: move long scripts into files of a bundle")
+    if size > MAX_BYTES:
+        yield Problem("", f"it takes {size:,} bytes; at most {MAX_BYTES:,}: move long scripts into files of a bundle")
 
 
-def _names(definition: Definition) -> Iterator[Problem]:
+def _name_problems(definition: Definition) -> Iterator[Problem]:
     counts = Counter(each.name for each in definition.tasks)
     for index, task in enumerate(definition.tasks):
         if counts[task.name] > 1:
@@ -210,7 +210,7 @@ def _names(definition: Definition) -> Iterator[Problem]:
                 yield Problem(f"tasks[{index}].after[{place}]", f"there is no task {before!r}")
 
 
-def _variables(definition: Definition) -> Iterator[Problem]:
+def _variable_problems(definition: Definition) -> Iterator[Problem]:
     for index, task in enumerate(definition.tasks):
         yield from (
             Problem(f"tasks[{index}].env.{name}", _no_variable(name)) for name in task.env if not _variable(name)
@@ -223,10 +223,10 @@ def _variable(name: str) -> bool:
 
 
 def _no_variable(name: str) -> str:
-    return f"{name!r} is no name of a variable; use letters, digits and underscores"
+    return f"{name!r} is not a valid variable name; use letters, digits and underscores"
 
 
-def _params(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
+def _param_problems(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
     """Yield the problems found by the task type. References have no type yet, so they are checked when filled in."""
     try:
         kind = types.get(task.type)
@@ -240,10 +240,10 @@ def _params(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
             owner = each["loc"][0] if each["loc"] else ""
             is_filled_in = each["type"] != "extra_forbidden" and owner not in kind.quoted
             if not (is_filled_in and isinstance(each.get("input"), str) and "${" in each["input"]):
-                yield _of_pydantic({**each, "loc": ("params", *each["loc"])})
+                yield _convert_problem({**each, "loc": ("params", *each["loc"])})
 
 
-def _schedule(definition: Definition) -> Iterator[Problem]:
+def _schedule_problems(definition: Definition) -> Iterator[Problem]:
     spec = definition.schedule
     if spec is None:
         return
@@ -254,40 +254,40 @@ def _schedule(definition: Definition) -> Iterator[Problem]:
         return
     for field in ("start", "end"):
         given = getattr(spec, field)
-        if given is not None and not 0 <= _moment(given) <= MAX_TIME_S:
+        if given is not None and not 0 <= _seconds(given) <= MAX_TIME_S:
             yield Problem(f"schedule.{field}", f"{given} is too far away; give a time between 1970 and 2970")
             return
     start = spec.start or datetime.now(UTC)
-    if spec.start and spec.end and _moment(spec.end) <= _moment(spec.start):
-        yield Problem("schedule.end", "it is not after schedule.start; put the later moment last")
+    if spec.start and spec.end and _seconds(spec.end) <= _seconds(spec.start):
+        yield Problem("schedule.end", "it is not after schedule.start; schedule.end must be later")
         return
     try:
-        first = cron.fire_after(_moment(start))
+        first = cron.fire_after(_seconds(start))
     except ValueError as error:
         yield Problem("schedule.cron", str(error))
         return
-    if spec.end and first > _moment(spec.end):
+    if spec.end and first > _seconds(spec.end):
         yield Problem("schedule", "it never fires between its start and its end")
 
 
-def _alerts(definition: Definition) -> Iterator[Problem]:
+def _alert_problems(definition: Definition) -> Iterator[Problem]:
     """Yield the problems of alerts. Channels need not exist yet. ``doctor`` reports missing ones."""
     spec = definition.alerts
     if spec is None:
         return
     for index, name in enumerate(spec.channels):
         if name in spec.channels[:index]:
-            yield Problem(f"alerts.channels[{index}]", f"{name!r} is there twice")
+            yield Problem(f"alerts.channels[{index}]", f"{name!r} is listed twice")
     if spec.on == "none" and not spec.timeouts and not spec.failover:
-        yield Problem("alerts", "nothing would ever be told; leave 'alerts' out")
+        yield Problem("alerts", "no alert would ever be sent; omit 'alerts'")
 
 
-def _moment(value: datetime) -> float:
+def _seconds(value: datetime) -> float:
     return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 
-def _references(
-    definition: Definition, order: tuple[str, ...], types: TaskTypes, settings: Settings | None
+def _reference_problems(
+    definition: Definition, order: tuple[str, ...], types: TaskTypes, settings: StoredSettings | None
 ) -> Iterator[Problem]:
     """Yield the problems of references. Tasks that are named must come before.
 
@@ -296,30 +296,32 @@ def _references(
     before = ancestors({each.name: each.after for each in definition.tasks}, order)
     names = {each.name for each in definition.tasks}
     for name, value in definition.params.items():
-        for path, found in _texts(value, f"params.{name}"):
+        for path, found in _references_in(value, f"params.{name}"):
             if isinstance(found, str):
                 yield Problem(path, found)
-            elif wrong := _unknown(found.name, definition, settings):
+            elif wrong := _unknown_name_problem(found.name, definition, settings):
                 yield Problem(path, wrong)
     for index, task in enumerate(definition.tasks):
         quoted = types.get(task.type).quoted if task.type in types.names else frozenset()
         given = {key: value for key, value in task.params.items() if key not in quoted}
-        yield from _secrets_in_scripts(task, quoted, f"tasks[{index}].params")
+        yield from _script_secret_problems(task, quoted, f"tasks[{index}].params")
         parts = {"params": given, "env": task.env, "map": task.map}
-        for path, found in chain(*(_texts(each, f"tasks[{index}].{part}") for part, each in parts.items())):
+        for path, found in chain(*(_references_in(each, f"tasks[{index}].{part}") for part, each in parts.items())):
             if isinstance(found, str):
                 yield Problem(path, found)
-            elif found.name and (wrong := _misplaced(found.name, task, before[task.name], names, definition, settings)):
+            elif found.name and (
+                wrong := _misplaced_name_problem(found.name, task, before[task.name], names, definition, settings)
+            ):
                 yield Problem(path, wrong)
-        for path, name in logical.names_of_cases(task, names):
-            wrong = _misplaced(name, task, before[task.name], names, definition, settings)
+        for path, name in logical.names_in_cases(task, names):
+            wrong = _misplaced_name_problem(name, task, before[task.name], names, definition, settings)
             yield from [Problem(f"tasks[{index}].{path}", wrong.replace(f"${{{name}}}", name))] if wrong else ()
 
 
-def _unknown(name: str, definition: Definition, settings: Settings | None) -> str:
+def _unknown_name_problem(name: str, definition: Definition, settings: StoredSettings | None) -> str:
     """Return the problem of a reference in a parameter of the workflow."""
     if name.startswith((SECRET, CONNECTION)):
-        return f"'${{{name}}}' is known to workers alone; name it in the tasks"
+        return f"'${{{name}}}' is known to workers only; refer to it in the tasks"
     known = BUILT_IN | definition.params.keys()
     if not name or name in known or (settings is None and "." not in name):
         return ""
@@ -328,20 +330,20 @@ def _unknown(name: str, definition: Definition, settings: Settings | None) -> st
     return f"'${{{name}}}' is neither a parameter, nor stored, nor built in ({', '.join(sorted(BUILT_IN))})"
 
 
-def _secrets_in_scripts(task: TaskSpec, quoted: frozenset[str], path: str) -> Iterator[Problem]:
+def _script_secret_problems(task: TaskSpec, quoted: frozenset[str], path: str) -> Iterator[Problem]:
     for name in sorted(quoted & task.params.keys()):
         if any(f"${{{each}" in str(task.params[name]) for each in (SECRET, CONNECTION)):
-            what = "a secret cannot be part of it; name it in 'env', and read it from that variable"
+            what = "it cannot contain a secret; put the secret into 'env', and read that variable"
             yield Problem(f"{path}.{name}", what)
 
 
-def _misplaced(  # noqa: PLR0917 - one caller
+def _misplaced_name_problem(  # noqa: PLR0917 - one caller
     name: str,
     task: TaskSpec,
     before: frozenset[str],
     names: set[str],
     definition: Definition,
-    settings: Settings | None,
+    settings: StoredSettings | None,
 ) -> str:
     owner, dot, _ = name.rpartition(".")
     if name.startswith((SECRET, CONNECTION)) or (task.map is not None and (owner == "item" or name in OF_ELEMENTS)):
@@ -349,15 +351,13 @@ def _misplaced(  # noqa: PLR0917 - one caller
     if dot:
         if owner not in names:
             return f"'${{{name}}}' names no task; there is no {owner!r}"
-        return (
-            "" if owner in before else f"'${{{name}}}' is of {owner!r}, which does not come before; add it to 'after'"
-        )
+        return "" if owner in before else f"'${{{name}}}' is of {owner!r}, which is not upstream; add it to 'after'"
     known = settings is None or name in settings.names_for(definition, task)
     known = known or name in definition.params or name in BUILT_IN or name in task.params
-    return "" if known or before else f"'${{{name}}}' is no parameter, and no task comes before {task.name!r}"
+    return "" if known or before else f"'${{{name}}}' is not a parameter, and no task precedes {task.name!r}"
 
 
-def _texts(value: object, path: str) -> Iterator[tuple[str, Reference | str]]:
+def _references_in(value: object, path: str) -> Iterator[tuple[str, Reference | str]]:
     """Yield each reference with its path, or its problem."""
     if isinstance(value, str):
         try:
@@ -367,7 +367,7 @@ def _texts(value: object, path: str) -> Iterator[tuple[str, Reference | str]]:
         yield from ((path, each) for each in found)
     elif isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _texts(each, f"{path}.{key}")
+            yield from _references_in(each, f"{path}.{key}")
     elif isinstance(value, (list, tuple)):
         for index, each in enumerate(value):
-            yield from _texts(each, f"{path}[{index}]")
+            yield from _references_in(each, f"{path}[{index}]")

@@ -1,4 +1,4 @@
-"""The values of ``${name}`` in a task of an instance. Pure.
+"""The values of ``${name}`` in a task of a run. Pure.
 
 Precedence, highest first: parameters given at the start, parameters of the workflow, outputs of preceding tasks, values
 of the task, its environment, parameters of the project, shared parameters. Built-in values cannot be replaced.
@@ -18,9 +18,9 @@ from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.model.templates import (
     fill,
     names_in,
-    not_a_variable,
     texts_in,
     variable_of,
+    variable_problem,
     variable_text,
 )
 
@@ -28,12 +28,12 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class Run:
-    """An instance, with the data that determines its values.
+class RunContext:
+    """A run, with the data that determines its values.
 
     Attributes:
         definition: The definition.
-        instance: The ID of the instance.
+        run_id: The ID of the run.
         schedule_time: Seconds since the epoch.
         params: The parameters given at the start.
         shared: The parameters of all projects and of this project, which take precedence.
@@ -43,7 +43,7 @@ class Run:
     """
 
     definition: Definition
-    instance: int
+    run_id: int
     schedule_time: float
     params: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Any] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Run:
         try:
             return self.environments[name]
         except KeyError:
-            raise ValueError(f"there is no environment {name!r}; make it, or name another") from None
+            raise ValueError(f"there is no environment {name!r}; create it, or name another") from None
 
     @cached_property
     def tasks(self) -> Mapping[str, TaskSpec]:
@@ -75,7 +75,7 @@ class Run:
         return self.definition.schedule.tz if self.definition.schedule is not None else "UTC"
 
     @property
-    def moment(self) -> datetime:
+    def schedule_datetime(self) -> datetime:
         """The schedule time."""
         return datetime.fromtimestamp(self.schedule_time, ZoneInfo(self.tz))
 
@@ -85,12 +85,12 @@ OF_ELEMENTS = frozenset({"item", "map_index"})
 
 
 def values_of(
-    run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int = -1
+    run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int = -1
 ) -> dict[str, Any]:
     """Return the values of ``${name}`` in a task.
 
     Args:
-        run: The instance.
+        run: The run.
         task: The task in the definition.
         n: The number of the attempt.
         outputs: The outputs of ended tasks, by name.
@@ -100,33 +100,40 @@ def values_of(
         ValueError: Parameters refer to each other, the items of a map are not a list, or an environment does not exist.
     """
     if index >= 0:
-        return _of_element(run, task, n, outputs, index)
-    ours, before = built_in(run, task.name, n), list(_tasks_before(run, task)) if outputs else []
+        return _element_values(run, task, n, outputs, index)
+    ours, before = built_in_values(run, task.name, n), list(_tasks_before(run, task)) if outputs else []
     plain = (str, int, float, bool)
     own = {name: value for name, value in task.params.items() if isinstance(value, plain) and "${" not in str(value)}
-    known = {**run.shared, **run.environment_of(task), **own, **_without_large(run, task, _plain(before, outputs))}
+    known = {
+        **run.shared,
+        **run.environment_of(task),
+        **own,
+        **_without_large(run, task, _outputs_by_name(before, outputs)),
+    }
     params = {**run.definition.params, **run.params}
-    known |= _resolved(params, run.definition.params.keys() - run.params.keys(), {**known, **ours}, run.moment)
-    return {**known, **_named(task, before, outputs), **ours}
+    known |= _resolve_params(
+        params, run.definition.params.keys() - run.params.keys(), {**known, **ours}, run.schedule_datetime
+    )
+    return {**known, **_qualified_outputs(task, before, outputs), **ours}
 
 
-def items_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+def items_of(run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     """Return the items of a map. Errors as for ``values_of``."""
-    items = fill(task.map, values_of(run, task, n, outputs), run.moment)
+    items = fill(task.map, values_of(run, task, n, outputs), run.schedule_datetime)
     if not isinstance(items, list):
-        raise ValueError(f"the items of {task.name!r} are to be a list, not {items!r:.100}")  # noqa: TRY004
+        raise ValueError(f"the items of {task.name!r} must be a list, not {items!r:.100}")  # noqa: TRY004
     return items
 
 
-def gathered(outputs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def gather_outputs(outputs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the outputs of a map: lists of the outputs of its elements in order, with None where one is missing."""
     each = list(outputs)
     keys = dict.fromkeys(key for values in each for key in values)
     return {key: [values.get(key) for values in each] for key in keys}
 
 
-def _of_element(
-    run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], index: int
+def _element_values(
+    run: RunContext, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], index: int
 ) -> dict[str, Any]:
     """Return the values of an element: those of its task and the item.
 
@@ -142,14 +149,14 @@ def _of_element(
     return {**known, "item": item, "map_index": index}
 
 
-def params_of(run: Run) -> dict[str, Any]:
-    """Return the effective parameters of an instance, for display. Errors as for ``values_of``."""
+def effective_params(run: RunContext) -> dict[str, Any]:
+    """Return the effective parameters of a run, for display. Errors as for ``values_of``."""
     params = {**run.definition.params, **run.params}
-    known = {**run.shared, **run.environment_of(None), **built_in(run, "", 0)}
-    return _resolved(params, run.definition.params.keys() - run.params.keys(), known, run.moment)
+    known = {**run.shared, **run.environment_of(None), **built_in_values(run, "", 0)}
+    return _resolve_params(params, run.definition.params.keys() - run.params.keys(), known, run.schedule_datetime)
 
 
-def _plain(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _outputs_by_name(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the outputs of all preceding tasks by their own names. Nearer tasks take precedence."""
     found: dict[str, Any] = {}
     for each in before:
@@ -158,9 +165,9 @@ def _plain(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> d
     return found
 
 
-def _without_large(run: Run, task: TaskSpec, found: dict[str, Any]) -> dict[str, Any]:
+def _without_large(run: RunContext, task: TaskSpec, found: dict[str, Any]) -> dict[str, Any]:
     """Leave out outputs that cannot be variables, unless the task names them: outputs of maps may be large."""
-    large = [name for name, value in found.items() if not_a_variable(variable_text(value))]
+    large = [name for name, value in found.items() if variable_problem(variable_text(value))]
     if large:
         texts = texts_in([run.definition.params, task.params, task.env, task.map])
         words = {word for text in texts for word in _WORD.findall(text)}
@@ -170,7 +177,7 @@ def _without_large(run: Run, task: TaskSpec, found: dict[str, Any]) -> dict[str,
     return found
 
 
-def _tasks_before(run: Run, task: TaskSpec) -> Iterator[str]:
+def _tasks_before(run: RunContext, task: TaskSpec) -> Iterator[str]:
     """Yield the names of all preceding tasks, nearest first."""
     seen: set[str] = set()
     level = list(task.after)
@@ -180,12 +187,12 @@ def _tasks_before(run: Run, task: TaskSpec) -> Iterator[str]:
         level = list(dict.fromkeys(name for each in level for name in run.tasks[each].after if name not in seen))
 
 
-def built_in(run: Run, task: str, n: int) -> dict[str, Any]:
+def built_in_values(run: RunContext, task: str, n: int) -> dict[str, Any]:
     """Return the built-in values, which cannot be replaced."""
     return {
-        "schedule_time": run.moment.isoformat(),
-        "business_date": (run.moment - timedelta(days=1)).date().isoformat(),
-        "instance_id": run.instance,
+        "schedule_time": run.schedule_datetime.isoformat(),
+        "logical_date": (run.schedule_datetime - timedelta(days=1)).date().isoformat(),
+        "run_id": run.run_id,
         "task_name": task,
         "attempt": n,
         "workflow": run.definition.name,
@@ -193,7 +200,7 @@ def built_in(run: Run, task: str, n: int) -> dict[str, Any]:
     }
 
 
-def _resolved(
+def _resolve_params(
     params: Mapping[str, Any], templates: frozenset[str] | set[str], known: Mapping[str, Any], moment: datetime
 ) -> dict[str, Any]:
     """Return the parameters with their references filled in. Values given at the start are literal."""
@@ -216,7 +223,9 @@ def _resolved(
     return found
 
 
-def _named(task: TaskSpec, before: Collection[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _qualified_outputs(
+    task: TaskSpec, before: Collection[str], outputs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return ``task.output`` for the outputs that the task refers to, or that its script may use as ``$task_output``.
 
     Outputs of other preceding tasks are left out: a thousand tasks may have up to 64 kB each.

@@ -10,10 +10,10 @@ import yaml
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model.model import Definition
 
-MOST_TEXT = 4_000_000
+MAX_TEXT = 4_000_000
 MAX_DEPTH = 50
 #: The maximum number of values, counting every use of an alias: a few aliases can expand to billions.
-MOST_VALUES = 500_000
+MAX_VALUES = 500_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -24,8 +24,8 @@ class _Loader(yaml.SafeLoader):
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Limit merges (``<<``), which are expanded for each use before any value is created."""
         self.merged += len(node.value)
-        if self.merged > MOST_VALUES:
-            told = f"it merges more than {MOST_VALUES:,} values; use fewer aliases"
+        if self.merged > MAX_VALUES:
+            told = f"it merges more than {MAX_VALUES:,} values; use fewer aliases"
             raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
         super().flatten_mapping(node)
 
@@ -51,11 +51,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, (str, int, float)):
-            raise yaml.constructor.ConstructorError(None, None, "a key has to be text", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a key must be text", key_node.start_mark)
         if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key!r} stands there twice", key_node.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} occurs twice", key_node.start_mark)
         seen[key] = loader.construct_object(value_node, deep=True)
     return seen
 
@@ -78,7 +76,7 @@ _resolve("tag:yaml.org,2002:int", r"^[-+]?[0-9]+$", "-+0123456789")
 _resolve("tag:yaml.org,2002:float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
 
 
-def read(text: str, *, most_text: int = MOST_TEXT) -> Any:
+def parse(text: str, *, most_text: int = MAX_TEXT) -> Any:
     """Return the plain values of a YAML or JSON text. JSON is valid YAML.
 
     Args:
@@ -97,7 +95,7 @@ def read(text: str, *, most_text: int = MOST_TEXT) -> Any:
         )
         raise DefinitionInvalid([Problem(place, error.problem or "this is no YAML")]) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise DefinitionInvalid([Problem("", f"this is no YAML: {error}"[:300])]) from None
+        raise DefinitionInvalid([Problem("", f"this is not valid YAML: {error}"[:300])]) from None
     if not isinstance(value, dict):
         raise DefinitionInvalid([Problem("", "a definition is a mapping that begins with 'name:'")])
     _check_values(value)
@@ -107,7 +105,7 @@ def read(text: str, *, most_text: int = MOST_TEXT) -> Any:
 def _check_values(value: object) -> None:
     """Refuse too many values, including expanded aliases and recursive ones."""
     open_ = [value]
-    for _ in range(MOST_VALUES):
+    for _ in range(MAX_VALUES):
         if not open_:
             return
         each = open_.pop()
@@ -115,7 +113,7 @@ def _check_values(value: object) -> None:
             open_.extend(each.values())
         elif isinstance(each, list):
             open_.extend(each)
-    raise DefinitionInvalid([Problem("", f"it stands for more than {MOST_VALUES:,} values; use fewer aliases")])
+    raise DefinitionInvalid([Problem("", f"it expands to more than {MAX_VALUES:,} values; use fewer aliases")])
 
 
 class _Dumper(yaml.SafeDumper):
@@ -131,11 +129,11 @@ _Dumper.add_representer(str, _text)
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers  # unquoted text is read back as text
 
 
-def write(definition: Definition) -> str:
+def to_yaml(definition: Definition) -> str:
     """Return a definition as YAML, in field order, without defaults. ``read`` returns the same values."""
-    return as_yaml(definition.model_dump(mode="json", exclude_defaults=True))
+    return values_to_yaml(definition.model_dump(mode="json", exclude_defaults=True))
 
 
-def as_yaml(plain: Any) -> str:
+def values_to_yaml(plain: Any) -> str:
     """Return plain values as YAML that ``read`` accepts, in their order."""
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

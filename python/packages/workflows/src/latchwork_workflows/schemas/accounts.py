@@ -39,12 +39,12 @@ class NewAccount(Document):
 
 
 class AccountChange(Document):
-    """A change of an account. Fields that are not given stay."""
+    """A change of an account. Omitted fields are kept."""
 
     enabled: bool | None = None
     password: _Password | None = None
     current: Annotated[
-        str, StringConstraints(max_length=200), Field(description="your own password; needed with `password`")
+        str, StringConstraints(max_length=200), Field(description="your current password; required with `password`")
     ] = ""
 
 

@@ -39,7 +39,8 @@ class Delivery(Document):
 
 
 class Alert(Document):
-    """Something that channels report.
+    """An event that was sent to channels.
+
 
     Attributes:
         id: The ID of the alert.
@@ -65,7 +66,7 @@ class Alert(Document):
 
 
 class ChannelChange(Document):
-    """A channel to store. Its options name secrets as ``${secret:NAME}``."""
+    """A channel to store. Its options reference secrets as ``${secret:NAME}``."""
 
     kind: Literal["smtp", "webhook", "apprise"]
     options: Plain
@@ -103,6 +104,6 @@ class ChannelStored(Document):
 
 
 class ChannelTest(Document):
-    """The test of a channel: the ID of its alert, whose delivery has the result."""
+    """The ID of the alert that tests a channel. The delivery of the alert has the result."""
 
     alert: int

@@ -1,4 +1,4 @@
-"""Backfills: one workflow for many dates."""
+"""Backfills: run one workflow for many dates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from latchwork_workflows.model.backfill_dates import MOST_PARALLEL, DateRange
+from latchwork_workflows.model.backfill_dates import MAX_PARALLEL, DateRange
 from latchwork_workflows.model.model import Priority
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.values import NoCache, Plain
-from latchwork_workflows.state import InstanceState
+from latchwork_workflows.state import RunState
 from latchwork_workflows.state.backfills import RESTS, BackfillState
 
 #: Which workflows that wait for runs of a backfill get one too.
@@ -20,7 +20,8 @@ Dependents = Literal["none", "direct", "all"]
 
 
 class BackfillRequest(Document):
-    """The dates for which a workflow runs, ``first`` to ``last`` or ``dates``, and how.
+    """The dates of a backfill, as ``first`` to ``last`` or as ``dates``, and its options.
+
 
     Attributes:
         first: The first date.
@@ -34,13 +35,13 @@ class BackfillRequest(Document):
         dry: Every task succeeds without running.
         no_cache: Every task runs, even if its outputs are cached.
         dependents: Which workflows that wait for runs of this one get a backfill over the same dates: ``none``,
-            ``direct``, or ``all``, with those that wait for these.
+            ``direct``, or ``all``, including indirect dependents.
     """
 
     first: date | None = None
     last: date | None = None
     dates: Annotated[list[date], Field(default_factory=list, max_length=5000)]
-    parallel: Annotated[int, Field(ge=1, le=MOST_PARALLEL)] = 1
+    parallel: Annotated[int, Field(ge=1, le=MAX_PARALLEL)] = 1
     order: Literal["asc", "desc"] = "asc"
     stop_on_failure: bool = False
     params: Plain = Field(default_factory=dict)
@@ -75,8 +76,8 @@ class Backfill(Document):
         order: ``asc``: the oldest date first.
         stop_on_failure: Whether no other date starts while one has failed.
         dates: How many runs it has.
-        counts: How many of them are in each state. ``submitted`` has those that were never started.
-        created_at: When a master made it.
+        counts: How many of them are in each state. ``submitted`` are the dates that were never started.
+        created_at: When a master created it.
         ended_at: When it ended. None: not yet.
         by: The account that started it.
         cause: The ID of the backfill that led to it. None: it was requested.
@@ -104,21 +105,21 @@ class Backfill(Document):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing happens any more, unless a run is recovered."""
+        """Whether it has ended. It continues only if one of its runs is recovered."""
         return self.state in RESTS
 
 
 class BackfillRun(Document):
-    """A run of a backfill. One that was never started is ``submitted``."""
+    """A run of a backfill. Dates that were never started are ``submitted``."""
 
     id: int
     schedule_time: float
-    state: InstanceState
+    state: RunState
     started_at: float | None
     ended_at: float | None
 
 
 class FollowingBackfills(Document):
-    """The workflows that get a backfill too, as ``project.name``."""
+    """The workflows that a backfill with dependents also runs, as ``project.name``."""
 
     workflows: list[str]

@@ -30,7 +30,8 @@ class Command(Document):
 
 
 class CommandSent(Document):
-    """A command that was stored, and waits for its master.
+    """A command that was stored for its master.
+
 
     Attributes:
         command: The ID of the command.

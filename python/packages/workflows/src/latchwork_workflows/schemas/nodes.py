@@ -1,11 +1,11 @@
-"""Workers that are online."""
+"""Running workers."""
 
 from __future__ import annotations
 
 from latchwork_workflows.schemas.base import Document
 
 
-class WorkerTask(Document):
+class RunningTask(Document):
     """A task that a worker runs.
 
     Attributes:
@@ -13,7 +13,7 @@ class WorkerTask(Document):
         name: The name of the task.
         workflow: ``project.name``.
         run: The ID of its run.
-        since: When the worker took it. None: its master has not heard of that yet.
+        since: When the worker took it. None: its master has not read that yet.
     """
 
     task: int
@@ -24,7 +24,8 @@ class WorkerTask(Document):
 
 
 class Worker(Document):
-    """A worker that is online, and the tasks that it runs, as far as the account may see them.
+    """A running worker, with the tasks that the account may see.
+
 
     Attributes:
         name: The name of the worker.
@@ -36,7 +37,7 @@ class Worker(Document):
         version: The version of latchwork.
         state: Such as ``running`` or ``draining``.
         tenants: The users of its host that tasks may name; ``-``: tasks may name none. Empty: not known.
-        running: What it runs.
+        running: Its current tasks.
     """
 
     name: str
@@ -48,4 +49,4 @@ class Worker(Document):
     version: str
     state: str
     tenants: list[str]
-    running: list[WorkerTask]
+    running: list[RunningTask]

@@ -1,7 +1,4 @@
-"""Problems: the document of an error (RFC 9457), and the exception that each of them stands for.
-
-The API makes a problem of an exception, and the client makes the exception of the problem: both use ``KINDS``.
-"""
+"""Errors as documents (RFC 9457), and the exceptions that they stand for."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ class ProblemDocument(BaseModel):
     possible: list[str] | None = None
 
     def exception(self) -> LatchworkError:
-        """Return the exception that the API made this problem of."""
+        """Return the exception that this error document stands for."""
         name = self.type.removeprefix(_TYPE)
         if name == "definition-invalid":
             return DefinitionInvalid([DefinitionProblem(each.path, each.message) for each in self.errors])
@@ -63,8 +60,8 @@ class ProblemDocument(BaseModel):
         return kind(self.detail)
 
 
-def kind_of(error: Exception) -> tuple[int, str] | None:
-    """Return the status and the ``type`` of the problem of an exception. None: it is not one of ours."""
+def status_and_type(error: Exception) -> tuple[int, str] | None:
+    """Return the status and the ``type`` of an exception in an error document. None: an unexpected exception."""
     found = [(status, _TYPE + word) for kind, status, word in KINDS if isinstance(error, kind)]
     exact = [(status, _TYPE + word) for kind, status, word in KINDS if type(error) is kind]
     return (*exact, *found, None)[0]

@@ -1,4 +1,4 @@
-"""Runs of workflows, and what starts and explains them."""
+"""Runs of workflows, the requests that start them, and the reasons of their states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from latchwork_workflows.model.model import Priority
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.tasks import Task
 from latchwork_workflows.schemas.values import NoCache, Plain, TaskNames, Time
-from latchwork_workflows.state import OVER, InstanceState
+from latchwork_workflows.state import OVER, RunState
 
 
 class Run(Document):
@@ -24,7 +24,7 @@ class Run(Document):
         state: Such as ``running`` or ``success``.
         round: 1, and one more for each rerun.
         schedule_time: The time from which its parameters count.
-        created_at: When a master made it.
+        created_at: When a master created it.
         started_at: When it began. None: not yet.
         ended_at: When it ended. None: not yet.
         by: The account that started it, or the schedule.
@@ -38,7 +38,7 @@ class Run(Document):
     project: str
     name: str
     version: int
-    state: InstanceState
+    state: RunState
     round: int
     schedule_time: float
     created_at: float
@@ -57,7 +57,7 @@ class Run(Document):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing happens any more, unless it is resumed, recovered or rerun."""
+        """Whether it has ended. It continues only if it is resumed, recovered or rerun."""
         return self.state in OVER
 
 
@@ -96,7 +96,7 @@ class ChildRun(Document):
     id: int
     project: str
     name: str
-    state: InstanceState
+    state: RunState
     started_at: float | None
     ended_at: float | None
     task: str
@@ -105,12 +105,13 @@ class ChildRun(Document):
 
 
 class StartRequest(Document):
-    """How to run a workflow.
+    """The options of a new run.
+
 
     Attributes:
         params: Values that replace those of the definition.
         priority: Replaces the priority of the definition.
-        start_from: The tasks to begin with. Empty: all.
+        start_from: The tasks to start with. Empty: all.
         scope: Which other tasks run: ``only`` these, those ``downstream`` of them, or ``upstream``.
         dry: Every task succeeds without running.
         no_cache: Every task runs, even if its outputs are cached.
@@ -127,10 +128,11 @@ class StartRequest(Document):
 
 
 class RecoverRequest(Document):
-    """How to recover or rerun a run.
+    """The options of recovering or rerunning a run.
+
 
     Attributes:
-        start_from: For ``recover``: tasks that run again besides those that failed.
+        start_from: For ``recover``: further tasks to run again.
         no_cache: For ``rerun``: every task runs, even if its outputs are cached.
     """
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from latchwork_workflows.schemas.base import Document
-from latchwork_workflows.state import InstanceState
+from latchwork_workflows.state import RunState
 
 
 class LastFire(Document):
-    """The newest fire time of a schedule, and the run that it started, or why it started none.
+    """The last fire time of a schedule, with the run that it started or the reason why it started none.
+
 
     Attributes:
         fire_time: The time.
@@ -20,7 +21,7 @@ class LastFire(Document):
     fire_time: float
     done_at: float | None
     run: int | None
-    state: InstanceState | None
+    state: RunState | None
     error: str | None
 
 

@@ -1,4 +1,4 @@
-"""Connections, environments and parameters, which workflows name."""
+"""Connections, environments and parameters, which workflows refer to."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class ParameterChange(Document):
 
 
 class ConnectionTest(Document):
-    """Where a connection is tested.
+    """The project and the worker group in which to test a connection.
+
 
     Attributes:
         within: The project in which a connection of all projects is tested. Empty: ``default``.
@@ -92,6 +93,6 @@ class SettingStored(Document):
 
 
 class SettingRemoved(Document):
-    """The workflows that still name a removed setting: their tasks will fail."""
+    """The workflows that still name a removed setting. Their tasks will fail."""
 
     missed_by: list[str]

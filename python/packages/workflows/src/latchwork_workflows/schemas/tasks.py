@@ -121,8 +121,8 @@ class LogText(Document):
 
     Attributes:
         text: The text.
-        offset: Where it begins, in bytes.
-        next: Where the next part begins, in bytes.
+        offset: The offset of this part, in bytes.
+        next: The offset of the next part, in bytes.
         ended: Whether nothing will follow.
     """
 

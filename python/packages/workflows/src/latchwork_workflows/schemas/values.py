@@ -1,4 +1,4 @@
-"""Types of values that several schemas have."""
+"""Types of values that several schemas use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ RoleWord = Literal["viewer", "operator", "editor", "admin"]
 
 
 def plain_json(value: Any) -> Any:
-    """Return the value, if every database and every browser can hold it.
+    """Return the value if every database and every browser can hold it.
+
 
     Raises:
         ValueError: It cannot be held.

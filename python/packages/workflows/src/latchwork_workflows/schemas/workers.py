@@ -1,4 +1,4 @@
-"""Tasks that workers have, or are to get."""
+"""Tasks of workers and pools."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from latchwork_workflows.schemas.base import Document
 
 
 class ActiveTask(Document):
-    """A task that a worker has, or that waits for one.
+    """A task that holds a slot or waits for one.
 
-    All but ``since`` is empty if the reader may not see its project.
 
     Attributes:
         task: The ID of the task. None: the reader may not see it, or it is not one of our tasks.

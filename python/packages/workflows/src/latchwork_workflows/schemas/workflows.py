@@ -90,7 +90,8 @@ class ApplyRequest(Document):
 
 
 class AppliedVersion(Document):
-    """The version that a definition has been applied as.
+    """The version that an applied definition became.
+
 
     Attributes:
         project: The project of the workflow.
@@ -110,7 +111,7 @@ class AppliedVersion(Document):
 
 
 class Validation(Document):
-    """The problems of a definition. None: it can be applied."""
+    """The problems of a definition. Empty: it can be applied."""
 
     ok: bool
     errors: list[FieldProblem]

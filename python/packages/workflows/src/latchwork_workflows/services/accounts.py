@@ -1,4 +1,4 @@
-"""Accounts: who may create and change them.
+"""Create, change and list accounts, and check the permissions for that.
 
 Only a person who signed in with a browser changes accounts, roles and tokens. So a leaked token, whatever its role,
 creates nothing that outlives it.
@@ -7,26 +7,26 @@ creates nothing that outlives it.
 from __future__ import annotations
 
 from latchwork_workflows.db import history
-from latchwork_workflows.services.parts import Parts, need
-from latchwork_workflows.web import Identity, Problem, Role
+from latchwork_workflows.services.parts import ServiceContext, require_role
+from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
-def create(parts: Parts, who: Identity, name: str, password: str | None) -> None:
+def create(context: ServiceContext, user: Identity, name: str, password: str | None) -> None:
     """Create an account without roles.
 
     Raises:
-        Problem: 403, 409, 422.
+        HttpProblem: 403, 409, 422.
     """
-    need_session(who)
-    need(who, Role.ADMIN)
-    if any(each.name == name for each in parts.accounts.accounts()):
-        raise Problem(409, f"there is an account {name!r} already")
-    _or_422(lambda: parts.accounts.create(name, password, by=who.name))
+    need_session(user)
+    require_role(user, Role.ADMIN)
+    if any(each.name == name for each in context.accounts.accounts()):
+        raise HttpProblem(409, f"there is an account {name!r} already")
+    _as_problem(lambda: context.accounts.create(name, password, by=user.name))
 
 
 def change(
-    parts: Parts,
-    who: Identity,
+    context: ServiceContext,
+    user: Identity,
     name: str,
     *,
     enabled: bool | None = None,
@@ -38,106 +38,106 @@ def change(
     Administrators may change any account, but not disable their own. Others may change only their own password.
 
     Args:
-        parts: The parts of this process.
-        who: The account that asks.
+        context: The service context of this process.
+        user: The requesting account.
         name: Name of the account.
         enabled: Whether it is enabled. None: no change.
         password: New password, which ends all sessions and tokens of the account. None: no change.
-        current: Current password of the account that asks. Needed for a new password if it has one, so that a browser
+        current: Current password of the requesting account. Needed for a new password if it has one, so that a browser
             left open is not enough.
     Raises:
-        Problem: 403, 404, 409, 422.
-        TooManyTries: The current password was wrong too often.
+        HttpProblem: 403, 404, 409, 422.
+        TooManyAttempts: The current password was wrong too often.
     """
-    need_session(who)
-    if name != who.name or enabled is not None:
-        need(who, Role.ADMIN)
-    if enabled is False and name == who.name:
-        raise Problem(409, "nobody switches off their own account; ask another administrator")
+    need_session(user)
+    if name != user.name or enabled is not None:
+        require_role(user, Role.ADMIN)
+    if enabled is False and name == user.name:
+        raise HttpProblem(409, "you cannot disable your own account; ask another administrator")
     if enabled is not None:
-        parts.accounts.set_enabled(name, enabled, by=who.name)
+        context.accounts.set_enabled(name, enabled, by=user.name)
     if password is not None:
-        if not parts.accounts.confirm(who.name, current):
-            raise Problem(403, "current: this is not your present password; nothing was changed", needs="password")
-        _or_422(lambda: parts.accounts.set_password(name, password, by=who.name))
+        if not context.accounts.confirm(user.name, current):
+            raise HttpProblem(403, "current: this is not your current password; nothing was changed", needs="password")
+        _as_problem(lambda: context.accounts.set_password(name, password, by=user.name))
 
 
-def set_role(parts: Parts, who: Identity, name: str, project: str, role: Role | None) -> None:
+def set_role(context: ServiceContext, user: Identity, name: str, project: str, role: Role | None) -> None:
     """Set the role of an account in a project. At least one administrator of all projects remains.
 
     Raises:
-        Problem: 403, 404, 409.
+        HttpProblem: 403, 404, 409.
     """
-    need_session(who)
-    need(who, Role.ADMIN, project)
-    if name == who.name and not project and role is not Role.ADMIN:
-        raise Problem(409, "nobody takes away their own role; ask another administrator")
-    parts.accounts.set_role(name, project, role, by=who.name)
+    need_session(user)
+    require_role(user, Role.ADMIN, project)
+    if name == user.name and not project and role is not Role.ADMIN:
+        raise HttpProblem(409, "you cannot remove your own role; ask another administrator")
+    context.accounts.set_role(name, project, role, by=user.name)
 
 
 def new_token(
-    parts: Parts, who: Identity, title: str, *, role: Role | None = None, lasts_s: float | None = None
+    context: ServiceContext, user: Identity, title: str, *, role: Role | None = None, lasts_s: float | None = None
 ) -> tuple[int, str]:
-    """Create a token for one's own account. Return its ID and secret.
+    """Create a token for the user's own account. Return its ID and secret.
 
     Raises:
-        Problem: 403.
+        HttpProblem: 403.
     """
-    need_session(who)
-    return parts.accounts.new_token(who.name, title, by=who.name, role=role, lasts_s=lasts_s)
+    need_session(user)
+    return context.accounts.new_token(user.name, title, by=user.name, role=role, lasts_s=lasts_s)
 
 
-def revoke(parts: Parts, who: Identity, token_id: int) -> None:
-    """Revoke a token: one's own, or any as an administrator.
+def revoke(context: ServiceContext, user: Identity, token_id: int) -> None:
+    """Revoke a token of the user, or as an administrator any token.
 
     Raises:
-        Problem: 403.
+        HttpProblem: 403.
         UnknownAccount: The token does not exist, or belongs to another account.
     """
-    need_session(who)
-    only_of = None if who.may(Role.ADMIN) else who.name
-    parts.accounts.revoke(token_id, by=who.name, only_of=only_of)
+    need_session(user)
+    only_of = None if user.has_role(Role.ADMIN) else user.name
+    context.accounts.revoke(token_id, by=user.name, only_of=only_of)
 
 
-def new_link(parts: Parts, who: Identity, name: str) -> str:
+def new_link(context: ServiceContext, user: Identity, name: str) -> str:
     """Return a secret that signs a browser in as an account, once.
 
     Raises:
-        Problem: 403.
+        HttpProblem: 403.
         UnknownAccount: The account does not exist.
     """
-    need_session(who)
-    need(who, Role.ADMIN)
-    return parts.accounts.new_link(name, by=who.name)
+    need_session(user)
+    require_role(user, Role.ADMIN)
+    return context.accounts.new_link(name, by=user.name)
 
 
-def need_session(who: Identity) -> None:
+def need_session(user: Identity) -> None:
     """Refuse requests with a token.
 
     Raises:
-        Problem: 403.
+        HttpProblem: 403.
     """
-    if who.by_token:
-        raise Problem(403, "a token changes no accounts, roles or tokens; sign in with a browser for that")
+    if user.by_token:
+        raise HttpProblem(403, "a token cannot change accounts, roles or tokens; sign in with a browser")
 
 
-def audit(
-    parts: Parts, who: Identity, *, by: str = "", before: int | None = None, most: int = 100
-) -> list[history.Told]:
+def list_actions(
+    context: ServiceContext, user: Identity, *, by: str = "", before: int | None = None, limit: int = 100
+) -> list[history.HistoryEvent]:
     """Return the actions of users in the projects that the account administers, the newest first.
 
     Raises:
-        Problem: 403.
+        HttpProblem: 403.
     """
-    if not who.may_somewhere(Role.ADMIN):
-        need(who, Role.ADMIN)
-    with parts.database.read() as connection:
-        return history.of_people(connection, projects=who.projects(Role.ADMIN), by=by, before=before, most=most)
+    if not user.has_any_role(Role.ADMIN):
+        require_role(user, Role.ADMIN)
+    with context.database.read() as connection:
+        return history.user_actions(connection, projects=user.projects(Role.ADMIN), by=by, before=before, limit=limit)
 
 
-def _or_422(do: object) -> None:
+def _as_problem(do: object) -> None:
     assert callable(do)
     try:
         do()
     except ValueError as error:
-        raise Problem(422, f"password: {error}", errors=[("password", str(error))]) from None
+        raise HttpProblem(422, f"password: {error}", errors=[("password", str(error))]) from None

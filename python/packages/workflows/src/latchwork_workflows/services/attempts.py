@@ -15,9 +15,9 @@ from latchwork_workflows.db import run_queries
 from latchwork_workflows.logs import LogMissing, LogPart, LogStore, clean_text
 from latchwork_workflows.schemas.tasks import Attempt, LogText
 from latchwork_workflows.services import tasks
-from latchwork_workflows.services.parts import Parts
-from latchwork_workflows.services.runs import attempt_of
-from latchwork_workflows.web import Identity, Problem, aside
+from latchwork_workflows.services.parts import ServiceContext
+from latchwork_workflows.services.runs import to_attempt
+from latchwork_workflows.web import HttpProblem, Identity, run_in_stream_thread
 
 _PART = 65_536
 _PERIOD_S = 0.5
@@ -25,7 +25,7 @@ _PERIOD_S = 0.5
 _OVER_EACH, _PING_EACH = 4, 30
 
 
-class Found(NamedTuple):
+class FoundAttempt(NamedTuple):
     """An attempt with the data of its task and run that pages show.
 
     Attributes:
@@ -39,43 +39,43 @@ class Found(NamedTuple):
     task: sa.Row[Any]
 
 
-def find(parts: Parts, who: Identity, name: str) -> Found:
+def find_attempt(context: ServiceContext, user: Identity, name: str) -> FoundAttempt:
     """Return an attempt that the account may see.
 
     Raises:
-        Problem: 404.
+        HttpProblem: 404.
     """
     task, n, claim = (int(each) for each in name.split("."))
     if max(task, claim) >= 2**63 or n >= 2**31:
-        raise Problem(404, f"there is no attempt {name}")
-    row = tasks.row_of(parts, who, task)
-    with parts.database.read() as connection:
+        raise HttpProblem(404, f"there is no attempt {name}")
+    row = tasks.find_row(context, user, task)
+    with context.database.read() as connection:
         found = run_queries.find_attempt(connection, task, n, claim)
     if found is None:
-        raise Problem(404, f"there is no attempt {name}")
-    return Found(attempt_of(found), found.log_ref, row)
+        raise HttpProblem(404, f"there is no attempt {name}")
+    return FoundAttempt(to_attempt(found), found.log_ref, row)
 
 
-async def find_later(parts: Parts, who: Identity, name: str) -> Found:
+async def find_attempt_async(context: ServiceContext, user: Identity, name: str) -> FoundAttempt:
     """Call ``find`` in a thread, for async callers."""
-    return await run_in_threadpool(find, parts, who, name)
+    return await run_in_threadpool(find_attempt, context, user, name)
 
 
-def read(parts: Parts, found: Found, offset: int, limit: int = _PART) -> LogText:
+def read_log(context: ServiceContext, found: FoundAttempt, offset: int, limit: int = _PART) -> LogText:
     """Return a part of the log. Empty if there is no log yet.
 
     Raises:
-        Problem: 503, this process cannot read logs.
+        HttpProblem: 503, this process cannot read logs.
     """
     try:
-        data, after, ended = _logs(parts).read(found.log_ref, offset, limit)
+        data, after, ended = _log_store(context).read(found.log_ref, offset, limit)
     except LogMissing:
         return LogText(text="", offset=offset, next=offset, ended=found.attempt.ended_at is not None)
     except OSError as error:
-        raise Problem(
+        raise HttpProblem(
             503, f"the log cannot be read now: {error.strerror or error}", headers={"Retry-After": "5"}
         ) from None
-    kept = _whole_letters(data) if not ended and len(data) > 4 else len(data)
+    kept = _complete_length(data) if not ended and len(data) > 4 else len(data)
     after -= len(data) - kept
     return LogText(
         text=clean_text(data[:kept]),
@@ -85,38 +85,38 @@ def read(parts: Parts, found: Found, offset: int, limit: int = _PART) -> LogText
     )
 
 
-def tail(parts: Parts, found: Found, most: int = _PART) -> LogText:
+def read_log_tail(context: ServiceContext, found: FoundAttempt, limit: int = _PART) -> LogText:
     """Return the end of the log, from the start of a line."""
     try:
-        size = _logs(parts).size(found.log_ref)
+        size = _log_store(context).size(found.log_ref)
     except (LogMissing, OSError):
-        return read(parts, found, 0, most)
-    start = max(0, size - most)
-    part = read(parts, found, start, most)
+        return read_log(context, found, 0, limit)
+    start = max(0, size - limit)
+    part = read_log(context, found, start, limit)
     if not start or "\n" not in part.text:
         return part
     return part.model_copy(update={"text": part.text.partition("\n")[2]})
 
 
-def part(parts: Parts, found: Found, offset: int, limit: int) -> LogPart:
+def read_raw_log(context: ServiceContext, found: FoundAttempt, offset: int, limit: int) -> LogPart:
     """Return a part of the log as it was written. Empty if there is no log yet.
 
     Raises:
-        Problem: 503, this process cannot read logs.
+        HttpProblem: 503, this process cannot read logs.
     """
     try:
-        data, after, ended = _logs(parts).read(found.log_ref, offset, limit)
+        data, after, ended = _log_store(context).read(found.log_ref, offset, limit)
     except LogMissing:
         data, after, ended = b"", offset, False
     except OSError as error:
         why = error.strerror or error
-        raise Problem(503, f"the log of attempt {found.attempt.id} cannot be read now: {why}") from None
+        raise HttpProblem(503, f"the log of attempt {found.attempt.id} cannot be read now: {why}") from None
     return LogPart(data, after, ended or (not data and found.attempt.ended_at is not None))
 
 
-def whole(parts: Parts, found: Found) -> Iterator[bytes]:
+def download_log(context: ServiceContext, found: FoundAttempt) -> Iterator[bytes]:
     """Return the whole log in chunks, as it was written."""
-    logs, offset = _logs(parts), 0
+    logs, offset = _log_store(context), 0
 
     def chunks(offset: int) -> Iterator[bytes]:
         while True:
@@ -131,13 +131,15 @@ def whole(parts: Parts, found: Found) -> Iterator[bytes]:
     return chunks(offset)
 
 
-async def follow(parts: Parts, found: Found, offset: int, is_closed: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+async def follow_log(
+    context: ServiceContext, found: FoundAttempt, offset: int, is_closed: Callable[[], bool]
+) -> AsyncGenerator[bytes, None]:
     """Yield the log as it grows, as server-sent events. After a read error, the missed text follows later."""
     idle = 0
     yield b"retry: 3000\n\n"
     while not is_closed():
         # The end of the attempt is checked less often, and before the log is read, so that its last output is included.
-        part, is_over = await aside(_look, parts, found, offset, idle % _OVER_EACH == 0)
+        part, is_over = await run_in_stream_thread(_read_new, context, found, offset, idle % _OVER_EACH == 0)
         if part.text:
             idle, offset = 1, part.next
             yield f"id: {offset}\ndata: {json.dumps({'text': part.text, 'next': offset})}\n\n".encode()
@@ -151,30 +153,30 @@ async def follow(parts: Parts, found: Found, offset: int, is_closed: Callable[[]
         await anyio.sleep(_PERIOD_S)
 
 
-def _look(parts: Parts, found: Found, offset: int, is_asked: bool) -> tuple[LogText, bool]:
+def _read_new(context: ServiceContext, found: FoundAttempt, offset: int, is_asked: bool) -> tuple[LogText, bool]:
     """Return the new text, and whether the attempt has ended: the log of a dead worker never ends."""
     nothing = LogText(text="", offset=offset, next=offset, ended=False)
     try:
-        is_over = is_asked and _is_over(parts, found)
-        return read(parts, found, offset), is_over
-    except (Problem, Unavailable):
+        is_over = is_asked and _has_ended(context, found)
+        return read_log(context, found, offset), is_over
+    except (HttpProblem, Unavailable):
         return nothing, False
 
 
-def _is_over(parts: Parts, found: Found) -> bool:
+def _has_ended(context: ServiceContext, found: FoundAttempt) -> bool:
     task, n, claim = (int(each) for each in found.attempt.id.split("."))
-    with parts.database.read() as connection:
+    with context.database.read() as connection:
         now = run_queries.find_attempt(connection, task, n, claim)
     return now is None or now.ended_at is not None
 
 
-def _logs(parts: Parts) -> LogStore:
-    if parts.logs is None:
-        raise Problem(503, "this server cannot read logs; start it with the --logs of the workers")
-    return parts.logs
+def _log_store(context: ServiceContext) -> LogStore:
+    if context.logs is None:
+        raise HttpProblem(503, "this server cannot read logs; start it with the --logs of the workers")
+    return context.logs
 
 
-def _whole_letters(data: bytes) -> int:
+def _complete_length(data: bytes) -> int:
     """Return the number of bytes that form complete UTF-8 characters. The next part contains the rest."""
     for back in range(1, 4):
         lead = data[-back]

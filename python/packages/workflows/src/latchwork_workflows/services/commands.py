@@ -9,33 +9,33 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import backfills, run_queries, workflow_queries
 from latchwork_workflows.db.commands import withdraw
-from latchwork_workflows.db.history import told
+from latchwork_workflows.db.history import record_event
 from latchwork_workflows.schemas.commands import Command
 from latchwork_workflows.services import runs
-from latchwork_workflows.services.parts import Parts, need, seen
-from latchwork_workflows.web import Identity, Problem, Role
+from latchwork_workflows.services.parts import ServiceContext, require_role, visible_row
+from latchwork_workflows.web import HttpProblem, Identity, Role
 
 
-def get(parts: Parts, who: Identity, number: int) -> Command:
+def get_command(context: ServiceContext, user: Identity, command_id: int) -> Command:
     """Return a command. One without a project, such as a repair, is shown to administrators of all projects.
 
     Raises:
-        Problem: 404.
+        HttpProblem: 404.
     """
-    with parts.database.read() as connection:
-        row = run_queries.find_command(connection, number)
+    with context.database.read() as connection:
+        row = run_queries.find_command(connection, command_id)
         if row is None:
-            raise Problem(404, f"there is no command {number}")
-        about = _about(connection, row)
-        if about is not None or not who.may(Role.ADMIN):  # a repair is about a shard, which has no project
-            seen(who, about, f"command {number}")
-    return Command.of(row, run=row.instance)
+            raise HttpProblem(404, f"there is no command {command_id}")
+        about = _find_target(connection, row)
+        if about is not None or not user.has_role(Role.ADMIN):  # a repair is about a shard, which has no project
+            visible_row(user, about, f"command {command_id}")
+    return Command.of(row, run=row.run_id)
 
 
-def _about(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:
+def _find_target(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:
     """Return the run, the backfill or the workflow that a command is about, with its project."""
-    if row.instance is not None:
-        return run_queries.find(connection, row.instance)
+    if row.run_id is not None:
+        return run_queries.find_run(connection, row.run_id)
     args = row.args if isinstance(row.args, dict) else {}
     backfill, code = args.get("backfill"), args.get("code")
     if isinstance(backfill, int):
@@ -43,24 +43,24 @@ def _about(connection: sa.Connection, row: sa.Row[Any]) -> sa.Row[Any] | None:
     return workflow_queries.by_code(connection, code) if isinstance(code, int) else None
 
 
-def stop(parts: Parts, who: Identity, number: int) -> None:
+def withdraw_or_stop(context: ServiceContext, user: Identity, command_id: int) -> None:
     """Withdraw a start that no master has carried out yet, or stop the run that it created.
 
     Raises:
-        Problem: 403, 404; 409 if it started no run, was refused, or its run has ended.
+        HttpProblem: 403, 404; 409 if it started no run, was refused, or its run has ended.
     """
-    with parts.database.write() as connection:
-        row = run_queries.find_command(connection, number)
+    with context.database.write() as connection:
+        row = run_queries.find_command(connection, command_id)
         code = row.args.get("code") if row is not None and isinstance(row.args, dict) else None
         workflow = workflow_queries.by_code(connection, code) if isinstance(code, int) else None
-        of = seen(who, workflow, f"command {number} that starts something")
-        need(who, Role.OPERATOR, of.project)
-        if withdraw(connection, number, time.time(), by=who.name):
-            details = {"workflow": of.name, "command": number}
-            told(connection, "start withdrawn", by=who.name, project=of.project, details=details)
+        of = visible_row(user, workflow, f"command {command_id} that starts something")
+        require_role(user, Role.OPERATOR, of.project)
+        if withdraw(connection, command_id, time.time(), by=user.name):
+            details = {"workflow": of.name, "command": command_id}
+            record_event(connection, "start withdrawn", by=user.name, project=of.project, details=details)
             return
-        row = run_queries.find_command(connection, number)
-    if row is None or row.instance is None:
+        row = run_queries.find_command(connection, command_id)
+    if row is None or row.run_id is None:
         why = None if row is None else row.error
-        raise Problem(409, f"command {number} has led to no run: {why or 'it asked for none'}", possible=[])
-    runs.act(parts, who, row.instance, "stop")
+        raise HttpProblem(409, f"command {command_id} started no run: {why or 'it requests none'}", possible=[])
+    runs.request_action(context, user, row.run_id, "stop")

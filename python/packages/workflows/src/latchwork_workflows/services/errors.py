@@ -8,24 +8,24 @@ from latchwork.errors import LatchworkError
 from latchwork_workflows.db.accounts import UnknownAccount
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.logs import LogMissing
-from latchwork_workflows.schemas.problems import kind_of
-from latchwork_workflows.web import Problem, TooManyTries
+from latchwork_workflows.schemas.problems import status_and_type
+from latchwork_workflows.web import HttpProblem, TooManyAttempts
 
 EXPECTED: tuple[type[Exception], ...] = (LatchworkError,)
 _RETRY_S = 5
 
 
-def problem_of(error: Exception) -> Problem | None:
+def problem_of(error: Exception) -> HttpProblem | None:
     """Return the problem for an exception. None: the exception is not expected here."""
     if isinstance(error, (UnknownAccount, LogMissing)):
         error = UnknownWorkflow(str(error))
-    if isinstance(error, TooManyTries):
-        return Problem(429, str(error), headers={"Retry-After": str(math.ceil(error.wait_s))})
-    found = kind_of(error)
+    if isinstance(error, TooManyAttempts):
+        return HttpProblem(429, str(error), headers={"Retry-After": str(math.ceil(error.wait_s))})
+    found = status_and_type(error)
     if found is None:
-        return Problem(400, str(error)) if isinstance(error, LatchworkError) else None
+        return HttpProblem(400, str(error)) if isinstance(error, LatchworkError) else None
     status, kind = found
     errors = [(each.path, each.message) for each in error.problems] if isinstance(error, DefinitionInvalid) else []
     headers = {"Retry-After": str(_RETRY_S)} if status == 503 else {}
     possible = list(getattr(error, "possible", ())) or None
-    return Problem(status, str(error), errors=errors, headers=headers, possible=possible, type=kind)
+    return HttpProblem(status, str(error), errors=errors, headers=headers, possible=possible, type=kind)

@@ -11,54 +11,65 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 from pydantic import ValidationError
 
+from latchwork_workflows import explain
 from latchwork_workflows.db import attempts, concurrency, grants, pools, related_runs, run_queries, workers
 from latchwork_workflows.db.tables import shard
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow
-from latchwork_workflows.explain import Ahead, Around, Cause, Crew, Full, Held, Known, blamed, causes, why
-from latchwork_workflows.keys import Item, pool_key, pools_of, x_of
+from latchwork_workflows.explain import (
+    FullPool,
+    GroupWorkers,
+    HeldTaskFacts,
+    QueuePosition,
+    RunCause,
+    RunFacts,
+    TaskFacts,
+    explain_task,
+    failed_upstream_tasks,
+)
+from latchwork_workflows.keys import ItemName, attempt_key_of, pool_key, pools_of
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.schemas.runs import Cause as Why
 from latchwork_workflows.schemas.runs import Explanation
 from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import runs, workflows
-from latchwork_workflows.services.parts import Line, Parts, WorkerSeen
-from latchwork_workflows.services.workers import tasks_of
-from latchwork_workflows.state import InstanceState, TaskState, base_of
+from latchwork_workflows.services.parts import QueueHead, ServiceContext, WorkerStatus
+from latchwork_workflows.services.workers import tasks_of_attempts
+from latchwork_workflows.state import RunState, TaskState, base_of
 from latchwork_workflows.state.concurrency import GOING
-from latchwork_workflows.state.conditions import Ended, Other, leaves
-from latchwork_workflows.state.related_runs import of_run as outcome_of
-from latchwork_workflows.state.related_runs import of_spans, spans
+from latchwork_workflows.state.conditions import RunSucceeded, TaskEnded, leaves
+from latchwork_workflows.state.related_runs import combine_spans, spans_of_window
+from latchwork_workflows.state.related_runs import is_fulfilled as outcome_of
 from latchwork_workflows.types.logical import DependentParams
 from latchwork_workflows.web import Identity
 
 Row: TypeAlias = Any
 #: Maximum number of tasks that are counted before a queued one, and of partitions that are read for one answer.
-MOST_AHEAD, _MOST_LANES = 200, 4
+MAX_AHEAD, _MAX_LANES = 200, 4
 #: Maximum number of cancels to look up.
-_MOST_CANCELS = 200
+_MAX_CANCELS = 200
 _LOGICAL = frozenset({"sub_process", "dependent", "switch", "conditions"})
 
 
-class _Read(NamedTuple):
+class _TaskData(NamedTuple):
     """Data that was read for all of the tasks at once."""
 
     owner: str
-    held: Mapping[str, Held]
+    held: Mapping[str, HeldTaskFacts]
     sizes: Mapping[str, int]
-    last: Mapping[int, attempts.Last]
+    last: Mapping[int, attempts.LastOutcome]
     workers: Mapping[tuple[int, int], Row]
-    full: Mapping[str, Full]
+    full: Mapping[str, FullPool]
     blamed: Mapping[str, str]
 
 
-def reasons(  # noqa: PLR0917 - one run, as it was read
-    parts: Parts, who: Identity, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
+def explain_tasks(  # noqa: PLR0917 - one run, as it was read
+    context: ServiceContext, user: Identity, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
 ) -> dict[str, str]:
     """Return why each of these tasks is in its state, by name.
 
     Args:
-        parts: The parts of this process.
-        who: The account that asks. Holders of slots that it may not see are hidden.
+        context: The service context of this process.
+        user: The requesting account. Holders of slots that it may not see are hidden.
         row: The row of the run.
         body: Its version of the definition.
         tasks: Tasks of the run. Map elements are needed only if they are in ``names``.
@@ -67,59 +78,61 @@ def reasons(  # noqa: PLR0917 - one run, as it was read
     wanted, known = set(names), {each.name for each in body.tasks}
     asked = [each for each in tasks if each.name in wanted and base_of(each.name) in known]
     others = {each.name: TaskState(each.state) for each in tasks}
-    read = _read(parts, who, row, body, tasks, asked)
-    workers, now = parts.workers(), time.time()
-    ahead = _ahead(parts, row, asked) if workers else {}
-    cancelled = _cancelled(parts, row, asked)
+    read = _read_data(context, user, row, body, tasks, asked)
+    workers, now = context.workers(), time.time()
+    ahead = _queue_positions(context, row, asked) if workers else {}
+    cancelled = _cancel_times(context, row, asked)
     found = {}
     for task in asked:
         spec = body.task(base_of(task.name))
-        ended = read.last.get(task.id, attempts.Last(""))
+        ended = read.last.get(task.id, attempts.LastOutcome(""))
         claim = read.workers.get((task.id, task.n))
-        around = Known(
+        around = TaskFacts(
             TaskState(task.state),
             task.n,
             task.failures,
             task.wake_at,
-            InstanceState(row.state),
+            RunState(row.state),
             others,
             read.owner,
-            crew=None
+            group_workers=None
             if workers is None
-            else _crew(workers, spec.worker_group or body.worker_group, spec.type, body.tenant),
+            else _group_workers(workers, spec.worker_group or body.worker_group, spec.type, body.tenant),
             sizes=read.sizes,
-            full=[read.full[each] for each in _lane(task) if each in read.full],
+            full_pools=[read.full[each] for each in _pools_of_task(task) if each in read.full],
             held=read.held.get(task.name),
             is_cut=task.cut,
             last=ended.outcome,
             error=ended.error,
             worker="" if claim is None else claim.worker,
-            blamed=read.blamed.get(task.name, ""),
+            failed_upstream=read.blamed.get(task.name, ""),
             cached_from=ended.cached_from,
             until=task.until,
             ahead=ahead.get(task.id),
-            cancel_sent_at=cancelled.get(x_of(task.id, task.n)),
+            cancel_sent_at=cancelled.get(attempt_key_of(task.id, task.n)),
         )
-        found[task.name] = why(task.name, around, body, now)
+        found[task.name] = explain_task(task.name, around, body, now)
     return found
 
 
-def _read(  # noqa: PLR0917 - one caller
-    parts: Parts, who: Identity, row: Row, body: Definition, tasks: Sequence[Row], asked: Sequence[Row]
-) -> _Read:
-    names = {name for each in asked for name in _lane(each)}
-    taken = parts.slots() if names else None
-    with parts.database.read() as connection:
+def _read_data(  # noqa: PLR0917 - one caller
+    context: ServiceContext, user: Identity, row: Row, body: Definition, tasks: Sequence[Row], asked: Sequence[Row]
+) -> _TaskData:
+    names = {name for each in asked for name in _pools_of_task(each)}
+    taken = context.slots() if names else None
+    with context.database.read() as connection:
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
-        sizes = {each.name: each.size for each in pools.every(connection)}
-        return _Read(
+        sizes = {each.name: each.size for each in pools.all_pools(connection)}
+        return _TaskData(
             owner or "",
-            held(connection, row, body, tasks, [each.name for each in asked]),
+            held_tasks(connection, row, body, tasks, [each.name for each in asked]),
             sizes,
             attempts.last_outcomes(connection, [each.id for each in asked]),
-            workers.claims(connection, [each.id for each in asked if each.state == TaskState.RUNNING.value]),
-            {} if taken is None else _full(connection, who, sizes, {each: taken.get(each, ()) for each in names}),
-            blamed(body, {each.name: TaskState(each.state) for each in tasks}),
+            workers.newest_claims(connection, [each.id for each in asked if each.state == TaskState.RUNNING.value]),
+            {}
+            if taken is None
+            else _full_pools(connection, user, sizes, {each: taken.get(each, ()) for each in names}),
+            failed_upstream_tasks(body, {each.name: TaskState(each.state) for each in tasks}),
         )
 
 
@@ -127,112 +140,120 @@ def _is_queued(task: Row) -> bool:
     return task.state == TaskState.SUBMITTED.value and task.queue_key is not None
 
 
-def _lane(task: Row) -> tuple[str, ...]:
+def _pools_of_task(task: Row) -> tuple[str, ...]:
     """Return the pools of which a queued task needs a slot."""
     return pools_of(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
 
 
-def _ahead(parts: Parts, row: Row, asked: Sequence[Row]) -> dict[int, Ahead]:
+def _queue_positions(context: ServiceContext, row: Row, asked: Sequence[Row]) -> dict[int, QueuePosition]:
     """Return how many tasks are before these queued tasks in their partitions, by task ID.
 
-    A partition is read once, up to ``MOST_AHEAD`` tasks. A task whose item is missing is left out: it is not queued
+    A partition is read once, up to ``MAX_AHEAD`` tasks. A task whose item is missing is left out: it is not queued
     yet, or was claimed just now.
     """
     lanes: dict[str, dict[int, str]] = {}
     for task in filter(_is_queued, asked):
         lane, shelf, priority = task.queue_key.split("/")
-        name = f"{shelf}/{Item(task.id, task.n, row.shard, int(priority)).id}"
+        name = f"{shelf}/{ItemName(task.id, task.n, row.shard, int(priority)).id}"
         lanes.setdefault(lane, {})[task.id] = name
-    found: dict[int, Ahead] = {}
-    for lane in sorted(lanes)[:_MOST_LANES]:
-        line = parts.line(lane, MOST_AHEAD + 1)
+    found: dict[int, QueuePosition] = {}
+    for lane in sorted(lanes)[:_MAX_LANES]:
+        line = context.queue_head(lane, MAX_AHEAD + 1)
         if line is not None:
-            found.update(_places(line, lanes[lane]))
+            found.update(_positions_in(line, lanes[lane]))
     return found
 
 
-def _places(line: Line, wanted: Mapping[int, str]) -> Iterator[tuple[int, Ahead]]:
+def _positions_in(line: QueueHead, wanted: Mapping[int, str]) -> Iterator[tuple[int, QueuePosition]]:
     at = {name: number for number, name in enumerate(line.free)}
     for task, name in wanted.items():
         if name in at:
-            yield task, Ahead(at[name])
+            yield task, QueuePosition(at[name])
         elif not line.is_whole and line.free and name > line.free[-1]:
-            yield task, Ahead(len(line.free) - 1, is_more=True)
+            yield task, QueuePosition(len(line.free) - 1, is_more=True)
 
 
-def _cancelled(parts: Parts, row: Row, asked: Sequence[Row]) -> Mapping[str, float]:
-    """Return the attempts of these tasks that were sent a cancel.
+def _cancel_times(context: ServiceContext, row: Row, asked: Sequence[Row]) -> Mapping[str, float]:
+    """Return the attempts of these tasks that were sent a cancel request.
 
     Reads the store only while the run stops or has failed.
     """
-    if row.state != InstanceState.READY_STOP.value and not row.ending:
+    if row.state != RunState.READY_STOP.value and not row.ending:
         return {}
     in_hand = {TaskState.SUBMITTED.value, TaskState.RUNNING.value}
     queued = [each for each in asked if each.state in in_hand and each.queue_key is not None]
-    return parts.cancelled([x_of(each.id, each.n) for each in queued[:_MOST_CANCELS]])
+    return context.cancelled([attempt_key_of(each.id, each.n) for each in queued[:_MAX_CANCELS]])
 
 
-def _full(
-    connection: sa.Connection, who: Identity, sizes: Mapping[str, int], taken: Mapping[str, Sequence[str]]
-) -> dict[str, Full]:
-    """Return the pools without a free slot, by their names in keys."""
+def _full_pools(
+    connection: sa.Connection, user: Identity, sizes: Mapping[str, int], taken: Mapping[str, Sequence[str]]
+) -> dict[str, FullPool]:
+    """Return the pools without a free slot, keyed by their names in the store."""
     found = {}
     for name, size in sizes.items():
         holders = taken.get(pool_key(name), ())
         if pool_key(name) in taken and len(holders) >= size:
-            found[pool_key(name)] = Full(name, size, tuple(map(_said, tasks_of(connection, who, holders))))
+            found[pool_key(name)] = FullPool(
+                name, size, tuple(map(_holder_text, tasks_of_attempts(connection, user, holders)))
+            )
     return found
 
 
-def _said(holder: ActiveTask) -> str:
+def _holder_text(holder: ActiveTask) -> str:
     return "a task that you may not see" if holder.task is None else f"{holder.name!r} of run {holder.run}"
 
 
-def _crew(workers: Sequence[WorkerSeen], group: str, kind: str, tenant: str | None) -> Crew:
+def _group_workers(workers: Sequence[WorkerStatus], group: str, kind: str, tenant: str | None) -> GroupWorkers:
     mine = [each for each in workers if group in each.groups]
     knowing = [each for each in mine if not each.types or kind in each.types]
     refusing = sum(bool(each.tenants) and (tenant or "-") not in each.tenants for each in knowing)
     slots, busy = sum(each.slots for each in mine), sum(each.busy for each in mine)
-    return Crew(len(mine), len(knowing), slots, busy, refusing)
+    return GroupWorkers(len(mine), len(knowing), slots, busy, refusing)
 
 
-def of_run(parts: Parts, row: Row, tasks: Sequence[Row], why_tasks: Mapping[str, str]) -> list[Cause]:
+def explain_causes(
+    context: ServiceContext, row: Row, tasks: Sequence[Row], why_tasks: Mapping[str, str]
+) -> list[RunCause]:
     """Return why a run does not continue, or why it failed.
 
     Args:
-        parts: The parts of this process.
+        context: The service context of this process.
         row: The row of the run.
         tasks: Tasks of the run.
         why_tasks: Known reasons, by task.
     """
-    state, ahead = InstanceState(row.state), []
-    with parts.database.read() as connection:
-        if state is InstanceState.SERIAL_WAIT:
-            ahead = [each.id for each in concurrency.others(connection, row.code, but=row.id) if each.state in GOING]
+    state, ahead = RunState(row.state), []
+    with context.database.read() as connection:
+        if state is RunState.SERIAL_WAIT:
+            ahead = [
+                each.id
+                for each in concurrency.active_and_waiting(connection, row.code, exclude=row.id)
+                if each.state in GOING
+            ]
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
     is_held = frozenset(each.name for each in tasks if each.queue_key is None)
     states = {each.name: TaskState(each.state) for each in tasks}
-    return causes(state, states, is_held, why_tasks, Around(ahead, owner or "", row.backfill))
+    return explain.explain_run(state, states, is_held, why_tasks, RunFacts(ahead, owner or "", row.backfill))
 
 
-def explain(parts: Parts, who: Identity, run_id: int) -> Explanation:
+def explain_run(context: ServiceContext, user: Identity, run_id: int) -> Explanation:
     """Return why a run waits or failed, and why each of its tasks is in its state.
 
     Raises:
-        Problem: 404.
+        HttpProblem: 404.
     """
-    row = runs.row_of(parts, who, run_id)
-    body = workflows.get(parts, who, row.project, row.name, row.version).definition
-    with parts.database.read() as connection:
-        tasks = run_queries.tasks(connection, row.id, row.run)
-    found = reasons(parts, who, row, body, tasks, [each.name for each in tasks])
-    cause = [Why(task=each.task, why=each.text) for each in of_run(parts, row, tasks, found)]
+    row = runs.find_row(context, user, run_id)
+    body = workflows.get_workflow(context, user, row.project, row.name, row.version).definition
+    with context.database.read() as connection:
+        tasks = run_queries.tasks_of_run(connection, row.id, row.round)
+    found = explain_tasks(context, user, row, body, tasks, [each.name for each in tasks])
+    cause = [Why(task=each.task, why=each.text) for each in explain_causes(context, row, tasks, found)]
     return Explanation(cause=cause, tasks=found)
 
 
-def held(
+def held_tasks(
     connection: sa.Connection, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
-) -> dict[str, Held]:
+) -> dict[str, HeldTaskFacts]:
     """Return the state of the tasks that a master runs or ran itself.
 
     Args:
@@ -247,17 +268,17 @@ def held(
     mine = [each for each in tasks if each.name in asked and base_of(each.name) in specs]
     chosen = [each for each in mine if _kind(specs[base_of(each.name)], each.name)]
     children = {
-        row: (each.id, InstanceState(each.state))
-        for row, each in related_runs.children(connection, [each.id for each in chosen]).items()
+        row: (each.id, RunState(each.state))
+        for row, each in related_runs.runs_started_by(connection, [each.id for each in chosen]).items()
     }
     found = {}
     for task in chosen:
         spec = specs[base_of(task.name)]
         kind = _kind(spec, task.name)
-        elements = related_runs.element_states(connection, row.id, task.run, task.name) if kind == "map" else {}
+        elements = related_runs.element_states(connection, row.id, task.round, task.name) if kind == "map" else {}
         is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
-        others = wanted(connection, row, body, spec) if is_waiting else []
-        found[task.name] = Held(kind, children.get(task.id), others, elements, task.until)
+        others = dependency_states(connection, row, body, spec) if is_waiting else []
+        found[task.name] = HeldTaskFacts(kind, children.get(task.id), others, elements, task.until)
     return found
 
 
@@ -267,7 +288,9 @@ def _kind(spec: TaskSpec, name: str) -> str:
     return spec.type if spec.type in _LOGICAL else ""
 
 
-def wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec) -> list[tuple[Other, bool | None]]:
+def dependency_states(
+    connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec
+) -> list[tuple[RunSucceeded, bool | None]]:
     """Return the dependencies of a dependent, and whether each is fulfilled as its master would see it now.
 
     None: not yet.
@@ -277,20 +300,22 @@ def wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec
     except ValidationError:
         return []
     moment = datetime.fromtimestamp(row.schedule_time, ZoneInfo(body.schedule.tz if body.schedule else "UTC"))
-    without = [row.id, *related_runs.above(connection, row.parent_task)]
+    without = [row.id, *related_runs.ancestor_runs(connection, row.parent_task)]
     return [
-        (each, _is_as_wanted(connection, body.project, each, moment, without))
+        (each, _is_fulfilled(connection, body.project, each, moment, without))
         for each in dict.fromkeys(leaves(condition))
-        if not isinstance(each, Ended)
+        if not isinstance(each, TaskEnded)
     ]
 
 
-def _is_as_wanted(
-    connection: sa.Connection, project: str, other: Other, moment: datetime, without: Sequence[int]
+def _is_fulfilled(
+    connection: sa.Connection, project: str, other: RunSucceeded, local_time: datetime, without: Sequence[int]
 ) -> bool | None:
     try:
-        code = grants.resolve(connection, project, other.workflow, "dependent").code
+        code = grants.find_granted(connection, project, other.workflow, "dependent").code
     except (NotAllowed, UnknownWorkflow):
         return None
-    found = [related_runs.newest(connection, code, span, without) for span in spans(other.window, moment)]
-    return of_spans(None if run is None else outcome_of(run.state, other.task, run.tasks) for run in found)
+    found = [
+        related_runs.newest_run(connection, code, span, without) for span in spans_of_window(other.window, local_time)
+    ]
+    return combine_spans(None if run is None else outcome_of(run.state, other.task, run.tasks) for run in found)

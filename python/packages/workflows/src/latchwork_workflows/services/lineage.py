@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from latchwork_workflows.db import workflow_queries
-from latchwork_workflows.model.lineage import Named
-from latchwork_workflows.services.parts import Parts, seen
+from latchwork_workflows.model.lineage import WorkflowReference
+from latchwork_workflows.services.parts import ServiceContext, visible_row
 from latchwork_workflows.web import Identity, Role
 
 Row: TypeAlias = Any
 
 
-class Link(NamedTuple):
+class LineageEdge(NamedTuple):
     """A reference from one workflow to another.
 
     Attributes:
@@ -22,10 +22,10 @@ class Link(NamedTuple):
     """
 
     workflow: str
-    other: Named
+    other: WorkflowReference
 
 
-class Lineage(NamedTuple):
+class LineageGraph(NamedTuple):
     """Some workflows and the links between them.
 
     Attributes:
@@ -35,60 +35,60 @@ class Lineage(NamedTuple):
     """
 
     workflows: dict[str, Row | None]
-    links: list[Link]
+    links: list[LineageEdge]
     alone: int
 
 
-def lineage(parts: Parts, who: Identity, *, project: str = "", workflow: str = "") -> Lineage:
+def build_lineage(context: ServiceContext, user: Identity, *, project: str = "", workflow: str = "") -> LineageGraph:
     """Return the links of all visible workflows, of a project, or of a workflow.
 
     A project includes its neighbors. A workflow includes everything up- and downstream of it. Workflows that the
     account may not see are left out, whether they exist or not.
 
     Raises:
-        Problem: 404.
+        HttpProblem: 404.
     """
-    with parts.database.read() as connection:
+    with context.database.read() as connection:
         if workflow:
-            seen(who, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
-        rows = workflow_queries.newest_versions(connection, who.projects())
-        names = parts.lineage.of(connection, rows)
+            visible_row(user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
+        rows = workflow_queries.newest_versions(connection, user.projects())
+        names = context.lineage.references_of(connection, rows)
     known: dict[str, Row | None] = {f"{row.project}.{row.name}": row for row in rows}
     links = [
-        Link(f"{row.project}.{row.name}", each)
+        LineageEdge(f"{row.project}.{row.name}", each)
         for row in rows
         for each in names[row.code]
-        if who.may(Role.VIEWER, each.workflow.partition(".")[0])
+        if user.has_role(Role.VIEWER, each.workflow.partition(".")[0])
     ]
     if workflow:
-        return _around(known, links, f"{project}.{workflow}")
+        return _neighborhood(known, links, f"{project}.{workflow}")
     wanted = {name for name in known if project in {"", name.partition(".")[0]}}
     kept = [each for each in links if not project or project in _projects(each)]
-    linked = _ends(kept)
-    return Lineage({name: known.get(name) for name in sorted(linked)}, kept, len(wanted - linked))
+    linked = _linked_workflows(kept)
+    return LineageGraph({name: known.get(name) for name in sorted(linked)}, kept, len(wanted - linked))
 
 
-def _projects(link: Link) -> set[str]:
+def _projects(link: LineageEdge) -> set[str]:
     return {name.partition(".")[0] for name in (link.workflow, link.other.workflow)}
 
 
-def _ends(links: Iterable[Link]) -> set[str]:
+def _linked_workflows(links: Iterable[LineageEdge]) -> set[str]:
     return {name for each in links for name in (each.workflow, each.other.workflow)}
 
 
-def _around(known: dict[str, Row | None], links: Sequence[Link], name: str) -> Lineage:
+def _neighborhood(known: dict[str, Row | None], links: Sequence[LineageEdge], name: str) -> LineageGraph:
     """Return everything up- and downstream of a workflow."""
     below: dict[str, list[str]] = {}
     above: dict[str, list[str]] = {}
     for each in links:
         below.setdefault(each.workflow, []).append(each.other.workflow)
         above.setdefault(each.other.workflow, []).append(each.workflow)
-    wanted = _reached(below, name) | _reached(above, name)
+    wanted = _reachable(below, name) | _reachable(above, name)
     kept = [each for each in links if each.workflow in wanted and each.other.workflow in wanted]
-    return Lineage({each: known.get(each) for each in sorted(wanted)}, kept, 0)
+    return LineageGraph({each: known.get(each) for each in sorted(wanted)}, kept, 0)
 
 
-def _reached(ways: dict[str, list[str]], start: str) -> set[str]:
+def _reachable(ways: dict[str, list[str]], start: str) -> set[str]:
     found, open_ = {start}, [start]
     while open_:
         for each in ways.get(open_.pop(), ()):

@@ -15,18 +15,18 @@ from pydantic import BaseModel, ValidationError
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db import Database, workflow_queries
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.db.lineage import Known
+from latchwork_workflows.db.lineage import ReferenceCache
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.types import TaskTypes
-from latchwork_workflows.web import Identity, Problem, Role
+from latchwork_workflows.web import HttpProblem, Identity, Role
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
-class WorkerSeen(NamedTuple):
+class WorkerStatus(NamedTuple):
     """A worker that is online.
 
     Attributes:
@@ -54,7 +54,7 @@ class WorkerSeen(NamedTuple):
     tenants: tuple[str, ...] = ()
 
 
-class Line(NamedTuple):
+class QueueHead(NamedTuple):
     """The head of a partition of the work queue.
 
     Attributes:
@@ -73,7 +73,7 @@ class Cluster(Protocol):
         """Notify the owner of a shard. The notification may be lost."""
         ...
 
-    def workers(self) -> Sequence[WorkerSeen]:
+    def workers(self) -> Sequence[WorkerStatus]:
         """Return the workers that are online, sorted by name."""
         ...
 
@@ -81,8 +81,8 @@ class Cluster(Protocol):
         """Return the attempts that hold slots, as ``<task>.<n>``, by the names of the pools in keys."""
         ...
 
-    def line(self, lane: str, most: int) -> Line | None:
-        """Return the first ``most`` unclaimed items of a partition. None: too many are claimed to say."""
+    def queue_head(self, partition: str, limit: int) -> QueueHead | None:
+        """Return the first ``limit`` unclaimed items of a partition. None: too many are claimed to say."""
         ...
 
     def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
@@ -91,7 +91,7 @@ class Cluster(Protocol):
 
 
 @dataclass(eq=False)
-class Parts:
+class ServiceContext:
     """Everything that routes need. Thread-safe.
 
     Attributes:
@@ -108,7 +108,7 @@ class Parts:
     types: TaskTypes = field(default_factory=TaskTypes)
     logs: LogStore | None = None
     cluster: Cluster | None = None
-    lineage: Known = field(default_factory=Known)
+    lineage: ReferenceCache = field(default_factory=ReferenceCache)
 
     def poke(self, shard: int) -> None:
         """Notify the owner of a shard. Never raises: the command is in the database and is found by polling."""
@@ -117,25 +117,25 @@ class Parts:
         try:
             self.cluster.poke(shard)
         except LatchworkError:
-            _log.debug("shard %s was not poked", shard, exc_info=True)
+            _log.debug("shard %s was not notified", shard, exc_info=True)
 
     def slots(self) -> Mapping[str, Sequence[str]] | None:
         """Return the attempts that hold slots. None: the store cannot be reached."""
-        return self._asked("slots", lambda cluster: cluster.slots())
+        return self._query("slots", lambda cluster: cluster.slots())
 
-    def workers(self) -> Sequence[WorkerSeen] | None:
+    def workers(self) -> Sequence[WorkerStatus] | None:
         """Return the workers that are online. None: the store cannot be reached."""
-        return self._asked("workers", lambda cluster: cluster.workers())
+        return self._query("workers", lambda cluster: cluster.workers())
 
-    def line(self, lane: str, most: int) -> Line | None:
-        """Return the first ``most`` unclaimed items of a partition. None: not known."""
-        return self._asked("queue", lambda cluster: cluster.line(lane, most))
+    def queue_head(self, partition: str, limit: int) -> QueueHead | None:
+        """Return the first ``limit`` unclaimed items of a partition. None: not known."""
+        return self._query("queue", lambda cluster: cluster.queue_head(partition, limit))
 
     def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
         """Return when a cancel was sent to these attempts. Empty if the store cannot be reached."""
-        return (self._asked("cancels", lambda cluster: cluster.cancelled(attempts)) if attempts else None) or {}
+        return (self._query("cancels", lambda cluster: cluster.cancelled(attempts)) if attempts else None) or {}
 
-    def _asked(self, what: str, ask: Callable[[Cluster], T]) -> T | None:
+    def _query(self, what: str, ask: Callable[[Cluster], T]) -> T | None:
         if self.cluster is None:
             return None
         try:
@@ -145,69 +145,73 @@ class Parts:
             return None
 
 
-def parts_of(request: Request) -> Parts:
-    """Return the parts of an app."""
-    parts: Parts = request.app.state.parts
-    return parts
+def context_of(request: Request) -> ServiceContext:
+    """Return the service context of an app."""
+    context: ServiceContext = request.app.state.context
+    return context
 
 
-def need(who: Identity, role: Role, project: str = "") -> None:
+def require_role(user: Identity, role: Role, project: str = "") -> None:
     """Refuse an account without this role.
 
     Raises:
-        Problem: 403, which names the role and where it is missing.
+        HttpProblem: 403, which names the role and where it is missing.
     """
-    if not who.may(role, project):
+    if not user.has_role(role, project):
         where = f"in project {project!r}" if project else "in all projects"
-        raise Problem(403, f"{who.name} is no {role.word} {where}; ask an administrator for that role", needs=role.word)
+        raise HttpProblem(
+            403,
+            f"{user.name} does not have the role {role.label} {where}; ask an administrator for it",
+            needs=role.label,
+        )
 
 
-def valid(kind: type[M], **values: Any) -> M:
+def validated(kind: type[M], **values: Any) -> M:
     """Return a model with these values.
 
     Raises:
-        Problem: 422 with the invalid fields.
+        HttpProblem: 422 with the invalid fields.
     """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         errors = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-        raise Problem(422, f"{errors[0][0]}: {errors[0][1]}", errors=errors) from None
+        raise HttpProblem(422, f"{errors[0][0]}: {errors[0][1]}", errors=errors) from None
 
 
 def check_name(field_name: str, name: str) -> None:
     """Refuse an invalid name of a project.
 
     Raises:
-        Problem: 422.
+        HttpProblem: 422.
     """
     if not re.fullmatch(NAME_PATTERN, name):
-        why = f"{name!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'"
-        raise Problem(422, f"{field_name}: {why}", errors=[(field_name, why)])
+        why = f"{name!r:.60} is not a valid name; use up to 100 letters, digits, '_', '-' and '.'"
+        raise HttpProblem(422, f"{field_name}: {why}", errors=[(field_name, why)])
 
 
-def need_any(who: Identity) -> None:
+def require_any_role(user: Identity) -> None:
     """Refuse an account that has no role in any project.
 
     Raises:
-        Problem: 403.
+        HttpProblem: 403.
     """
-    if not who.may_somewhere(Role.VIEWER):
-        raise Problem(403, f"{who.name} has no role in any project; ask an administrator for one", needs="viewer")
+    if not user.has_any_role(Role.VIEWER):
+        raise HttpProblem(403, f"{user.name} has no role in any project; ask an administrator for one", needs="viewer")
 
 
-def seen_codes(connection: sa.Connection, who: Identity, project: str = "") -> list[int] | None:
+def visible_codes(connection: sa.Connection, user: Identity, project: str = "") -> list[int] | None:
     """Return the codes of the workflows that the account may see, of all projects or of one. None: all workflows."""
-    among = who.projects()
-    return None if among is None and not project else list(workflow_queries.codes(connection, among, project))
+    among = user.projects()
+    return None if among is None and not project else list(workflow_queries.workflow_codes(connection, among, project))
 
 
-def seen(who: Identity, row: sa.Row[Any] | None, what: str) -> sa.Row[Any]:
+def visible_row(user: Identity, row: sa.Row[Any] | None, what: str) -> sa.Row[Any]:
     """Return the row if it exists and the account may see its project. An invisible row is treated as missing.
 
     Raises:
-        Problem: 404.
+        HttpProblem: 404.
     """
-    if row is None or not who.may(Role.VIEWER, row.project):
-        raise Problem(404, f"there is no {what}")
+    if row is None or not user.has_role(Role.VIEWER, row.project):
+        raise HttpProblem(404, f"there is no {what}")
     return row

@@ -11,31 +11,33 @@ import sqlalchemy as sa
 
 from latchwork.schedules import Cron
 from latchwork_workflows.db import workflow_queries
-from latchwork_workflows.db.history import told
+from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.tables import schedule
 from latchwork_workflows.schemas.schedules import LastFire, Schedule
-from latchwork_workflows.services.parts import Parts, need, seen
-from latchwork_workflows.web import Identity, Problem, Role
+from latchwork_workflows.services.parts import ServiceContext, require_role, visible_row
+from latchwork_workflows.web import HttpProblem, Identity, Role
 
 Row: TypeAlias = Any
 
 
-def listed(parts: Parts, who: Identity, *, project: str = "", workflow: str = "", count: int = 1) -> list[Schedule]:
+def list_schedules(
+    context: ServiceContext, user: Identity, *, project: str = "", workflow: str = "", count: int = 1
+) -> list[Schedule]:
     """Return schedules, sorted by project and name of their workflows.
 
     Args:
-        parts: The parts of this process.
-        who: The account that asks.
+        context: The service context of this process.
+        user: The requesting account.
         project: Only those of this project. Empty: all.
         workflow: With a project, only that of this workflow.
         count: How many of the next fire times to return.
     Raises:
-        Problem: 404, there is no such workflow.
+        HttpProblem: 404, there is no such workflow.
     """
-    with parts.database.read() as connection:
+    with context.database.read() as connection:
         if workflow:
-            seen(who, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
-        rows = workflow_queries.schedules(connection, who.projects())
+            visible_row(user, workflow_queries.find(connection, project, workflow), f"workflow {project}.{workflow}")
+        rows = workflow_queries.list_schedules(connection, user.projects())
         rows = [row for row in rows if project in {"", row.project} and workflow in {"", row.name}]
         last = workflow_queries.last_fires(connection, [row.code for row in rows])
     now = time.time()
@@ -46,42 +48,42 @@ def _schedule(row: Row, last: Row | None, now: float, count: int) -> Schedule:
     fires = next_fires(row, now, count) if row.enabled and row.online else []
     fired = None
     if last is not None:
-        fired = LastFire.of(last, run=last.instance)
+        fired = LastFire.of(last, run=last.run_id)
     return Schedule.of(row, next_fires=fires, last=fired)
 
 
-def set_enabled(parts: Parts, who: Identity, project: str, name: str, *, enabled: bool) -> None:
+def set_enabled(context: ServiceContext, user: Identity, project: str, name: str, *, enabled: bool) -> None:
     """Enable or disable the schedule of a workflow. Fire times while it is disabled are not caught up.
 
     Enabled, it begins with the next time after now, also if a clock that was ahead had settled that time already.
 
     Raises:
-        Problem: 403, 404.
+        HttpProblem: 403, 404.
     """
     now = time.time()
-    with parts.database.write() as connection:
-        row = seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
-        need(who, Role.OPERATOR, project)
+    with context.database.write() as connection:
+        row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        require_role(user, Role.OPERATOR, project)
         there = sa.and_(schedule.c.code == row.code, schedule.c.enabled != enabled)
         values = {"enabled": True, "cursor": now} if enabled else {"enabled": False}
         connection.execute(sa.update(schedule).where(there).values(values))
         if workflow_queries.find_schedule(connection, row.code) is None:
-            raise Problem(404, f"workflow {project}.{name} has no schedule")
+            raise HttpProblem(404, f"workflow {project}.{name} has no schedule")
         kind = "schedule on" if enabled else "schedule off"
-        told(connection, kind, by=who.name, project=project, details={"workflow": name})
+        record_event(connection, kind, by=user.name, project=project, details={"workflow": name})
 
 
-def preview(cron: str, tz: str = "UTC", count: int = 5, after: float | None = None) -> list[float]:
+def preview_fire_times(cron: str, tz: str = "UTC", count: int = 5, after: float | None = None) -> list[float]:
     """Return the next times at which a cron expression fires.
 
     Raises:
-        Problem: 422, the expression or the time zone is wrong, or it never fires.
+        HttpProblem: 422, the expression or the time zone is wrong, or it never fires.
     """
     try:
         return list(islice(_fire_times(Cron(cron, tz=tz), time.time() if after is None else after), count))
     except (ValueError, OverflowError) as error:
         path = "tz" if "time zone" in str(error) else "cron"
-        raise Problem(422, f"{path}: {error}", errors=[(path, str(error))]) from None
+        raise HttpProblem(422, f"{path}: {error}", errors=[(path, str(error))]) from None
 
 
 def next_fires(row: Row, now: float, count: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""Connections, environments and parameters: who may see and change them, and how a connection is tested.
+"""Connections, environments and parameters: their permissions, and how a connection is tested.
 
 A viewer of a project sees the names. An editor also sees the values, which its tasks could print anyway, and changes
 those of the project. Only administrators of all projects change the settings for all projects.
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from latchwork_workflows.db import settings
-from latchwork_workflows.db.history import told
-from latchwork_workflows.db.lineage import TRIES, missing
+from latchwork_workflows.db.history import record_event
+from latchwork_workflows.db.lineage import TRIES, missing_references
 from latchwork_workflows.db.settings import ALL
 from latchwork_workflows.errors import Problem as Wrong
 from latchwork_workflows.model.settings.validation import (
-    MOST,
+    MAX,
     connection_problems,
     environment_problems,
     parameter_problems,
@@ -24,9 +24,9 @@ from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.schemas.settings import Connection, Environment, Parameter, Setting, SettingKind
 from latchwork_workflows.services import workflows
-from latchwork_workflows.services.parts import Parts, need
-from latchwork_workflows.services.runs import start
-from latchwork_workflows.web import Identity, Problem, Role
+from latchwork_workflows.services.parts import ServiceContext, require_role
+from latchwork_workflows.services.runs import request_run
+from latchwork_workflows.web import HttpProblem, Identity, Role
 
 Row: TypeAlias = Any
 #: Time limit of a connection test, in seconds.
@@ -36,68 +36,72 @@ TRY_S = 30.0
 S = TypeVar("S", bound=Setting)
 
 
-def connections(parts: Parts, who: Identity, project: str | None = None) -> list[Connection]:
-    """Return the connections that ``who`` may see, sorted by project and name.
+def list_connections(context: ServiceContext, user: Identity, project: str | None = None) -> list[Connection]:
+    """Return the connections that ``user`` may see, sorted by project and name.
 
     With a project, these are its connections and those of all projects. None: the connections of every project.
     """
-    return _listed(Connection, parts, who, "connection", project)
+    return _listed(Connection, context, user, "connection", project)
 
 
-def environments(parts: Parts, who: Identity, project: str | None = None) -> list[Environment]:
-    """Return the environments that ``who`` may see, as ``connections`` does."""
-    return _listed(Environment, parts, who, "environment", project)
+def list_environments(context: ServiceContext, user: Identity, project: str | None = None) -> list[Environment]:
+    """Return the environments that ``user`` may see, as ``connections`` does."""
+    return _listed(Environment, context, user, "environment", project)
 
 
-def parameters(parts: Parts, who: Identity, project: str | None = None) -> list[Parameter]:
-    """Return the parameters that ``who`` may see, as ``connections`` does."""
-    return _listed(Parameter, parts, who, "parameter", project)
+def list_parameters(context: ServiceContext, user: Identity, project: str | None = None) -> list[Parameter]:
+    """Return the parameters that ``user`` may see, as ``connections`` does."""
+    return _listed(Parameter, context, user, "parameter", project)
 
 
-def _listed(schema: type[S], parts: Parts, who: Identity, kind: SettingKind, project: str | None) -> list[S]:
-    if not who.may_somewhere(Role.VIEWER):
+def _listed(
+    schema: type[S], context: ServiceContext, user: Identity, kind: SettingKind, project: str | None
+) -> list[S]:
+    if not user.has_any_role(Role.VIEWER):
         return []
-    mine = who.projects()
+    mine = user.projects()
     wanted = mine if project is None else frozenset({project} if mine is None or project in mine else ())
-    with parts.database.read() as connection:
-        rows = settings.listed(connection, kind, wanted)
+    with context.database.read() as connection:
+        rows = settings.list_settings(connection, kind, wanted)
     return [
         schema.of(row, shown=True)
-        if may_read(who, row.project)
+        if may_read(user, row.project)
         else schema(project=row.project, name=row.name, shown=False)
         for row in rows
     ]
 
 
-def may_read(who: Identity, project: str) -> bool:
+def may_read(user: Identity, project: str) -> bool:
     """Return whether an account may see values of a project, or of all projects: editors may."""
-    return who.may(Role.EDITOR, project) if project else who.may_somewhere(Role.EDITOR)
+    return user.has_role(Role.EDITOR, project) if project else user.has_any_role(Role.EDITOR)
 
 
-def may_change(who: Identity, project: str) -> bool:
+def may_change(user: Identity, project: str) -> bool:
     """Return whether an account may change the settings of a project, or of all projects."""
-    return who.may(_needed(project), project)
+    return user.has_role(_required_role(project), project)
 
 
-def set_connection(parts: Parts, who: Identity, project: str, name: str, *, url: str, secret: str = "") -> bool:
+def set_connection(
+    context: ServiceContext, user: Identity, project: str, name: str, *, url: str, secret: str = ""
+) -> bool:
     """Store a connection. Return whether it is new.
 
     Args:
-        parts: The parts of this process.
-        who: The account that asks.
+        context: The service context of this process.
+        user: The requesting account.
         project: Its project. Empty: all projects.
         name: Its name.
         url: SQLAlchemy URL without a password.
         secret: Name of the password among the secrets of workers. Empty: no password.
     Raises:
-        Problem: 403, 409, 422 naming the field. No message repeats the URL.
+        HttpProblem: 403, 409, 422 naming the field. No message repeats the URL.
     """
-    return _set(parts, who, "connection", project, name, values={"url": url, "secret": secret})
+    return _set(context, user, "connection", project, name, values={"url": url, "secret": secret})
 
 
 def set_environment(
-    parts: Parts,
-    who: Identity,
+    context: ServiceContext,
+    user: Identity,
     project: str,
     name: str,
     variables: Mapping[str, Any],
@@ -108,74 +112,76 @@ def set_environment(
     """Store an environment. Return whether it is new. Raises like ``set_connection``.
 
     Args:
-        parts: The parts of this process.
-        who: The account that asks.
+        context: The service context of this process.
+        user: The requesting account.
         project: Its project. Empty: all projects.
         name: Its name.
         variables: Its variables.
         drop: Existing variables to remove, with ``keep``.
         keep: Keep the existing variables, except those in ``drop``.
     """
-    return _set(parts, who, "environment", project, name, values={"variables": dict(variables)}, keep=keep, drop=drop)
+    return _set(
+        context, user, "environment", project, name, values={"variables": dict(variables)}, keep=keep, drop=drop
+    )
 
 
-def set_parameter(parts: Parts, who: Identity, project: str, name: str, value: Any) -> bool:
+def set_parameter(context: ServiceContext, user: Identity, project: str, name: str, value: Any) -> bool:
     """Store a parameter, any JSON value. Return whether it is new. Arguments and errors as for ``set_connection``."""
-    return _set(parts, who, "parameter", project, name, values={"value": value})
+    return _set(context, user, "parameter", project, name, values={"value": value})
 
 
-def remove(parts: Parts, who: Identity, kind: SettingKind, project: str, name: str) -> list[str]:
+def remove_setting(context: ServiceContext, user: Identity, kind: SettingKind, project: str, name: str) -> list[str]:
     """Delete a setting. Return the workflows that still name it, sorted and without duplicates: their tasks will fail.
 
     Raises:
-        Problem: 403, 404.
+        HttpProblem: 403, 404.
     """
-    need(who, _needed(project), project)
-    with parts.database.write() as connection:
+    require_role(user, _required_role(project), project)
+    with context.database.write() as connection:
         if not settings.delete(connection, kind, project, name):
-            raise Problem(404, f"there is no {kind} {name} of {_project(project)}")
-        told(connection, f"{kind} delete", by=who.name, project=project, details={kind: name})
-    with parts.database.read() as connection:
-        found = missing(connection, project or None)
+            raise HttpProblem(404, f"there is no {kind} {name} of {_project(project)}")
+        record_event(connection, f"{kind} delete", by=user.name, project=project, details={kind: name})
+    with context.database.read() as connection:
+        found = missing_references(connection, project or None)
     return sorted({each.workflow for each in found if f"no {kind} {name!r}" in each.message})
 
 
-def try_connection(
-    parts: Parts, who: Identity, project: str, name: str, *, within: str = "", group: str = "default"
+def check_connection(
+    context: ServiceContext, user: Identity, project: str, name: str, *, within: str = "", group: str = "default"
 ) -> CommandSent:
     """Test a connection on a worker, as a run of a workflow of one task that is created for it.
 
     So the test uses the network, the drivers and the secrets of tasks, and its log is kept.
 
     Args:
-        parts: The parts of this process.
-        who: The account that asks. Must be an editor of the project in which the test runs.
+        context: The service context of this process.
+        user: The requesting account. Must be an editor of the project in which the test runs.
         project: Project of the connection. Empty: all projects.
         name: Name of the connection.
         within: Project in which a connection of all projects is tested. Empty: ``default``.
         group: Worker group that runs the test.
     Raises:
-        Problem: 403, 404, 422; 409, the project has another connection of this name.
+        HttpProblem: 403, 404, 422; 409, the project has another connection of this name.
     """
     at = project or within or "default"
     if project and within not in {"", project}:
-        raise Problem(422, f"a connection of {project} is tried in {project}, and not in {within}")
-    need(who, Role.EDITOR, at)
-    with parts.database.read() as connection:
+        raise HttpProblem(422, f"a connection of {project} is tried in {project}, and not in {within}")
+    require_role(user, Role.EDITOR, at)
+    with context.database.read() as connection:
         if settings.find(connection, "connection", project, name) is None:
-            raise Problem(404, f"there is no connection {name} of {_project(project)}")
+            raise HttpProblem(404, f"there is no connection {name} of {_project(project)}")
         if not project and settings.find(connection, "connection", at, name) is not None:
-            raise Problem(409, f"project {at} has a connection {name} of its own, which is used there; try that")
+            raise HttpProblem(409, f"project {at} has a connection {name} too, which takes precedence; test that one")
     task = {"name": "connect", "type": "connect", "timeout_s": TRY_S, "params": {"connection": name}}
-    what = "Made by the page and the command that try a connection."
+    what = "Created by the connection test."
     body = {"name": TRIES + name, "project": at, "description": what, "worker_group": group, "tasks": [task]}
-    workflows.apply(parts, who, body)
-    return start(parts, who, at, TRIES + name, StartRequest())
+    workflows.apply_definition(context, user, body)
+    return request_run(context, user, at, TRIES + name, StartRequest())
 
 
 def _set(
-    parts: Parts,
-    who: Identity,
+    context: ServiceContext,
+    user: Identity,
     kind: SettingKind,
     project: str,
     name: str,
@@ -184,17 +190,19 @@ def _set(
     keep: bool = False,
     drop: Iterable[str] = (),
 ) -> bool:
-    need(who, _needed(project), project)
-    with parts.database.write() as connection:
+    require_role(user, _required_role(project), project)
+    with context.database.write() as connection:
         before = settings.find(connection, kind, project, name, lock=True)
         if keep and before is not None:
             values["variables"] = {**before.variables, **values["variables"]}
             values["variables"] = {key: each for key, each in values["variables"].items() if key not in set(drop)}
         _check(kind, name, values)
-        if before is None and settings.count(connection, kind, project) >= MOST:
-            raise Problem(409, f"{_project(project)} has {MOST} {kind}s, and no more are taken; delete some first")
-        settings.write(connection, kind, project, name, values)
-        told(connection, f"{kind} set", by=who.name, project=project, details=_details(kind, name, before, values))
+        if before is None and settings.count_settings(connection, kind, project) >= MAX:
+            raise HttpProblem(409, f"{_project(project)} has {MAX} {kind}s, the maximum; delete some first")
+        settings.save(connection, kind, project, name, values)
+        record_event(
+            connection, f"{kind} set", by=user.name, project=project, details=_details(kind, name, before, values)
+        )
     return before is None
 
 
@@ -207,7 +215,7 @@ def _check(kind: SettingKind, name: str, values: Mapping[str, Any]) -> None:
         found = parameter_problems(name, values["value"])
     problems = [(each.path, each.message) for each in found]
     if problems:
-        raise Problem(422, "; ".join(f"{path}: {message}" for path, message in problems[:5]), errors=problems)
+        raise HttpProblem(422, "; ".join(f"{path}: {message}" for path, message in problems[:5]), errors=problems)
 
 
 def _details(kind: SettingKind, name: str, before: Row | None, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +229,7 @@ def _details(kind: SettingKind, name: str, before: Row | None, values: Mapping[s
     return found
 
 
-def _needed(project: str) -> Role:
+def _required_role(project: str) -> Role:
     return Role.EDITOR if project != ALL else Role.ADMIN
 
 

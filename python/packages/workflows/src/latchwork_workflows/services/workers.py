@@ -9,57 +9,59 @@ import sqlalchemy as sa
 
 from latchwork.errors import InvalidKey
 from latchwork_workflows.db import workers
-from latchwork_workflows.keys import attempt_of
+from latchwork_workflows.keys import parse_attempt_key
 from latchwork_workflows.schemas.workers import ActiveTask
-from latchwork_workflows.services.parts import WorkerSeen
+from latchwork_workflows.services.parts import WorkerStatus
 from latchwork_workflows.web import Identity, Role
 
 Row: TypeAlias = Any
 
 
-def at_work(connection: sa.Connection, who: Identity, seen: Sequence[WorkerSeen]) -> dict[str, tuple[ActiveTask, ...]]:
+def tasks_by_worker(
+    connection: sa.Connection, user: Identity, workers: Sequence[WorkerStatus]
+) -> dict[str, tuple[ActiveTask, ...]]:
     """Return the tasks of each worker by its name, the longest-running first."""
-    found = _tasks(connection, who, {x for each in seen for x in each.attempts})
-    return {each.name: _by_age(found[x] for x in each.attempts) for each in seen}
+    found = _tasks(connection, user, {x for each in workers for x in each.attempts})
+    return {each.name: _by_age(found[x] for x in each.attempts) for each in workers}
 
 
-def tasks_of(connection: sa.Connection, who: Identity, attempts: Sequence[str]) -> tuple[ActiveTask, ...]:
+def tasks_of_attempts(connection: sa.Connection, user: Identity, attempts: Sequence[str]) -> tuple[ActiveTask, ...]:
     """Return the tasks of these attempts, ``<task>.<n>``, the longest-running first."""
-    found = _tasks(connection, who, attempts)
+    found = _tasks(connection, user, attempts)
     return _by_age(found[each] for each in attempts)
 
 
-def queued(connection: sa.Connection, who: Identity, ids: Sequence[int]) -> list[ActiveTask]:
+def queued_tasks(connection: sa.Connection, user: Identity, ids: Sequence[int]) -> list[ActiveTask]:
     """Return these tasks, in this order, with the times since which they have been waiting."""
-    rows = workers.tasks(connection, ids)
-    return [_seen(who, rows[each], "", rows[each].changed_at) for each in ids if each in rows]
+    rows = workers.tasks_with_workflows(connection, ids)
+    return [_active_task(user, rows[each], "", rows[each].changed_at) for each in ids if each in rows]
 
 
 def _by_age(found: Iterable[ActiveTask]) -> tuple[ActiveTask, ...]:
     return tuple(sorted(found, key=lambda each: (each.since is None, each.since or 0.0)))
 
 
-def _tasks(connection: sa.Connection, who: Identity, attempts: Collection[str]) -> dict[str, ActiveTask]:
-    pairs = {x: _pair(x) for x in attempts}
+def _tasks(connection: sa.Connection, user: Identity, attempts: Collection[str]) -> dict[str, ActiveTask]:
+    pairs = {x: _parse_attempt(x) for x in attempts}
     ids = {pair[0] for pair in pairs.values() if pair is not None}
-    rows, claims = workers.tasks(connection, ids), workers.claims(connection, ids)
+    rows, claims = workers.tasks_with_workflows(connection, ids), workers.newest_claims(connection, ids)
     found = {}
     for x, pair in pairs.items():
         row, claim = (None, None) if pair is None else (rows.get(pair[0]), claims.get(pair))
         since = None if claim is None else claim.started_at
-        found[x] = _seen(who, row, "" if claim is None else claim.worker, since)
+        found[x] = _active_task(user, row, "" if claim is None else claim.worker, since)
     return found
 
 
-def _pair(x: str) -> tuple[int, int] | None:
+def _parse_attempt(x: str) -> tuple[int, int] | None:
     try:
-        return attempt_of(x)
+        return parse_attempt_key(x)
     except InvalidKey:
         return None  # not written by latchwork
 
 
-def _seen(who: Identity, row: Row, worker: str, since: float | None) -> ActiveTask:
-    if row is None or not who.may(Role.VIEWER, row.project):
+def _active_task(user: Identity, row: Row, worker: str, since: float | None) -> ActiveTask:
+    if row is None or not user.has_role(Role.VIEWER, row.project):
         return ActiveTask(since=since)
     workflow = f"{row.project}.{row.workflow}"
-    return ActiveTask(task=row.id, name=row.name, workflow=workflow, run=row.instance, worker=worker, since=since)
+    return ActiveTask(task=row.id, name=row.name, workflow=workflow, run=row.run_id, worker=worker, since=since)

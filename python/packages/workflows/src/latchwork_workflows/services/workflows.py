@@ -11,48 +11,50 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from latchwork_workflows.db import definitions, grants, related_runs, settings, workflow_queries
-from latchwork_workflows.db.history import told
+from latchwork_workflows.db.history import record_event
 from latchwork_workflows.db.tables import shard
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.settings import usage
-from latchwork_workflows.model.validate import Checked, checked
-from latchwork_workflows.model.yaml_format import read, write
+from latchwork_workflows.model.validate import ValidDefinition, validated
+from latchwork_workflows.model.yaml_format import parse, to_yaml
 from latchwork_workflows.schemas.workflows import AppliedVersion, Workflow, WorkflowDetail, WorkflowVersion
-from latchwork_workflows.services.parts import Parts, need, seen
+from latchwork_workflows.services.parts import ServiceContext, require_role, visible_row
 from latchwork_workflows.services.schedules import next_fires
-from latchwork_workflows.web import Identity, Problem, Role
+from latchwork_workflows.web import HttpProblem, Identity, Role
 
 Row: TypeAlias = Any
 
 
-def row_of(parts: Parts, who: Identity, project: str, name: str) -> Row:
+def find_row(context: ServiceContext, user: Identity, project: str, name: str) -> Row:
     """Return the row of a workflow.
 
     Raises:
-        Problem: 404.
+        HttpProblem: 404.
     """
-    with parts.database.read() as connection:
-        return seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+    with context.database.read() as connection:
+        return visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
 
 
-def listed(parts: Parts, who: Identity, *, contains: str = "", after: str = "", limit: int = 50) -> list[Workflow]:
+def list_workflows(
+    context: ServiceContext, user: Identity, *, contains: str = "", after: str = "", limit: int = 50
+) -> list[Workflow]:
     """Return workflows, sorted by project and name.
 
     Args:
-        parts: The parts of this process.
-        who: The account that asks.
+        context: The service context of this process.
+        user: The requesting account.
         contains: Only those whose ``project.name`` contains this text.
         after: Only those after this ``project.name``.
-        limit: The most to return.
+        limit: The maximum number of results.
     """
     project, _, name = after.replace("\x00", "").partition(".")
-    with parts.database.read() as connection:
-        rows = workflow_queries.listed(
+    with context.database.read() as connection:
+        rows = workflow_queries.list_workflows(
             connection,
-            among=who.projects(),
+            projects=user.projects(),
             contains=contains.replace("\x00", ""),
             after=(project, name) if after else None,
-            most=limit,
+            limit=limit,
         )
     now = time.time()
     return [_workflow(row, now) for row in rows]
@@ -64,48 +66,54 @@ def _workflow(row: Row, now: float) -> Workflow:
     return Workflow.of(row, scheduled=bool(row.scheduled), next_at=next_at)
 
 
-def get(parts: Parts, who: Identity, project: str, name: str, version: int | None = None) -> WorkflowDetail:
+def get_workflow(
+    context: ServiceContext, user: Identity, project: str, name: str, version: int | None = None
+) -> WorkflowDetail:
     """Return a workflow with the definition of a version. None: the newest.
 
     Raises:
-        Problem: 404.
+        HttpProblem: 404.
     """
-    with parts.database.read() as connection:
-        row = seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+    with context.database.read() as connection:
+        row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
         number = version or row.version
-        body = workflow_queries.body(connection, row.code, number)
+        body = workflow_queries.load_definition(connection, row.code, number)
     if body is None:
-        raise Problem(404, f"workflow {project}.{name} has no version {number}; its newest is {row.version}")
+        raise HttpProblem(404, f"workflow {project}.{name} has no version {number}; its newest is {row.version}")
     return WorkflowDetail(**dict(_workflow(row, time.time())), shown_version=number, definition=body)
 
 
-def versions(
-    parts: Parts, who: Identity, project: str, name: str, *, before: int | None = None, limit: int = 50
+def list_versions(
+    context: ServiceContext, user: Identity, project: str, name: str, *, before: int | None = None, limit: int = 50
 ) -> list[WorkflowVersion]:
     """Return the versions of a workflow, the newest first.
 
     Raises:
-        Problem: 404.
+        HttpProblem: 404.
     """
-    with parts.database.read() as connection:
-        row = seen(who, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
-        rows = workflow_queries.versions(connection, row.code, before=before, most=limit)
+    with context.database.read() as connection:
+        row = visible_row(user, workflow_queries.find(connection, project, name), f"workflow {project}.{name}")
+        rows = workflow_queries.list_versions(connection, row.code, before=before, limit=limit)
     return [WorkflowVersion.model_validate(each) for each in rows]
 
 
-def diff(  # noqa: PLR0917 - what the address has
-    parts: Parts, who: Identity, project: str, name: str, old: int, new: int
+def diff_versions(  # noqa: PLR0917 - what the address has
+    context: ServiceContext, user: Identity, project: str, name: str, old: int, new: int
 ) -> list[str]:
     """Return a unified diff between the YAML of two versions.
 
     Raises:
-        Problem: 404.
+        HttpProblem: 404.
     """
-    before, after = (write(get(parts, who, project, name, each).definition).splitlines() for each in (old, new))
+    before, after = (
+        to_yaml(get_workflow(context, user, project, name, each).definition).splitlines() for each in (old, new)
+    )
     return list(difflib.unified_diff(before, after, f"version {old}", f"version {new}", lineterm=""))
 
 
-def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checked:
+def validate_definition(
+    context: ServiceContext, user: Identity, definition: str | Mapping[str, Any]
+) -> ValidDefinition:
     """Check a definition given as text or as plain values.
 
     A viewer of its project also gets errors about missing settings.
@@ -113,56 +121,61 @@ def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checke
     Raises:
         DefinitionInvalid: With every problem.
     """
-    plain = read(given) if isinstance(given, str) else given
+    plain = parse(definition) if isinstance(definition, str) else definition
     project = plain.get("project", "default")
-    if not isinstance(project, str) or not who.may(Role.VIEWER, project):
-        return checked(plain, parts.types)
-    with parts.database.read() as connection:
-        found = checked(plain, parts.types, settings.of_project(connection, project))
-        wrong = list(grants.problems(connection, found.definition))
+    if not isinstance(project, str) or not user.has_role(Role.VIEWER, project):
+        return validated(plain, context.types)
+    with context.database.read() as connection:
+        found = validated(plain, context.types, settings.settings_of_project(connection, project))
+        wrong = list(grants.grant_problems(connection, found.definition))
     if wrong:
         raise DefinitionInvalid(wrong)
     return found
 
 
-def apply(
-    parts: Parts, who: Identity, given: str | Mapping[str, Any], *, online: bool | None = None, base: int | None = None
+def apply_definition(
+    context: ServiceContext,
+    user: Identity,
+    definition: str | Mapping[str, Any],
+    *,
+    online: bool | None = None,
+    base: int | None = None,
 ) -> AppliedVersion:
     """Store a definition, as a new version if it differs.
 
     Args:
-        parts: The parts of this process.
-        who: The account that asks. Must be an editor of the project.
-        given: The definition.
+        context: The service context of this process.
+        user: The requesting account. Must be an editor of the project.
+        definition: The definition.
         online: Whether it may be started. None: a new workflow may, and an existing one stays as it is.
         base: The version that was edited. None: any. 0: the workflow is new.
     Raises:
         DefinitionInvalid: With every problem.
-        Problem: 403; 409 if there is a newer version than ``base``.
+        HttpProblem: 403; 409 if there is a newer version than ``base``.
     """
-    found = check(parts, who, given)
+    found = validate_definition(context, user, definition)
     wanted = found.definition
-    need(who, Role.EDITOR, wanted.project)
-    with parts.database.write() as connection:
+    require_role(user, Role.EDITOR, wanted.project)
+    with context.database.write() as connection:
         there = workflow_queries.find(connection, wanted.project, wanted.name)
         newest = there.version if there is not None else 0
         if base is not None and base != newest:
-            raise Problem(
+            raise HttpProblem(
                 409,
                 f"{wanted.key} has version {newest} now, and version {base} was edited; compare them, then apply again",
                 version=newest,
             )
-        wrong = [*related_runs.rings(connection, [wanted], may_see=partial(who.may, Role.VIEWER))[0]]
-        wrong += grants.problems(connection, wanted)
-        wrong += usage.problems(wanted, settings.of_project(connection, wanted.project))
+        wrong = [*related_runs.find_cycles(connection, [wanted], may_see=partial(user.has_role, Role.VIEWER))[0]]
+        wrong += grants.grant_problems(connection, wanted)
+        wrong += usage.missing_settings(wanted, settings.settings_of_project(connection, wanted.project))
         if wrong:
             raise DefinitionInvalid(wrong)
         shards = connection.execute(sa.select(sa.func.count()).select_from(shard)).scalar_one()
-        version = definitions.apply(connection, found, shards=max(1, shards), author=who.name, online=online)
+        version = definitions.save(connection, found, shards=max(1, shards), author=user.name, online=online)
         if version.is_new or (there is not None and there.online != version.is_online):
             details = {"workflow": wanted.name, "version": version.number, "online": version.is_online}
-            told(connection, "workflow apply", by=who.name, project=wanted.project, details=details)
-    parts.poke(0)  # its master copies new pool sizes to the store
+            record_event(connection, "workflow apply", by=user.name, project=wanted.project, details=details)
+    context.poke(0)  # its master copies new pool sizes to the store
     return AppliedVersion(
         project=wanted.project,
         name=wanted.name,
@@ -173,15 +186,15 @@ def apply(
     )
 
 
-def set_online(parts: Parts, who: Identity, project: str, name: str, *, online: bool) -> None:
+def set_online(context: ServiceContext, user: Identity, project: str, name: str, *, online: bool) -> None:
     """Set whether a workflow may be started. Existing runs continue.
 
     Raises:
-        Problem: 403, 404.
+        HttpProblem: 403, 404.
     """
-    row = row_of(parts, who, project, name)
-    need(who, Role.EDITOR, project)
-    with parts.database.write() as connection:
+    row = find_row(context, user, project, name)
+    require_role(user, Role.EDITOR, project)
+    with context.database.write() as connection:
         definitions.set_online(connection, row.code, online=online)
         kind = "workflow online" if online else "workflow offline"
-        told(connection, kind, by=who.name, project=project, details={"workflow": name})
+        record_event(connection, kind, by=user.name, project=project, details={"workflow": name})

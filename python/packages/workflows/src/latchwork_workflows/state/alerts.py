@@ -9,11 +9,11 @@ from enum import StrEnum
 from latchwork_workflows.state.records import AlertRule, Fact
 
 #: A delivery fails after this many refusals.
-MOST_TRIES = 8
+MAX_TRIES = 8
 #: Sending stops after this many attempts whose result is unknown.
-MOST_DOUBTS = 2
+MAX_DOUBTS = 2
 #: Seconds before the second try, doubled with each further try, and the maximum.
-FIRST_WAIT_S, MOST_WAIT_S = 15.0, 3600.0
+FIRST_WAIT_S, MAX_WAIT_S = 15.0, 3600.0
 _ENDS = {
     "none": frozenset[str](),
     "success": frozenset({"success"}),
@@ -22,14 +22,14 @@ _ENDS = {
 }
 
 
-def told(rule: AlertRule | None, facts: Iterable[Fact], *, dry: bool = False) -> tuple[Fact, ...]:
+def facts_to_report(rule: AlertRule | None, facts: Iterable[Fact], *, dry: bool = False) -> tuple[Fact, ...]:
     """Return the facts that cause an alert, in their order. A dry run causes none."""
     if rule is None or dry:
         return ()
-    return tuple(each for each in facts if _is_told(rule, each))
+    return tuple(each for each in facts if _is_reported(rule, each))
 
 
-def _is_told(rule: AlertRule, fact: Fact) -> bool:
+def _is_reported(rule: AlertRule, fact: Fact) -> bool:
     if fact.kind == "timeout":
         return rule.timeouts
     if fact.kind == "failover":
@@ -47,7 +47,7 @@ class DeliveryState(StrEnum):
     UNSURE = "unsure"
 
 
-class Answer(StrEnum):
+class SendResult(StrEnum):
     """Result of one attempt to send."""
 
     SENT = "sent"  # accepted
@@ -57,41 +57,41 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class DeliveryStatus:
     """One alert on one channel.
 
     Attributes:
         state: Current state.
         tries: How often the alert was refused.
-        doubts: Number of attempts whose result is unknown.
+        unknown_results: Number of attempts whose result is unknown.
         next_at: Time of the next attempt, in seconds since the epoch. None: there is none.
         error: Why the alert was not accepted. Empty if it was accepted or never tried.
     """
 
     state: DeliveryState = DeliveryState.PENDING
     tries: int = 0
-    doubts: int = 0
+    unknown_results: int = 0
     next_at: float | None = None
     error: str = ""
 
 
-def answered(delivery: Delivery, answer: Answer, error: str, now: float) -> Delivery:
+def after_result(delivery: DeliveryStatus, result: SendResult, error: str, now: float) -> DeliveryStatus:
     """Return the next state of a delivery in state SENDING."""
-    if answer is Answer.SENT:
+    if result is SendResult.SENT:
         return replace(delivery, state=DeliveryState.SENT, next_at=None, error=error)
-    if answer is Answer.DOUBT:
-        doubts = delivery.doubts + 1
-        made = replace(delivery, doubts=doubts, error=error)
-        if doubts >= MOST_DOUBTS:
+    if result is SendResult.DOUBT:
+        doubts = delivery.unknown_results + 1
+        made = replace(delivery, unknown_results=doubts, error=error)
+        if doubts >= MAX_DOUBTS:
             return replace(made, state=DeliveryState.UNSURE, next_at=None)
         return replace(made, state=DeliveryState.PENDING, next_at=now + FIRST_WAIT_S)
     tries = delivery.tries + 1
     made = replace(delivery, tries=tries, error=error)
-    if answer is Answer.REJECTED or tries >= MOST_TRIES:
+    if result is SendResult.REJECTED or tries >= MAX_TRIES:
         return replace(made, state=DeliveryState.FAILED, next_at=None)
-    return replace(made, state=DeliveryState.PENDING, next_at=now + wait_s(tries))
+    return replace(made, state=DeliveryState.PENDING, next_at=now + retry_delay_s(tries))
 
 
-def wait_s(tries: int) -> float:
+def retry_delay_s(tries: int) -> float:
     """Return the seconds to wait for the next try after this many refusals."""
-    return min(MOST_WAIT_S, FIRST_WAIT_S * 2.0 ** max(0, tries - 1))
+    return min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** max(0, tries - 1))

@@ -24,23 +24,23 @@ RESTS = frozenset({BackfillState.HELD, BackfillState.STOPPED, BackfillState.SUCC
 STOPPABLE = frozenset({BackfillState.RUNNING, BackfillState.HELD})
 
 
-class Progress(NamedTuple):
+class DateCounts(NamedTuple):
     """Number of dates in each state.
 
     Attributes:
         pending: Not started.
-        going: Running or paused.
+        active: Running or paused.
         succeeded: Ended successfully.
         failed: Failed or stopped.
     """
 
     pending: int = 0
-    going: int = 0
+    active: int = 0
     succeeded: int = 0
     failed: int = 0
 
 
-class Step(NamedTuple):
+class BackfillStep(NamedTuple):
     """The next step of a backfill.
 
     Attributes:
@@ -52,23 +52,23 @@ class Step(NamedTuple):
     start: int = 0
 
 
-def next_step(was: BackfillState, progress: Progress, *, parallel: int, stop_on_failure: bool) -> Step:
+def next_step(state: BackfillState, counts: DateCounts, *, parallel: int, stop_on_failure: bool) -> BackfillStep:
     """Return the next step. Idempotent: repeating it with its own result changes nothing.
 
     Args:
-        was: Current state of the backfill.
-        progress: Number of its dates in each state.
+        state: Current state of the backfill.
+        counts: Number of its dates in each state.
         parallel: Maximum number of dates that run at a time.
         stop_on_failure: Start no other date while one has failed.
     """
-    if was is BackfillState.STOPPED:
-        return Step(was)
-    if was is BackfillState.STOPPING:
-        return Step(was if progress.going or progress.pending else BackfillState.STOPPED)
-    is_held = stop_on_failure and progress.failed > 0
-    start = 0 if is_held else min(progress.pending, max(0, parallel - progress.going))
-    if start or progress.going:
-        return Step(BackfillState.RUNNING, start)
-    if progress.pending:
-        return Step(BackfillState.HELD)
-    return Step(BackfillState.FAILURE if progress.failed else BackfillState.SUCCESS)
+    if state is BackfillState.STOPPED:
+        return BackfillStep(state)
+    if state is BackfillState.STOPPING:
+        return BackfillStep(state if counts.active or counts.pending else BackfillState.STOPPED)
+    is_held = stop_on_failure and counts.failed > 0
+    start = 0 if is_held else min(counts.pending, max(0, parallel - counts.active))
+    if start or counts.active:
+        return BackfillStep(BackfillState.RUNNING, start)
+    if counts.pending:
+        return BackfillStep(BackfillState.HELD)
+    return BackfillStep(BackfillState.FAILURE if counts.failed else BackfillState.SUCCESS)

@@ -10,21 +10,21 @@ L = TypeVar("L", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class All:
+class AllOf:
     """True if every condition is true, or if there is none."""
 
-    of: tuple[Condition, ...]
+    conditions: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
     """True if at least one condition is true."""
 
-    of: tuple[Condition, ...]
+    conditions: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TaskEnded:
     """Leaf of a ``conditions`` task: how an upstream task ended.
 
     Attributes:
@@ -37,7 +37,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class RunSucceeded:
     """Leaf of a ``dependent`` task: the state of another workflow.
 
     Attributes:
@@ -51,24 +51,24 @@ class Other:
     window: str = "today"
 
 
-Condition: TypeAlias = All | AnyOf | Ended | Other
+Condition: TypeAlias = AllOf | AnyOf | TaskEnded | RunSucceeded
 
 
-def verdict(condition: Condition, leaf: Callable[[Condition], bool | None]) -> bool | None:
+def evaluate(condition: Condition, evaluate_leaf: Callable[[Condition], bool | None]) -> bool | None:
     """Return whether the condition is true. None: not known yet, because the missing leaves decide."""
-    if not isinstance(condition, (All, AnyOf)):
-        return leaf(condition)
+    if not isinstance(condition, (AllOf, AnyOf)):
+        return evaluate_leaf(condition)
     decides = isinstance(condition, AnyOf)
-    found = [verdict(each, leaf) for each in condition.of]
+    found = [evaluate(each, evaluate_leaf) for each in condition.conditions]
     if decides in found:
         return decides
     return None if None in found else not decides
 
 
-def leaves(condition: Condition) -> Iterator[Ended | Other]:
+def leaves(condition: Condition) -> Iterator[TaskEnded | RunSucceeded]:
     """Yield all leaves, from left to right."""
-    if isinstance(condition, (All, AnyOf)):
-        for each in condition.of:
+    if isinstance(condition, (AllOf, AnyOf)):
+        for each in condition.conditions:
             yield from leaves(each)
     else:
         yield condition

@@ -1,4 +1,4 @@
-"""Events of an instance: commands of users, and reports of workers and clocks. Immutable."""
+"""Events of a run: commands of users, and reports of workers and clocks. Immutable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start the instance.
+    """Start the run.
 
     Attributes:
         start_from: Tasks to start with. Empty: all.
@@ -44,7 +44,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A waiting instance may start."""
+    """A waiting run may start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Recover:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """Run everything from the start, as another run of the same instance.
+    """Run everything from the start, as another run of the same run.
 
     Attributes:
         fresh: Every task runs, even if a cached result exists.
@@ -111,7 +111,7 @@ class Claimed:
 
     task: str
     n: int
-    run: int = 1
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Lost:
 
     task: str
     n: int
-    run: int = 1
+    round: int = 1
     died: bool = True
 
 
@@ -139,7 +139,7 @@ class Ended:
     task: str
     n: int
     outcome: Outcome
-    run: int = 1
+    round: int = 1
     took_s: float = 0.0
 
 
@@ -149,7 +149,7 @@ class Removed:
 
     task: str
     n: int
-    run: int = 1
+    round: int = 1
 
 
 # From the master, about the tasks that it runs itself.
@@ -161,7 +161,7 @@ class ChildPaused:
 
     task: str
     n: int
-    run: int = 1
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class ChildForced:
     """The failed child of a sub-process was marked as successful."""
 
     task: str
-    run: int = 1
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class SeenFailed:
 
     task: str
     n: int
-    run: int = 1
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Chose:
     task: str
     n: int
     heads: tuple[str, ...]
-    run: int = 1
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Expanded:
     task: str
     n: int
     count: int
-    run: int = 1
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from latchwork_workflows.state.conditions import Condition, Ended, verdict
-from latchwork_workflows.state.records import DONE, FAILED, MOVING, InstanceState, Task, TaskState, base_of, element
+from latchwork_workflows.state.conditions import Condition, TaskEnded, evaluate
+from latchwork_workflows.state.records import DONE, FAILED, UNFINISHED, RunState, TaskRun, TaskState, base_of, element
 
 if TYPE_CHECKING:
     from latchwork_workflows.state.events import ChildForced, ChildPaused, Chose, Expanded, SeenFailed
-    from latchwork_workflows.state.records import Working
+    from latchwork_workflows.state.records import RunEditor
 
 #: Seconds until a dependent checks again without a notification. A run that ended while the dependent registered itself
 #: may have missed the registration.
@@ -24,30 +24,30 @@ LOOK_RARELY_S = 300.0
 _FIRST = {"sub_process": "open", "dependent": "look", "switch": "choose", "map": "expand"}
 
 
-def take(work: Working, name: str, kind: str) -> bool:
+def start_task(work: RunEditor, name: str, kind: str) -> bool:
     """Start a ready logical task. Return True if it is done already, so that other tasks may be ready."""
     task = work.tasks[name]
     rule = work.plan.rule(name)
-    held = replace(task.to(TaskState.RUNNING), n=task.n + 1, held=True)
+    held = replace(task.with_state(TaskState.RUNNING), n=task.n + 1, held=True)
     if kind == "conditions":
-        is_true = rule.when is None or verdict(rule.when, lambda leaf: _ended_so(work, leaf))
-        work.tasks[name] = replace(held.to(TaskState.SUCCESS), chosen=rule.branches[0 if is_true else 1])
+        is_true = rule.when is None or evaluate(rule.when, lambda leaf: _has_ended_as(work, leaf))
+        work.tasks[name] = replace(held.with_state(TaskState.SUCCESS), chosen=rule.branches[0 if is_true else 1])
         return True
     if kind == "dependent":
         until = None if rule.timeout_s is None else work.now + rule.timeout_s
-        held = replace(held, until=until, wake_at=_next_look(work, until, LOOK_AGAIN_S))
+        held = replace(held, fails_at=until, wake_at=_next_check_at(work, until, LOOK_AGAIN_S))
     work.tasks[name] = held
-    work.call(_FIRST[kind], name)
+    work.record_call(_FIRST[kind], name)
     return False
 
 
-def _ended_so(work: Working, leaf: Condition) -> bool:
-    if not isinstance(leaf, Ended):
+def _has_ended_as(work: RunEditor, leaf: Condition) -> bool:
+    if not isinstance(leaf, TaskEnded):
         return False
     return (work.tasks[leaf.task].state in FAILED) is leaf.failed
 
 
-def _next_look(work: Working, until: float | None, after_s: float) -> float:
+def _next_check_at(work: RunEditor, until: float | None, after_s: float) -> float:
     again = work.now + after_s
     return again if until is None else min(again, max(until, work.now))
 
@@ -55,98 +55,98 @@ def _next_look(work: Working, until: float | None, after_s: float) -> float:
 # Events
 
 
-def apply(work: Working, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> None:
+def apply_event(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> None:
     """Apply an event of a held task. An event of another attempt changes nothing."""
     kind = type(event).__name__
     if kind == "ChildForced":
         task = work.tasks.get(event.task)
-        if task is not None and task.state in FAILED and event.run == work.run:
-            work.put(event.task, TaskState.FORCED_SUCCESS)
-            if work.state is InstanceState.FAILURE and all(
-                work.tasks[name].state in DONE or not counts(work, name) for name in work.plan.rules
+        if task is not None and task.state in FAILED and event.round == work.round:
+            work.set_state(event.task, TaskState.FORCED_SUCCESS)
+            if work.state is RunState.FAILURE and all(
+                work.tasks[name].state in DONE or not is_run_failure(work, name) for name in work.plan.rules
             ):
-                work.state = InstanceState.SUCCESS
-                work.tell("success")
+                work.state = RunState.SUCCESS
+                work.record_fact("success")
         return
-    found = _held(work, event)
+    found = _held_task(work, event)
     if found is None:
         return
-    if kind == "ChildPaused" and work.state is InstanceState.READY_PAUSE:
-        work.put(event.task, TaskState.PAUSED)
+    if kind == "ChildPaused" and work.state is RunState.READY_PAUSE:
+        work.set_state(event.task, TaskState.PAUSED)
     elif kind == "SeenFailed":
-        _seen_failed(work, event.task, found)
+        _dependency_failed(work, event.task, found)
     elif kind == "Chose":
-        work.tasks[event.task] = replace(found.to(TaskState.SUCCESS), chosen=event.heads)  # type: ignore[union-attr]
+        work.tasks[event.task] = replace(found.with_state(TaskState.SUCCESS), chosen=event.heads)  # type: ignore[union-attr]
     elif kind == "Expanded":
-        _expand(work, event.task, event.count)  # type: ignore[union-attr]
+        _create_elements(work, event.task, event.count)  # type: ignore[union-attr]
 
 
-def _held(work: Working, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> Task | None:
-    task = work.attempt(event.task, getattr(event, "n", 0), event.run)
+def _held_task(work: RunEditor, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> TaskRun | None:
+    task = work.attempt(event.task, getattr(event, "n", 0), event.round)
     return task if task is not None and task.held else None
 
 
-def _seen_failed(work: Working, name: str, task: Task) -> None:
+def _dependency_failed(work: RunEditor, name: str, task: TaskRun) -> None:
     """Fail the task ``wait_s`` seconds after the first failure that was seen, or at once if ``wait_s`` is 0."""
     until = work.now + work.plan.rule(name).wait_s
-    if task.until is not None:
-        until = min(until, task.until)
+    if task.fails_at is not None:
+        until = min(until, task.fails_at)
     if until <= work.now:
-        give_up(work, name)
+        fail_task(work, name)
     else:
-        look_at = min(task.wake_at or until, _next_look(work, until, LOOK_RARELY_S))
-        work.tasks[name] = replace(task, until=until, wake_at=look_at)
+        look_at = min(task.wake_at or until, _next_check_at(work, until, LOOK_RARELY_S))
+        work.tasks[name] = replace(task, fails_at=until, wake_at=look_at)
 
 
-def give_up(work: Working, name: str) -> None:
+def fail_task(work: RunEditor, name: str) -> None:
     """Mark the task as failed."""
     task = work.tasks[name]
-    ended(work, name)
-    work.tell("failure", name, task.n)
-    work.tasks[name] = replace(task.to(TaskState.FAILURE), failures=task.failures + 1)
+    clean_up(work, name)
+    work.record_fact("failure", name, task.n)
+    work.tasks[name] = replace(task.with_state(TaskState.FAILURE), failures=task.failures + 1)
 
 
-def _expand(work: Working, name: str, count: int) -> None:
+def _create_elements(work: RunEditor, name: str, count: int) -> None:
     """Create one task for each item. When a run is recovered, successful elements are kept."""
     there = {each for each in work.tasks if each != name and base_of(each) == name}
     for index in range(count):
         each = element(name, index)
-        known = work.tasks.get(each, Task())
+        known = work.tasks.get(each, TaskRun())
         if known.state in {TaskState.WAITING, TaskState.SKIPPED}:
-            work.tasks[each] = replace(known.to(TaskState.READY), cut=False)
+            work.tasks[each] = replace(known.with_state(TaskState.READY), is_cut=False)
         there.discard(each)
     for each in there:  # the list has become shorter
-        work.put(each, TaskState.SKIPPED)
+        work.set_state(each, TaskState.SKIPPED)
 
 
 # Commands and time
 
 
-def wake(work: Working) -> None:
+def check_dependents(work: RunEditor) -> None:
     """Check all dependents, because something may have changed."""
     for name, task in work.tasks.items():
         if task.held and work.plan.kind(name) == "dependent":
-            work.call("look", name)
+            work.record_call("look", name)
 
 
-def due(work: Working, name: str) -> None:
+def check_dependent(work: RunEditor, name: str) -> None:
     """Check a dependent again, or fail it if its time is up."""
     task = work.tasks[name]
-    if task.until is not None and task.until <= work.now:
-        give_up(work, name)
+    if task.fails_at is not None and task.fails_at <= work.now:
+        fail_task(work, name)
         return
-    work.tasks[name] = replace(task, wake_at=_next_look(work, task.until, LOOK_RARELY_S))
-    work.call("look", name)
+    work.tasks[name] = replace(task, wake_at=_next_check_at(work, task.fails_at, LOOK_RARELY_S))
+    work.record_call("look", name)
 
 
-def resume(work: Working) -> None:
+def resume_children(work: RunEditor) -> None:
     """Resume the children that are paused or pausing."""
     for name, task in work.tasks.items():
         if task.held and work.plan.kind(name) == "sub_process":
-            work.call("resume", name)
+            work.record_call("resume", name)
 
 
-def is_open_map(work: Working, name: str) -> bool:
+def is_open_map(work: RunEditor, name: str) -> bool:
     """Return whether the task is a map with an unsuccessful element.
 
     A recovered map may be asked for the outputs of its earlier elements before its list has been read again.
@@ -154,27 +154,27 @@ def is_open_map(work: Working, name: str) -> bool:
     return work.plan.kind(name) == "map" and not _states_of_elements(work, name) <= DONE
 
 
-def _states_of_elements(work: Working, name: str) -> set[TaskState]:
+def _states_of_elements(work: RunEditor, name: str) -> set[TaskState]:
     return {task.state for each, task in work.tasks.items() if each != name and base_of(each) == name}
 
 
-def ended(work: Working, name: str) -> None:
+def clean_up(work: RunEditor, name: str) -> None:
     """Delete the records that were written for a held task."""
     if work.plan.kind(name) == "dependent":
-        work.call("forget", name)
+        work.record_call("forget", name)
 
 
 # Consequences of the states
 
 
-def counts(work: Working, name: str) -> bool:
-    """Return whether a failure of this task makes the instance fail."""
+def is_run_failure(work: RunEditor, name: str) -> bool:
+    """Return whether a failure of this task makes the run fail."""
     if name in work.plan.rules:
-        return name not in work.plan.handled
-    return work.tasks[base_of(name)].state not in DONE and base_of(name) not in work.plan.handled
+        return name not in work.plan.handled_failures
+    return work.tasks[base_of(name)].state not in DONE and base_of(name) not in work.plan.handled_failures
 
 
-def room(work: Working) -> dict[str, int]:
+def free_map_slots(work: RunEditor) -> dict[str, int]:
     """Return, for each map with a limit, how many more elements may be queued or running."""
     limits = {name: rule.map_parallel for name, rule in work.plan.rules.items() if rule.maps and rule.map_parallel}
     if not limits:
@@ -186,35 +186,35 @@ def room(work: Working) -> dict[str, int]:
     return {name: limit or 0 for name, limit in limits.items()}
 
 
-def hold(work: Working) -> bool:
-    """Update the held tasks when their instance runs, pauses or ends. Return whether one of them has ended."""
+def update_held_tasks(work: RunEditor) -> bool:
+    """Update the held tasks when their run runs, pauses or ends. Return whether one of them has ended."""
     held = [name for name, task in work.tasks.items() if task.held]
-    is_ending = bool(work.ending) or work.state is InstanceState.READY_STOP
-    is_pausing = work.state is InstanceState.READY_PAUSE and not is_ending
+    is_ending = bool(work.ending) or work.state is RunState.READY_STOP
+    is_pausing = work.state is RunState.READY_PAUSE and not is_ending
     for name in sorted(held, key=lambda each: each in work.plan.rules):  # elements before their maps
         kind = work.plan.kind(name)
         if kind == "map":
-            _hold_map(work, name, is_ending=is_ending, is_pausing=is_pausing)
+            _update_map(work, name, is_ending=is_ending, is_pausing=is_pausing)
         elif not (is_ending or is_pausing):
             continue
         elif kind == "sub_process":
-            work.call("stop" if is_ending else "pause", name)
+            work.record_call("stop" if is_ending else "pause", name)
         else:
-            ended(work, name)
-            work.put(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
+            clean_up(work, name)
+            work.set_state(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
     return any(not work.tasks[name].held for name in held)
 
 
-def _hold_map(work: Working, name: str, *, is_ending: bool, is_pausing: bool) -> None:
+def _update_map(work: RunEditor, name: str, *, is_ending: bool, is_pausing: bool) -> None:
     """End or pause a map according to the states of its elements."""
     states = _states_of_elements(work, name)
     if states & {TaskState.SUBMITTED, TaskState.RUNNING} or (not states and not is_ending):
         return
     if is_ending:
-        work.put(name, TaskState.KILLED)
+        work.set_state(name, TaskState.KILLED)
     elif states <= DONE:
-        work.call("gather", name)
-    elif is_pausing and states & (MOVING | {TaskState.PAUSED, TaskState.WAITING}):
-        work.put(name, TaskState.PAUSED)
-    elif not states & (MOVING | {TaskState.PAUSED, TaskState.WAITING}):
-        give_up(work, name)
+        work.record_call("gather", name)
+    elif is_pausing and states & (UNFINISHED | {TaskState.PAUSED, TaskState.WAITING}):
+        work.set_state(name, TaskState.PAUSED)
+    elif not states & (UNFINISHED | {TaskState.PAUSED, TaskState.WAITING}):
+        fail_task(work, name)

@@ -10,8 +10,8 @@ from functools import cached_property
 from latchwork_workflows.state.conditions import Condition
 
 
-class InstanceState(StrEnum):
-    """State of an instance."""
+class RunState(StrEnum):
+    """State of a run."""
 
     SUBMITTED = "submitted"
     SERIAL_WAIT = "serial_wait"
@@ -57,7 +57,7 @@ class OnTimeout(StrEnum):
 
 
 class Scope(StrEnum):
-    """Which other tasks run when an instance starts from chosen tasks."""
+    """Which other tasks run when a run starts from chosen tasks."""
 
     ONLY = "only"
     DOWNSTREAM = "downstream"
@@ -66,24 +66,24 @@ class Scope(StrEnum):
 
 #: Successors of a task in one of these states may start.
 DONE = frozenset({TaskState.SUCCESS, TaskState.FORCED_SUCCESS, TaskState.SKIPPED})
-#: A task in one of these states stays in it unless the instance is recovered.
+#: A task in one of these states stays in it unless the run is recovered.
 FAILED = frozenset({TaskState.FAILURE, TaskState.KILLED})
 #: A worker has claimed such a task, or may claim it at any time.
-IN_HANDS = frozenset({TaskState.SUBMITTED, TaskState.RUNNING})
+AT_WORKERS = frozenset({TaskState.SUBMITTED, TaskState.RUNNING})
 #: Such a task changes its state without a command.
-MOVING = IN_HANDS | {TaskState.DELAYED, TaskState.READY, TaskState.RETRY_WAIT}
+UNFINISHED = AT_WORKERS | {TaskState.DELAYED, TaskState.READY, TaskState.RETRY_WAIT}
 #: Kind of fact and reason of failure for an attempt that no worker claimed in time.
 NOT_TAKEN = "not_taken"
 #: Kinds of tasks that the master runs itself.
 LOGICAL = frozenset({"sub_process", "dependent", "conditions", "switch"})
-#: An instance in one of these states changes only by a command.
-OVER = frozenset({InstanceState.PAUSED, InstanceState.STOPPED, InstanceState.SUCCESS, InstanceState.FAILURE})
-#: Maximum number of queued and running tasks of an instance. Keeps the work queue and the store small.
-MOST_IN_HANDS = 500
+#: A run in one of these states changes only by a command.
+OVER = frozenset({RunState.PAUSED, RunState.STOPPED, RunState.SUCCESS, RunState.FAILURE})
+#: Maximum number of queued and running tasks of a run. Keeps the work queue and the store small.
+MAX_IN_HANDS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class TaskRule:
     """The part of a task's definition that ``advance`` needs.
 
     Attributes:
@@ -99,7 +99,7 @@ class Rule:
         when: Of conditions: the condition for the first branch.
         branches: Of conditions: the heads of the first branch and of the other branch.
         maps: The task runs once for each item of a list, as a separate task for each item.
-        map_parallel: Maximum number of elements at a time. None: the limit of an instance.
+        map_parallel: Maximum number of elements at a time. None: the limit of a run.
         wait_s: Of a dependent: seconds to continue waiting after it has seen a failure.
         max_queued_s: Seconds in the queue after which an attempt fails if no worker claimed it. None: unlimited.
     """
@@ -153,8 +153,8 @@ class AlertRule:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Content of a version of a definition, shared by all instances of that version. Thread-safe.
+class WorkflowPlan:
+    """Content of a version of a definition, shared by all runs of that version. Thread-safe.
 
     Attributes:
         rules: By task name. Each task comes after its predecessors.
@@ -164,7 +164,7 @@ class Plan:
         alerts: Which facts cause alerts. None: no alerts.
     """
 
-    rules: Mapping[str, Rule]
+    rules: Mapping[str, TaskRule]
     on_failure: OnFailure = OnFailure.CONTINUE
     timeout_s: float | None = None
     on_timeout: OnTimeout = OnTimeout.WARN
@@ -179,7 +179,7 @@ class Plan:
                 found[before].append(name)
         return {name: tuple(after) for name, after in found.items()}
 
-    def rule(self, name: str) -> Rule:
+    def rule(self, name: str) -> TaskRule:
         """Return the rule of a task. An element has the rule of its map."""
         return self.rules[base_of(name)]
 
@@ -189,8 +189,8 @@ class Plan:
         return "map" if rule.maps and name in self.rules else rule.kind
 
     @cached_property
-    def handled(self) -> frozenset[str]:
-        """Tasks whose failure does not fail the instance, because a ``conditions`` task evaluates it."""
+    def handled_failures(self) -> frozenset[str]:
+        """Tasks whose failure does not fail the run, because a ``conditions`` task evaluates it."""
         return frozenset(each for rule in self.rules.values() if rule.kind == "conditions" for each in rule.after)
 
     @cached_property
@@ -202,7 +202,7 @@ class Plan:
                 found.setdefault(head, []).append(name)
         return {name: tuple(forks) for name, forks in found.items()}
 
-    def reached(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
+    def connected(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
         """Return these tasks and everything downstream or, with ``upstream``, everything that they depend on."""
         seen = set(names)
         open_ = list(seen)
@@ -216,7 +216,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TaskRun:
     """One task of one run.
 
     Attributes:
@@ -227,8 +227,8 @@ class Task:
             exceeds its time limit. Queued: when it exceeds its queue limit, and None from then on.
         forced_after: Attempts with higher numbers do not wait for slots. None: all do.
         held: It is a running logical task, which the master runs itself.
-        until: Time at which it fails if it is held and still waits, or queued and not claimed.
-        cut: Skipped because no branch that leads to it was chosen. Tasks that only follow cut tasks are skipped too.
+        fails_at: Time at which it fails if it is held and still waits, or queued and not claimed.
+        is_cut: Skipped because no branch that leads to it was chosen. Tasks that only follow cut tasks are skipped too.
         chosen: Of conditions and a switch: the heads of the chosen branch. None: no choice was made, so all branches
             continue once the task is done.
     """
@@ -239,27 +239,27 @@ class Task:
     wake_at: float | None = None
     forced_after: int | None = None
     held: bool = False
-    until: float | None = None
-    cut: bool = False
+    fails_at: float | None = None
+    is_cut: bool = False
     chosen: tuple[str, ...] | None = None
 
-    def to(self, state: TaskState, *, wake_at: float | None = None) -> Task:
+    def with_state(self, state: TaskState, *, wake_at: float | None = None) -> TaskRun:
         """Return the task in another state, not held."""
-        return replace(self, state=state, wake_at=wake_at, held=False, until=None)
+        return replace(self, state=state, wake_at=wake_at, held=False, fails_at=None)
 
-    def again(self) -> Task:
+    def reset(self) -> TaskRun:
         """Return the task reset to waiting, as if it had never started."""
-        return replace(self.to(TaskState.WAITING), failures=0, forced_after=None, cut=False, chosen=None)
+        return replace(self.with_state(TaskState.WAITING), failures=0, forced_after=None, is_cut=False, chosen=None)
 
     @property
-    def in_hands(self) -> bool:
+    def is_at_worker(self) -> bool:
         """A worker has claimed it, or may claim it at any time."""
-        return self.state in IN_HANDS and not self.held
+        return self.state in AT_WORKERS and not self.held
 
     @property
     def is_overdue(self) -> bool:
         """It is queued, no worker claimed it in time, and it must be withdrawn."""
-        return self.state is TaskState.SUBMITTED and self.until is not None and self.wake_at is None
+        return self.state is TaskState.SUBMITTED and self.fails_at is not None and self.wake_at is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +269,8 @@ class Fact:
     Attributes:
         kind: ``success``, ``failure``, ``stopped``, ``paused``, ``timeout``, ``failover``, ``retry``, or ``not_taken``:
             no worker claimed it in time.
-        task: Name of the task. Empty for the instance.
-        n: Number of the attempt. 0 for the instance.
+        task: Name of the task. Empty for the run.
+        n: Number of the attempt. 0 for the run.
     """
 
     kind: str
@@ -294,13 +294,13 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
-    """State of one instance, as the owner of its shard knows it.
+class WorkflowRun:
+    """State of one run, as the owner of its shard knows it.
 
     Attributes:
         state: Current state.
-        tasks: By name. Contains all tasks of the plan once the instance is started.
-        run: Starts at 1 and increases with each rerun.
+        tasks: By name. Contains all tasks of the plan once the run is started.
+        round: Starts at 1 and increases with each rerun.
         ending: Why no more tasks start and the running ones are killed: ``failure`` with ``on_failure="end"``, or
             ``timeout``. Empty otherwise.
         warn_at: When the run exceeds its time limit. None: no limit, or already reported.
@@ -310,9 +310,9 @@ class Instance:
         calls: Actions to do for the tasks that the master holds.
     """
 
-    state: InstanceState = InstanceState.SUBMITTED
-    tasks: Mapping[str, Task] = field(default_factory=dict)
-    run: int = 1
+    state: RunState = RunState.SUBMITTED
+    tasks: Mapping[str, TaskRun] = field(default_factory=dict)
+    round: int = 1
     ending: str = ""
     warn_at: float | None = None
     dry: bool = False
@@ -320,8 +320,8 @@ class Instance:
     facts: tuple[Fact, ...] = ()
     calls: tuple[Call, ...] = ()
 
-    def telling(self, *facts: Fact) -> Instance:
-        """Return the instance with more facts."""
+    def with_facts(self, *facts: Fact) -> WorkflowRun:
+        """Return the run with more facts."""
         return replace(self, facts=(*self.facts, *facts))
 
     @property
@@ -329,24 +329,24 @@ class Instance:
         """Time of the next decision without an event. None: there is none."""
         if self.state in OVER:
             return None
-        goes_on = self.state is InstanceState.RUNNING and not self.ending  # else only running tasks count
-        moments = [
+        goes_on = self.state is RunState.RUNNING and not self.ending  # else only running tasks count
+        times = [
             each.wake_at
             for each in self.tasks.values()
             if each.wake_at is not None and (goes_on or each.state is TaskState.RUNNING)
         ]
         if self.warn_at is not None:
-            moments.append(self.warn_at)
-        return min(moments, default=None)
+            times.append(self.warn_at)
+        return min(times, default=None)
 
-    def changed_since(self, before: Instance) -> Mapping[str, Task]:
+    def changed_since(self, before: WorkflowRun) -> Mapping[str, TaskRun]:
         """Return the tasks that differ from those of an earlier state."""
         return {name: task for name, task in self.tasks.items() if before.tasks.get(name) != task}
 
     @property
     def to_remove(self) -> tuple[str, ...]:
         """Tasks whose item must be withdrawn from the queue."""
-        none_starts = self.state in {InstanceState.READY_PAUSE, InstanceState.READY_STOP} or bool(self.ending)
+        none_starts = self.state in {RunState.READY_PAUSE, RunState.READY_STOP} or bool(self.ending)
         return tuple(
             name
             for name, task in self.tasks.items()
@@ -356,65 +356,65 @@ class Instance:
     @property
     def to_kill(self) -> tuple[str, ...]:
         """Running tasks that must be killed."""
-        if self.state is not InstanceState.READY_STOP and not self.ending:
+        if self.state is not RunState.READY_STOP and not self.ending:
             return ()
         return tuple(name for name, task in self.tasks.items() if task.state is TaskState.RUNNING and not task.held)
 
 
-class Working:
-    """Mutable copy of one instance with its plan, for one call of ``advance``."""
+class RunEditor:
+    """Mutable copy of one run with its plan, for one call of ``advance``."""
 
-    def __init__(self, plan: Plan, instance: Instance, now: float) -> None:
+    def __init__(self, plan: WorkflowPlan, run: WorkflowRun, now: float) -> None:
         self.plan = plan
         self.now = now
-        self.was = instance
-        self.state = instance.state
-        self.tasks = dict(instance.tasks)
-        self.run = instance.run
-        self.ending = instance.ending
-        self.warn_at = instance.warn_at
-        self.dry = instance.dry
-        self.fresh = instance.fresh
+        self.was = run
+        self.state = run.state
+        self.tasks = dict(run.tasks)
+        self.round = run.round
+        self.ending = run.ending
+        self.warn_at = run.warn_at
+        self.dry = run.dry
+        self.fresh = run.fresh
         self.facts: list[Fact] = []
         self.calls: dict[Call, None] = {}
 
-    def put(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
+    def set_state(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
         """Set the state of a task."""
-        self.tasks[name] = self.tasks[name].to(state, wake_at=wake_at)
+        self.tasks[name] = self.tasks[name].with_state(state, wake_at=wake_at)
 
     def queue(self, name: str, n: int) -> None:
         """Queue an attempt for the workers, with the time limit of its rule."""
         limit_s = self.plan.rule(name).max_queued_s
         until = None if limit_s is None else self.now + limit_s
-        self.tasks[name] = replace(self.tasks[name].to(TaskState.SUBMITTED, wake_at=until), n=n, until=until)
+        self.tasks[name] = replace(self.tasks[name].with_state(TaskState.SUBMITTED, wake_at=until), n=n, fails_at=until)
 
-    def attempt(self, name: str, n: int, run: int) -> Task | None:
+    def attempt(self, name: str, n: int, round_number: int) -> TaskRun | None:
         """Return the task if this is its newest attempt in the newest run, else None."""
         task = self.tasks.get(name)
-        return task if task is not None and task.n == n and self.run == run else None
+        return task if task is not None and task.n == n and self.round == round_number else None
 
-    def tell(self, kind: str, task: str = "", n: int = 0) -> None:
+    def record_fact(self, kind: str, task: str = "", n: int = 0) -> None:
         """Record a fact."""
         self.facts.append(Fact(kind, task, n))
 
-    def call(self, kind: str, task: str) -> None:
+    def record_call(self, kind: str, task: str) -> None:
         """Record a call for a held task. Duplicates are ignored."""
         self.calls[Call(kind, task)] = None
 
-    def restart(self, state: InstanceState = InstanceState.RUNNING) -> None:
-        """Set the instance to running and start its time limit. In any other state the limit does not start."""
+    def restart(self, state: RunState = RunState.RUNNING) -> None:
+        """Set the run to running and start its time limit. In any other state the limit does not start."""
         self.state = state
         self.ending = ""
-        counts = self.plan.timeout_s is not None and state is InstanceState.RUNNING
+        counts = self.plan.timeout_s is not None and state is RunState.RUNNING
         self.warn_at = self.now + (self.plan.timeout_s or 0.0) if counts else None
 
-    def result(self) -> Instance:
-        """Return the new instance."""
+    def result(self) -> WorkflowRun:
+        """Return the new run."""
         return replace(
             self.was,
             state=self.state,
             tasks=self.tasks,
-            run=self.run,
+            round=self.round,
             ending=self.ending,
             warn_at=self.warn_at,
             dry=self.dry,

@@ -17,55 +17,55 @@ from latchwork_workflows.state.events import (
     Resume,
     Stop,
 )
-from latchwork_workflows.state.records import DONE, FAILED, OVER, InstanceState, TaskState
+from latchwork_workflows.state.records import DONE, FAILED, OVER, RunState, TaskState
 
 #: Maximum nesting depth of runs.
 MAX_DEPTH = 100
-_OF_CALL: dict[tuple[str, InstanceState], type[Pause | Resume | Stop | Rerun]] = {
-    ("open", InstanceState.PAUSED): Resume,
-    ("open", InstanceState.READY_PAUSE): Resume,
-    ("open", InstanceState.SUCCESS): Rerun,
-    ("resume", InstanceState.PAUSED): Resume,
-    ("resume", InstanceState.READY_PAUSE): Resume,
-    ("pause", InstanceState.RUNNING): Pause,
+_OF_CALL: dict[tuple[str, RunState], type[Pause | Resume | Stop | Rerun]] = {
+    ("open", RunState.PAUSED): Resume,
+    ("open", RunState.READY_PAUSE): Resume,
+    ("open", RunState.SUCCESS): Rerun,
+    ("resume", RunState.PAUSED): Resume,
+    ("resume", RunState.READY_PAUSE): Resume,
+    ("pause", RunState.RUNNING): Pause,
     **{
         ("stop", state): Stop
         for state in (
-            InstanceState.SUBMITTED,
-            InstanceState.SERIAL_WAIT,
-            InstanceState.RUNNING,
-            InstanceState.READY_PAUSE,
-            InstanceState.PAUSED,
+            RunState.SUBMITTED,
+            RunState.SERIAL_WAIT,
+            RunState.RUNNING,
+            RunState.READY_PAUSE,
+            RunState.PAUSED,
         )
     },
 }
 _ENDS = {
-    InstanceState.SUCCESS: Outcome.SUCCESS,
-    InstanceState.FAILURE: Outcome.FATAL,
-    InstanceState.STOPPED: Outcome.KILLED,
+    RunState.SUCCESS: Outcome.SUCCESS,
+    RunState.FAILURE: Outcome.FATAL,
+    RunState.STOPPED: Outcome.KILLED,
 }
 
 
-def asked(call: str, child: InstanceState) -> Event | None:
+def event_for_child(call: str, child: RunState) -> Event | None:
     """Return the event to send to a child for a call of its parent's task. None: the child needs no event.
 
     An existing child is adopted: its failed tasks are recovered, and nothing else runs again.
     """
-    if call == "open" and child in {InstanceState.FAILURE, InstanceState.STOPPED}:
+    if call == "open" and child in {RunState.FAILURE, RunState.STOPPED}:
         return Recover()
     made = _OF_CALL.get((call, child))
     return made() if made is not None else None
 
 
-def told(child: InstanceState, task: str, n: int, run: int) -> Event | None:
+def event_for_parent(child: RunState, task: str, n: int, round_number: int) -> Event | None:
     """Return the event that reports a child's state to its parent's task. None: nothing to report yet."""
-    if child is InstanceState.PAUSED:
-        return ChildPaused(task, n, run)
+    if child is RunState.PAUSED:
+        return ChildPaused(task, n, round_number)
     outcome = _ENDS.get(child)
-    return Ended(task, n, outcome, run) if outcome is not None else None
+    return Ended(task, n, outcome, round_number) if outcome is not None else None
 
 
-def may_be_asked(command: str, parent: TaskState) -> bool:
+def may_command_child(command: str, parent: TaskState) -> bool:
     """Return whether a user may send this command to a child.
 
     A paused child may be resumed only while its parent waits for it.
@@ -74,7 +74,7 @@ def may_be_asked(command: str, parent: TaskState) -> bool:
 
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-#: Value of ``Other.task`` for every task of the run.
+#: Value of ``WorkflowReference.task`` for every task of the run.
 ALL_TASKS = "*"
 
 
@@ -85,14 +85,14 @@ class Span(NamedTuple):
     end: float
 
 
-def spans(window: str, moment: datetime) -> list[Span]:
+def spans_of_window(window: str, local_time: datetime) -> list[Span]:
     """Return the spans of a window at a schedule time, the newest last.
 
     Args:
         window: One of ``WINDOWS``.
-        moment: Schedule time. Its time zone defines where days begin.
+        local_time: Schedule time. Its time zone defines where days begin.
     """
-    return WINDOWS[window](moment)
+    return WINDOWS[window](local_time)
 
 
 def _hours(first: int, last: int) -> Callable[[datetime], list[Span]]:
@@ -105,21 +105,21 @@ def _hours(first: int, last: int) -> Callable[[datetime], list[Span]]:
 
 def _days(first: int, last: int) -> Callable[[datetime], list[Span]]:
     def found(moment: datetime) -> list[Span]:
-        return [Span(_day(moment, each), _day(moment, each + 1)) for each in range(first, last + 1)]
+        return [Span(_start_of_day(moment, each), _start_of_day(moment, each + 1)) for each in range(first, last + 1)]
 
     return found
 
 
-def _day(moment: datetime, shift: int) -> float:
+def _start_of_day(local_time: datetime, shift: int) -> float:
     """Return the start of the day ``shift`` days later. Days of 23 and 25 hours are handled."""
-    plain = datetime(moment.year, moment.month, moment.day) + timedelta(days=shift)  # noqa: DTZ001
-    return plain.replace(tzinfo=moment.tzinfo).timestamp()
+    plain = datetime(local_time.year, local_time.month, local_time.day) + timedelta(days=shift)  # noqa: DTZ001
+    return plain.replace(tzinfo=local_time.tzinfo).timestamp()
 
 
 def _week(shift: int) -> Callable[[datetime], list[Span]]:
     def found(moment: datetime) -> list[Span]:
         monday = 7 * shift - moment.weekday()
-        return [Span(_day(moment, monday), _day(moment, monday + 7))]
+        return [Span(_start_of_day(moment, monday), _start_of_day(moment, monday + 7))]
 
     return found
 
@@ -127,7 +127,7 @@ def _week(shift: int) -> Callable[[datetime], list[Span]]:
 def _weekday(index: int) -> Callable[[datetime], list[Span]]:
     def found(moment: datetime) -> list[Span]:
         day = index - 7 - moment.weekday()
-        return [Span(_day(moment, day), _day(moment, day + 1))]
+        return [Span(_start_of_day(moment, day), _start_of_day(moment, day + 1))]
 
     return found
 
@@ -137,9 +137,9 @@ def _month(shift: int, part: str = "") -> Callable[[datetime], list[Span]]:
         months = moment.year * 12 + moment.month - 1 + shift
         first = moment.replace(year=months // 12, month=months % 12 + 1, day=1)
         after = moment.replace(year=(months + 1) // 12, month=(months + 1) % 12 + 1, day=1)
-        start, end = _day(first, 0), _day(after, 0)
+        start, end = _start_of_day(first, 0), _start_of_day(after, 0)
         if part:
-            start, end = (start, _day(first, 1)) if part == "begin" else (_day(after, -1), end)
+            start, end = (start, _start_of_day(first, 1)) if part == "begin" else (_start_of_day(after, -1), end)
         return [Span(start, end)]
 
     return found
@@ -166,12 +166,12 @@ WINDOWS: dict[str, Callable[[datetime], list[Span]]] = {
 }
 
 
-def known(names: Iterable[str] = WINDOWS) -> str:
+def window_names(names: Iterable[str] = WINDOWS) -> str:
     """Return the names of the windows as text."""
     return ", ".join(names)
 
 
-def of_run(state: InstanceState, task: str, tasks: Mapping[str, TaskState]) -> bool | None:
+def is_fulfilled(state: RunState, task: str, tasks: Mapping[str, TaskState]) -> bool | None:
     """Return True if a run fulfills a dependency, False if it failed, None if it is active or may continue.
 
     Args:
@@ -180,13 +180,13 @@ def of_run(state: InstanceState, task: str, tasks: Mapping[str, TaskState]) -> b
         tasks: States of its tasks, by name. Ignored for the run as a whole.
     """
     if not task:
-        if state is InstanceState.SUCCESS:
+        if state is RunState.SUCCESS:
             return True
-        return False if state in {InstanceState.FAILURE, InstanceState.STOPPED} else None
-    return _of_tasks(state, tasks.values() if task == ALL_TASKS else [tasks[task]] if task in tasks else [])
+        return False if state in {RunState.FAILURE, RunState.STOPPED} else None
+    return _evaluate_tasks(state, tasks.values() if task == ALL_TASKS else [tasks[task]] if task in tasks else [])
 
 
-def _of_tasks(state: InstanceState, tasks: Iterable[TaskState]) -> bool | None:
+def _evaluate_tasks(state: RunState, tasks: Iterable[TaskState]) -> bool | None:
     """Evaluate the states of tasks.
 
     A disabled task counts as success. A task that waits for a retry has not failed yet.
@@ -194,11 +194,11 @@ def _of_tasks(state: InstanceState, tasks: Iterable[TaskState]) -> bool | None:
     states = set(tasks)
     if states and states <= DONE:
         return True
-    is_over = state in OVER and state is not InstanceState.PAUSED
+    is_over = state in OVER and state is not RunState.PAUSED
     return False if is_over or states & FAILED else None
 
 
-def of_spans(found: Iterable[bool | None]) -> bool | None:
+def combine_spans(found: Iterable[bool | None]) -> bool | None:
     """Combine the results of the newest runs of several spans. A span without a run is None."""
     said = list(found)
     if False in said:

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 from latchwork_workflows.state import logical
 from latchwork_workflows.state.records import (
+    AT_WORKERS,
     DONE,
     FAILED,
-    IN_HANDS,
-    MOST_IN_HANDS,
-    MOVING,
+    MAX_IN_HANDS,
     OVER,
-    InstanceState,
+    UNFINISHED,
     OnFailure,
     OnTimeout,
-    Rule,
-    Task,
+    RunEditor,
+    RunState,
+    TaskRule,
+    TaskRun,
     TaskState,
-    Working,
     base_of,
 )
 
-#: No worker has such a task. It becomes KILLED when the instance ends early.
+#: No worker has such a task. It becomes KILLED when the run ends early.
 _IDLE = frozenset({TaskState.READY, TaskState.DELAYED, TaskState.RETRY_WAIT, TaskState.PAUSED})
 
 
@@ -30,44 +30,44 @@ _IDLE = frozenset({TaskState.READY, TaskState.DELAYED, TaskState.RETRY_WAIT, Tas
 _APART_S = 5.0
 
 
-def settle(work: Working) -> None:
-    """Apply timers, make tasks ready, submit them, and complete the instance if it has ended, in this order."""
-    if work.state in OVER or work.state in {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}:
+def settle(work: RunEditor) -> None:
+    """Apply timers, make tasks ready, submit them, and complete the run if it has ended, in this order."""
+    if work.state in OVER or work.state in {RunState.SUBMITTED, RunState.SERIAL_WAIT}:
         return
-    _time(work)
+    _apply_timers(work)
     is_open = True
     while is_open:  # a failed map may end the others, or conditions may depend on it
         _end_on_failure(work)
-        if work.state is InstanceState.RUNNING and not work.ending:
+        if work.state is RunState.RUNNING and not work.ending:
             _make_ready(work)
             while _submit(work):  # conditions are decided at once, so their successors may be ready
                 _make_ready(work)
-        elif work.ending or work.state is InstanceState.READY_STOP:
+        elif work.ending or work.state is RunState.READY_STOP:
             _kill_idle(work)
-        is_open = logical.hold(work)
+        is_open = logical.update_held_tasks(work)
     _finish(work)
 
 
-def _time(work: Working) -> None:
+def _apply_timers(work: RunEditor) -> None:
     """Apply the timers that are due."""
     for name, task in work.tasks.items():
         if task.wake_at is None:
             continue
         if task.wake_at > work.now:
-            _nearer(work, name, task)
+            _correct_wait(work, name, task)
         elif task.held:
-            logical.due(work, name)
+            logical.check_dependent(work, name)
         else:
-            _its_time(work, name, task)
+            _timer_due(work, name, task)
     if work.warn_at is not None and work.warn_at <= work.now:
         work.warn_at = None
         if work.plan.on_timeout is not OnTimeout.FAIL:
-            work.tell("timeout")
+            work.record_fact("timeout")
         if work.plan.on_timeout is not OnTimeout.WARN:
             work.ending = work.ending or "timeout"
 
 
-def _nearer(work: Working, name: str, task: Task) -> None:
+def _correct_wait(work: RunEditor, name: str, task: TaskRun) -> None:
     """Shorten a wait that is longer than its rule allows, because a clock was ahead or was set back."""
     rule, most_s = work.plan.rule(name), None
     if task.held:
@@ -80,58 +80,58 @@ def _nearer(work: Working, name: str, task: Task) -> None:
         work.tasks[name] = replace(task, wake_at=work.now + most_s)
 
 
-def _its_time(work: Working, name: str, task: Task) -> None:
+def _timer_due(work: RunEditor, name: str, task: TaskRun) -> None:
     if task.state is TaskState.RUNNING:
-        work.tell("timeout", name, task.n)
-        work.put(name, TaskState.RUNNING)
-    elif work.state is not InstanceState.RUNNING or work.ending:
+        work.record_fact("timeout", name, task.n)
+        work.set_state(name, TaskState.RUNNING)
+    elif work.state is not RunState.RUNNING or work.ending:
         return
     elif task.state is TaskState.SUBMITTED:  # overdue: it is withdrawn, unless a worker claims it first
         work.tasks[name] = replace(task, wake_at=None)
     elif task.state in {TaskState.DELAYED, TaskState.RETRY_WAIT}:
-        work.put(name, TaskState.READY)
+        work.set_state(name, TaskState.READY)
 
 
-def _end_on_failure(work: Working) -> None:
+def _end_on_failure(work: RunEditor) -> None:
     """End the other tasks after a final failure, if the definition says so."""
-    if work.ending or work.plan.on_failure is not OnFailure.END or work.state is InstanceState.READY_STOP:
+    if work.ending or work.plan.on_failure is not OnFailure.END or work.state is RunState.READY_STOP:
         return
-    if any(task.state in FAILED and logical.counts(work, name) for name, task in work.tasks.items()):
+    if any(task.state in FAILED and logical.is_run_failure(work, name) for name, task in work.tasks.items()):
         work.ending = "failure"
 
 
-def _make_ready(work: Working) -> None:
+def _make_ready(work: RunEditor) -> None:
     """Make tasks ready whose predecessors are done.
 
     A skipped task is done at once, so the order of the plan matters.
     """
     for name, rule in work.plan.rules.items():
         if _is_cut(work, name, rule):
-            work.tasks[name] = replace(work.tasks[name].to(TaskState.SKIPPED), cut=True)
+            work.tasks[name] = replace(work.tasks[name].with_state(TaskState.SKIPPED), is_cut=True)
         elif _may_start(work, name, rule):
-            _arrived(work, name, rule)
+            _start_task(work, name, rule)
 
 
-def _waits(work: Working, name: str) -> bool:
-    task = work.tasks.get(name)  # missing if the instance was stopped before it began
+def _must_wait(work: RunEditor, name: str) -> bool:
+    task = work.tasks.get(name)  # missing if the run was stopped before it began
     return task is not None and task.state is TaskState.WAITING
 
 
-def _is_cut(work: Working, name: str, rule: Rule) -> bool:
+def _is_cut(work: RunEditor, name: str, rule: TaskRule) -> bool:
     """Return whether a waiting task never runs: no branch to it was chosen, or all its predecessors are cut."""
-    if not _waits(work, name):
+    if not _must_wait(work, name):
         return False
     forks = work.plan.forks.get(name)
     if forks:
-        return all(_refuses(work.tasks[fork], name) for fork in forks)
-    return bool(rule.after) and all(work.tasks[before].cut for before in rule.after)
+        return all(_not_chosen(work.tasks[fork], name) for fork in forks)
+    return bool(rule.after) and all(work.tasks[before].is_cut for before in rule.after)
 
 
-def _refuses(fork: Task, head: str) -> bool:
-    return fork.cut or (fork.state in DONE and fork.chosen is not None and head not in fork.chosen)
+def _not_chosen(fork: TaskRun, head: str) -> bool:
+    return fork.is_cut or (fork.state in DONE and fork.chosen is not None and head not in fork.chosen)
 
 
-def _may_start(work: Working, name: str, rule: Rule) -> bool:
+def _may_start(work: RunEditor, name: str, rule: TaskRule) -> bool:
     """Return whether a task waits, its predecessors are done, and a branch leads to it. Conditions accept failures too.
 
     One branch is enough: the task does not wait for the other branches to be decided.
@@ -143,40 +143,40 @@ def _may_start(work: Working, name: str, rule: Rule) -> bool:
         return work.tasks[before].state in enough
 
     def leads(fork: str) -> bool:
-        return is_done(fork) and not _refuses(work.tasks[fork], name)
+        return is_done(fork) and not _not_chosen(work.tasks[fork], name)
 
     return (
-        _waits(work, name)
+        _must_wait(work, name)
         and all(is_done(before) for before in rule.after if before not in forks)
         and (not forks or any(leads(fork) for fork in forks))
     )
 
 
-def _arrived(work: Working, name: str, rule: Rule) -> None:
+def _start_task(work: RunEditor, name: str, rule: TaskRule) -> None:
     if not rule.enabled:
-        work.put(name, TaskState.SKIPPED)
+        work.set_state(name, TaskState.SKIPPED)
     elif work.dry:
-        work.put(name, TaskState.SUCCESS)
+        work.set_state(name, TaskState.SUCCESS)
     elif rule.delay_s > 0:
-        work.put(name, TaskState.DELAYED, wake_at=work.now + rule.delay_s)
+        work.set_state(name, TaskState.DELAYED, wake_at=work.now + rule.delay_s)
     else:
-        work.put(name, TaskState.READY)
+        work.set_state(name, TaskState.READY)
 
 
-def _submit(work: Working) -> bool:
+def _submit(work: RunEditor) -> bool:
     """Submit ready tasks to the workers, in the order of the definition and up to the limit.
 
     The master takes all ready logical tasks at once. Returns whether other tasks may be ready now.
     """
-    free = MOST_IN_HANDS - sum(task.in_hands for task in work.tasks.values())
-    of_maps = logical.room(work)
+    free = MAX_IN_HANDS - sum(task.is_at_worker for task in work.tasks.values())
+    of_maps = logical.free_map_slots(work)
     is_more = False
     for name, task in list(work.tasks.items()):
         if task.state is not TaskState.READY or of_maps.get(base := base_of(name), 1) <= 0:
             continue
         kind = work.plan.kind(name)
         if kind:
-            is_more = logical.take(work, name, kind) or is_more
+            is_more = logical.start_task(work, name, kind) or is_more
         elif free > 0:
             work.queue(name, task.n + 1)
             free -= 1
@@ -187,36 +187,38 @@ def _submit(work: Working) -> bool:
     return is_more
 
 
-def _kill_idle(work: Working) -> None:
+def _kill_idle(work: RunEditor) -> None:
     for name, task in work.tasks.items():
         if task.state in _IDLE:
             if task.state is TaskState.PAUSED and work.plan.kind(name) == "sub_process":
-                work.call("stop", name)  # its child is paused
-            work.put(name, TaskState.KILLED)
+                work.record_call("stop", name)  # its child is paused
+            work.set_state(name, TaskState.KILLED)
 
 
-def _finish(work: Working) -> None:
-    """End or pause the instance if no task can continue. Map elements are represented by their maps."""
+def _finish(work: RunEditor) -> None:
+    """End or pause the run if no task can continue. Map elements are represented by their maps."""
     tasks = {name: work.tasks[name] for name in work.plan.rules if name in work.tasks}
-    states = {task.state for name, task in tasks.items() if task.state not in FAILED or logical.counts(work, name)}
-    if any(task.state in IN_HANDS for task in tasks.values()):
+    states = {
+        task.state for name, task in tasks.items() if task.state not in FAILED or logical.is_run_failure(work, name)
+    }
+    if any(task.state in AT_WORKERS for task in tasks.values()):
         return
-    if work.state is InstanceState.READY_STOP:
-        _over(work, InstanceState.STOPPED, "stopped")
+    if work.state is RunState.READY_STOP:
+        _end_run(work, RunState.STOPPED, "stopped")
     elif states <= DONE:
-        _over(work, InstanceState.SUCCESS, "success")
-    elif work.ending or not (states & MOVING or TaskState.PAUSED in states or _can_go_on(work)):
-        _over(work, InstanceState.FAILURE, "failure")
-    elif work.state is InstanceState.READY_PAUSE:
-        _over(work, InstanceState.PAUSED, "paused")
+        _end_run(work, RunState.SUCCESS, "success")
+    elif work.ending or not (states & UNFINISHED or TaskState.PAUSED in states or _can_continue(work)):
+        _end_run(work, RunState.FAILURE, "failure")
+    elif work.state is RunState.READY_PAUSE:
+        _end_run(work, RunState.PAUSED, "paused")
 
 
-def _can_go_on(work: Working) -> bool:
+def _can_continue(work: RunEditor) -> bool:
     """Return whether a waiting task could start or be skipped. Possible only in a pause."""
     return any(_may_start(work, name, rule) or _is_cut(work, name, rule) for name, rule in work.plan.rules.items())
 
 
-def _over(work: Working, state: InstanceState, kind: str) -> None:
+def _end_run(work: RunEditor, state: RunState, kind: str) -> None:
     work.state = state
     work.warn_at = None
-    work.tell(kind)
+    work.record_fact(kind)

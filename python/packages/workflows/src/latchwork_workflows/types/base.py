@@ -1,6 +1,6 @@
 """Base of task types: the parameters of a type, and the command built from them. No I/O.
 
-A type only says how to start a task. The worker starts and ends it, keeps its output and counts its tries.
+A type only says how to start a task. The worker starts and ends it, stores its output and counts its attempts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RunInfo:
     """Data about the attempt for which a type builds a command.
 
     Attributes:
-        instance: ID of the run.
+        run_id: ID of the run.
         task: Name of the task.
         n: Number of the attempt.
         folder: Empty folder for this attempt, removed after it.
@@ -33,7 +33,7 @@ class RunInfo:
         tag: Identifies jobs in a cluster. The same for all attempts of the task.
     """
 
-    instance: int
+    run_id: int
     task: str
     n: int
     folder: str
@@ -89,6 +89,6 @@ class TaskType(Protocol):
     def command(self, params: Any, run: RunInfo) -> Command:
         """Return the command of one attempt.
 
-        ``params`` is an instance of ``self.params`` with its references filled in.
+        ``params`` is a run of ``self.params`` with its references filled in.
         """
         ...

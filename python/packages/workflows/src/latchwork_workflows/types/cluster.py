@@ -89,7 +89,7 @@ class Spark:
         given = {
             "--master": params.master,
             "--deploy-mode": params.deploy_mode,
-            "--name": params.name or f"{run.task} of {run.instance}",
+            "--name": params.name or f"{run.task} of {run.run_id}",
             "--class": params.main_class,
             "--queue": params.queue,
             "--jars": ",".join(params.jars) or None,

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from latchwork_workflows.state.conditions import All, AnyOf, Condition, Ended, Other
-from latchwork_workflows.state.records import Rule
-from latchwork_workflows.state.related_runs import WINDOWS, known
+from latchwork_workflows.state.conditions import AllOf, AnyOf, Condition, RunSucceeded, TaskEnded
+from latchwork_workflows.state.records import TaskRule
+from latchwork_workflows.state.related_runs import WINDOWS, window_names
 from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
@@ -22,11 +22,11 @@ class SubProcessParams(ParamsModel):
     params: dict[str, Any] = Field(default_factory=dict)
 
 
-class Wanted(ParamsModel):
+class DependencyCondition(ParamsModel):
     """One of ``all``, ``any``, or ``workflow`` with ``task`` and ``window``. A plain text is a workflow."""
 
-    all: tuple[Wanted, ...] | None = None
-    any: tuple[Wanted, ...] | None = None
+    all: tuple[DependencyCondition, ...] | None = None
+    any: tuple[DependencyCondition, ...] | None = None
     workflow: WorkflowName | None = None
     task: str = ""
     window: str = "today"
@@ -40,26 +40,26 @@ class Wanted(ParamsModel):
     @classmethod
     def _known_window(cls, value: str) -> str:
         if value not in WINDOWS:
-            raise ValueError(f"there is no such window; there are {known()}")
+            raise ValueError(f"there is no such window; there are {window_names()}")
         return value
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Wanted:
+    def _one_of_them(self) -> DependencyCondition:
         _check_one(self, "workflow")
         return self
 
     def condition(self) -> Condition:
-        """Return the condition for ``verdict``."""
+        """Return the condition for ``evaluate``."""
         if self.workflow is not None:
-            return Other(self.workflow, self.task, self.window)
-        return _nested(self)
+            return RunSucceeded(self.workflow, self.task, self.window)
+        return _build_condition(self)
 
 
-class Looked(ParamsModel):
+class TaskCondition(ParamsModel):
     """One of ``all``, ``any``, or ``task`` with ``failed``. A plain text is a task that succeeded."""
 
-    all: tuple[Looked, ...] | None = None
-    any: tuple[Looked, ...] | None = None
+    all: tuple[TaskCondition, ...] | None = None
+    any: tuple[TaskCondition, ...] | None = None
     task: str | None = None
     failed: bool = False
 
@@ -69,26 +69,26 @@ class Looked(ParamsModel):
         return {"task": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Looked:
+    def _one_of_them(self) -> TaskCondition:
         _check_one(self, "task")
         return self
 
     def condition(self) -> Condition:
-        """Return the condition for ``verdict``."""
-        return Ended(self.task, self.failed) if self.task is not None else _nested(self)
+        """Return the condition for ``evaluate``."""
+        return TaskEnded(self.task, self.failed) if self.task is not None else _build_condition(self)
 
 
-def _check_one(model: Wanted | Looked, leaf: str) -> None:
+def _check_one(model: DependencyCondition | TaskCondition, leaf: str) -> None:
     given = [name for name in ("all", "any", leaf) if getattr(model, name) is not None]
     if len(given) != 1:
         raise ValueError(f"give one of 'all', 'any' and {leaf!r}")
     if given[0] != leaf and not getattr(model, given[0]):
-        raise ValueError(f"{given[0]!r} is empty; name what it is about")
+        raise ValueError(f"{given[0]!r} is empty")
 
 
-def _nested(model: Wanted | Looked) -> Condition:
+def _build_condition(model: DependencyCondition | TaskCondition) -> Condition:
     if model.all is not None:
-        return All(tuple(each.condition() for each in model.all))
+        return AllOf(tuple(each.condition() for each in model.all))
     return AnyOf(tuple(each.condition() for each in model.any or ()))
 
 
@@ -97,14 +97,14 @@ class DependentParams(ParamsModel):
     case.
     """
 
-    on: Wanted
+    on: DependencyCondition
     on_failure: Literal["fail", "wait"] = "fail"
     wait_s: Annotated[float, Field(ge=0, le=366 * 86_400)] = 0.0
 
     @model_validator(mode="after")
     def _wait_is_given(self) -> DependentParams:
         if (self.on_failure == "wait") is not (self.wait_s > 0):
-            raise ValueError("on_failure 'wait' and wait_s, the seconds of it, go together")
+            raise ValueError("wait_s is required with on_failure 'wait', and only allowed with it")
         return self
 
 
@@ -113,7 +113,7 @@ class ConditionsParams(ParamsModel):
     branch.
     """
 
-    when: Looked | None = None
+    when: TaskCondition | None = None
     success: tuple[str, ...] = ()
     failure: tuple[str, ...] = ()
 
@@ -139,7 +139,7 @@ class _Logical:
 
     def command(self, params: Any, run: RunInfo) -> Command:
         """Raise ValueError: no worker runs a logical task."""
-        raise ValueError(f"task {run.task} is decided by its master; {type(params).__name__} are no worker's")
+        raise ValueError(f"task {run.task} is decided by its master; workers do not run {type(params).__name__}")
 
 
 class SubProcess(_Logical):
@@ -174,7 +174,7 @@ class Switch(_Logical):
     quoted: ClassVar[frozenset[str]] = frozenset({"cases", "default"})
 
 
-def rule_of(type_: str, params: dict[str, Any], plain: Rule) -> dict[str, Any]:
+def logical_rule(type_: str, params: dict[str, Any], plain: TaskRule) -> dict[str, Any]:
     """Return the fields of a logical task's rule that follow from its parameters.
 
     ``plain`` is the rule without them.
@@ -185,7 +185,9 @@ def rule_of(type_: str, params: dict[str, Any], plain: Rule) -> dict[str, Any]:
         return {"kind": type_, "wait_s": DependentParams.model_validate(params).wait_s}
     if type_ == "conditions":
         given = ConditionsParams.model_validate(params)
-        when = given.when.condition() if given.when is not None else All(tuple(Ended(each) for each in plain.after))
+        when = (
+            given.when.condition() if given.when is not None else AllOf(tuple(TaskEnded(each) for each in plain.after))
+        )
         return {
             "kind": type_,
             "when": when,
@@ -193,10 +195,10 @@ def rule_of(type_: str, params: dict[str, Any], plain: Rule) -> dict[str, Any]:
             "heads": (*given.success, *given.failure),
         }
     if type_ == "switch":
-        return {"kind": type_, "heads": tuple(dict.fromkeys(heads_of(SwitchParams.model_validate(params))))}
+        return {"kind": type_, "heads": tuple(dict.fromkeys(branch_heads(SwitchParams.model_validate(params))))}
     return {}
 
 
-def heads_of(params: SwitchParams) -> list[str]:
+def branch_heads(params: SwitchParams) -> list[str]:
     """Return the first tasks of all branches of a switch."""
     return [*(name for case in params.cases for name in case.then), *params.default]

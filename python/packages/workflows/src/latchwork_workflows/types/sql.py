@@ -67,7 +67,9 @@ class SqlParams(ParamsModel):
     @classmethod
     def _binds(cls, statement: Any) -> Any:
         if "${" in str(statement):
-            raise ValueError("nothing is put into a statement: write :day for what would be ${day}, and it is bound")
+            raise ValueError(
+                "statements cannot contain references: write :day instead of ${day}, and its value is bound"
+            )
         return statement
 
 

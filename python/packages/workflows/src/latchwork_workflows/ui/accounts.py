@@ -8,115 +8,119 @@ from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
-from latchwork_workflows.api.models import MOST_ID, Id
+from latchwork_workflows.api.models import MAX_ID, Id
 from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.model.model import NAME_PATTERN
-from latchwork_workflows.services import accounts as desk
-from latchwork_workflows.services.parts import need, parts_of
-from latchwork_workflows.ui.frame import led, older, page, role_of
-from latchwork_workflows.web import Problem, Role, Who
+from latchwork_workflows.services import accounts as service
+from latchwork_workflows.services.parts import context_of, require_role
+from latchwork_workflows.ui.frame import parse_role, redirect, render_page, split_page
+from latchwork_workflows.web import CurrentUser, HttpProblem, Role
 
 router = APIRouter()
-_MOST = 100
+_MAX = 100
 _Word = Annotated[str, Form(max_length=200)]
 _Name = Annotated[str, Form(pattern=NAME_PATTERN)]
 _DAY_S = 86_400.0
 
 
 @router.get("/account", response_class=HTMLResponse)
-def account(request: Request, who: Who) -> HTMLResponse:
+def account(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show your role, tokens and password form."""
-    return _account(request, who)
+    return _account(request, user)
 
 
 @router.post("/account/token", response_class=HTMLResponse)
 def make_token(
-    request: Request, who: Who, name: _Word, role: _Word = "", days: Annotated[int, Form(ge=0, le=3660)] = 90
+    request: Request, user: CurrentUser, name: _Word, role: _Word = "", days: Annotated[int, Form(ge=0, le=3660)] = 90
 ) -> HTMLResponse:
     """Create a token. Only this page shows its text."""
-    parts = parts_of(request)
+    context = context_of(request)
     lasts_s = days * _DAY_S if days else None
-    _, made = desk.new_token(parts, who, name.replace("\x00", "") or "token", role=_role(role), lasts_s=lasts_s)
-    return _account(request, who, made)
+    _, made = service.new_token(
+        context, user, name.replace("\x00", "") or "token", role=_parse_role(role), lasts_s=lasts_s
+    )
+    return _account(request, user, made)
 
 
 @router.post("/account/token/{token_id}/revoke")
-def revoke_token(request: Request, who: Who, token_id: Id) -> Response:
+def revoke_token(request: Request, user: CurrentUser, token_id: Id) -> Response:
     """Revoke your own token."""
-    desk.revoke(parts_of(request), who, token_id)
-    return led("/account")
+    service.revoke(context_of(request), user, token_id)
+    return redirect("/account")
 
 
 @router.post("/account/password")
-def own_password(request: Request, who: Who, password: _Word, again: _Word, current: _Word = "") -> Response:
+def change_own_password(
+    request: Request, user: CurrentUser, password: _Word, again: _Word, current: _Word = ""
+) -> Response:
     """Change your own password. Ends all your sessions and tokens."""
     if password != again:
-        raise Problem(422, "the two passwords differ; nothing was changed", errors=[("again", "differs")])
-    desk.change(parts_of(request), who, who.name, password=password, current=current)
-    return led("/sign-in")
+        raise HttpProblem(422, "the two passwords differ; nothing was changed", errors=[("again", "differs")])
+    service.change(context_of(request), user, user.name, password=password, current=current)
+    return redirect("/sign-in")
 
 
 @router.get("/users", response_class=HTMLResponse)
-def users(request: Request, who: Who) -> HTMLResponse:
+def users(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show all accounts and their roles."""
-    need(who, Role.ADMIN)
-    parts = parts_of(request)
-    with parts.database.read() as connection:
+    require_role(user, Role.ADMIN)
+    context = context_of(request)
+    with context.database.read() as connection:
         projects = workflow_queries.projects(connection)
-    values = {"accounts": parts.accounts.accounts(), "projects": projects, "roles": [each.word for each in Role]}
-    return page(request, who, "users.html", link=None, **values)
+    values = {"accounts": context.accounts.accounts(), "projects": projects, "roles": [each.label for each in Role]}
+    return render_page(request, user, "users.html", link=None, **values)
 
 
 @router.post("/users")
-def create_user(request: Request, who: Who, name: _Name, password: _Word = "") -> Response:
+def create_user(request: Request, user: CurrentUser, name: _Name, password: _Word = "") -> Response:
     """Create an account."""
-    desk.create(parts_of(request), who, name, password or None)
-    return led("/users")
+    service.create(context_of(request), user, name, password or None)
+    return redirect("/users")
 
 
 @router.post("/users/{name}/role")
-def set_role(request: Request, who: Who, name: str, project: _Word = "", role: _Word = "") -> Response:
+def set_role(request: Request, user: CurrentUser, name: str, project: _Word = "", role: _Word = "") -> Response:
     """Set the role of an account in a project, or in all."""
-    desk.set_role(parts_of(request), who, name[:100], project, _role(role))
-    return led("/users")
+    service.set_role(context_of(request), user, name[:100], project, _parse_role(role))
+    return redirect("/users")
 
 
 @router.post("/users/{name}/enabled")
-def set_enabled(request: Request, who: Who, name: str, enabled: _Word = "") -> Response:
+def set_enabled(request: Request, user: CurrentUser, name: str, enabled: _Word = "") -> Response:
     """Enable or disable an account."""
-    desk.change(parts_of(request), who, name[:100], enabled=enabled == "yes")
-    return led("/users")
+    service.change(context_of(request), user, name[:100], enabled=enabled == "yes")
+    return redirect("/users")
 
 
 @router.post("/users/{name}/link", response_class=HTMLResponse)
-def make_link(request: Request, who: Who, name: str) -> HTMLResponse:
+def make_link(request: Request, user: CurrentUser, name: str) -> HTMLResponse:
     """Create a one-time sign-in link for an account."""
-    parts = parts_of(request)
-    link = f"{str(request.base_url).rstrip('/')}/sign-in?link={desk.new_link(parts, who, name[:100])}"
-    with parts.database.read() as connection:
+    context = context_of(request)
+    link = f"{str(request.base_url).rstrip('/')}/sign-in?link={service.new_link(context, user, name[:100])}"
+    with context.database.read() as connection:
         projects = workflow_queries.projects(connection)
-    values = {"accounts": parts.accounts.accounts(), "projects": projects, "roles": [each.word for each in Role]}
-    return page(request, who, "users.html", link=(name, link), **values)
+    values = {"accounts": context.accounts.accounts(), "projects": projects, "roles": [each.label for each in Role]}
+    return render_page(request, user, "users.html", link=(name, link), **values)
 
 
 @router.get("/audit", response_class=HTMLResponse)
 def audit(
     request: Request,
-    who: Who,
+    user: CurrentUser,
     by: Annotated[str, Query(max_length=100)] = "",
-    before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
+    before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
     """Show the actions of users, newest first."""
-    rows = desk.audit(parts_of(request), who, by=by.replace("\x00", ""), before=before, most=_MOST + 1)
-    shown, more = older(rows, _MOST, "/audit", by=by)
-    return page(request, who, "audit.html", rows=shown, older=more, by=by, before=before)
+    rows = service.list_actions(context_of(request), user, by=by.replace("\x00", ""), before=before, limit=_MAX + 1)
+    shown, more = split_page(rows, _MAX, "/audit", by=by)
+    return render_page(request, user, "audit.html", rows=shown, older=more, by=by, before=before)
 
 
-def _account(request: Request, who: Who, made: str | None = None) -> HTMLResponse:
-    accounts = parts_of(request).accounts
-    values = {"tokens": accounts.tokens(who.name), "has_password": accounts.asks_password(who.name), "made": made}
-    return page(request, who, "account.html", **values)
+def _account(request: Request, user: CurrentUser, made: str | None = None) -> HTMLResponse:
+    accounts = context_of(request).accounts
+    values = {"tokens": accounts.tokens(user.name), "has_password": accounts.has_own_password(user.name), "made": made}
+    return render_page(request, user, "account.html", **values)
 
 
-def _role(word: str) -> Role | None:
-    return role_of(word) if word else None
+def _parse_role(word: str) -> Role | None:
+    return parse_role(word) if word else None

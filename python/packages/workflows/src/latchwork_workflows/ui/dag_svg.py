@@ -13,7 +13,7 @@ from latchwork_workflows.model.model import Definition
 from latchwork_workflows.web import graph_svg
 
 #: Larger workflows are not drawn by default: it takes seconds, and the drawing is hard to read.
-MOST_DRAWN = 300
+MAX_DRAWN = 300
 
 _Shape = tuple[tuple[str, tuple[str, ...]], ...]
 

@@ -9,54 +9,54 @@ from urllib.parse import urlencode
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from latchwork_workflows.web import Identity, Pages, Problem, Role
+from latchwork_workflows.web import HttpProblem, Identity, Pages, Role
 
 PAGES = Pages([Path(__file__).parent / "templates"])
 
 
-def page(request: Request, who: Identity, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
+def render_page(request: Request, user: Identity, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
     """Render a page for a user."""
-    return PAGES.render(request, template, status, who=who, Role=Role, **values)
+    return PAGES.render(request, template, status, user=user, Role=Role, **values)
 
 
-def led(path: str) -> RedirectResponse:
+def redirect(path: str) -> RedirectResponse:
     """Redirect after a change to the page that shows it, so that a reload does not repeat the change."""
     return RedirectResponse(path, 303)
 
 
-def address(path: str, **query: Any) -> str:
+def url_with_query(path: str, **query: Any) -> str:
     """Return the path with the query parameters that are not empty."""
     given = {name: value for name, value in query.items() if value not in {None, ""}}
     return f"{path}?{urlencode(given)}" if given else path
 
 
-def whole(field: str, text: str) -> int:
+def parse_integer(field: str, text: str) -> int:
     """Parse an integer from a form.
 
     Raises:
-        Problem: 422, the text is not an integer.
+        HttpProblem: 422, the text is not an integer.
     """
     if text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 10:
         return int(text)
-    why = f"{text[:40]!r} is no whole number"
-    raise Problem(422, f"{field}: {why}", errors=[(field, why)])
+    why = f"{text[:40]!r} is not a whole number"
+    raise HttpProblem(422, f"{field}: {why}", errors=[(field, why)])
 
 
-def older(rows: list[Any], most: int, path: str, key: str = "id", **query: Any) -> tuple[list[Any], str]:
+def split_page(rows: list[Any], limit: int, path: str, key: str = "id", **query: Any) -> tuple[list[Any], str]:
     """Return the rows of a page and the address of the next page. Expects one more row than fits on the page."""
-    if len(rows) <= most:
+    if len(rows) <= limit:
         return rows, ""
-    shown = rows[:most]
-    return shown, address(path, **query, before=getattr(shown[-1], key))
+    shown = rows[:limit]
+    return shown, url_with_query(path, **query, before=getattr(shown[-1], key))
 
 
-def role_of(word: str) -> Role:
+def parse_role(word: str) -> Role:
     """Return the role of this name from a form.
 
     Raises:
-        Problem: 422, there is no such role.
+        HttpProblem: 422, there is no such role.
     """
     try:
-        return Role.of(word)
+        return Role.from_label(word)
     except ValueError as error:
-        raise Problem(422, f"role: {error}", errors=[("role", str(error))]) from None
+        raise HttpProblem(422, f"role: {error}", errors=[("role", str(error))]) from None

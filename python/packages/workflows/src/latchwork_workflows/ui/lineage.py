@@ -12,58 +12,58 @@ from markupsafe import Markup
 
 from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
 from latchwork_workflows.db import workflow_queries
-from latchwork_workflows.services.lineage import Lineage, Link, lineage
-from latchwork_workflows.services.parts import parts_of
-from latchwork_workflows.ui.dag_svg import MOST_DRAWN
-from latchwork_workflows.ui.frame import address, page
-from latchwork_workflows.web import BACK, BOTH, Who, graph_svg
+from latchwork_workflows.services.lineage import LineageEdge, LineageGraph, build_lineage
+from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.ui.dag_svg import MAX_DRAWN
+from latchwork_workflows.ui.frame import render_page, url_with_query
+from latchwork_workflows.web import BACK, BOTH, CurrentUser, graph_svg
 
 router = APIRouter()
-_MOST = 200
+_MAX = 200
 _Word = Annotated[str, Query(max_length=100)]
 _Pairs = tuple[tuple[str, str], ...]
 
 
 @router.get("/lineage", response_class=HTMLResponse)
-def show(
+def show_lineage(
     *,
     request: Request,
-    who: Who,
+    user: CurrentUser,
     project: _Word = "",
     workflow: _Word = "",
     start: Annotated[int, Query(ge=0, le=10**6)] = 0,
     draw: int = 0,
 ) -> HTMLResponse:
     """Show the lineage of all visible workflows, of a project and its neighbors, or around one workflow."""
-    parts, project = parts_of(request), project.replace("\x00", "")
+    context, project = context_of(request), project.replace("\x00", "")
     workflow = workflow.replace("\x00", "") if project else ""
-    found = lineage(parts, who, project=project, workflow=workflow)
-    with parts.database.read() as connection:
-        among = who.projects()
+    found = build_lineage(context, user, project=project, workflow=workflow)
+    with context.database.read() as connection:
+        among = user.projects()
         projects = [each for each in workflow_queries.projects(connection) if among is None or each in among]
     focus = f"{project}.{workflow}" if workflow else ""
-    is_drawn = found.links and (len(found.workflows) <= MOST_DRAWN or bool(draw))
-    more = address("/lineage", project=project, workflow=workflow, start=start + _MOST)
-    return page(
+    is_drawn = found.links and (len(found.workflows) <= MAX_DRAWN or bool(draw))
+    more = url_with_query("/lineage", project=project, workflow=workflow, start=start + _MAX)
+    return render_page(
         request,
-        who,
+        user,
         "lineage.html",
         found=found,
-        links=found.links[start : start + _MOST],
-        more=more if len(found.links) > start + _MOST else "",
+        links=found.links[start : start + _MAX],
+        more=more if len(found.links) > start + _MAX else "",
         svg=lineage_svg(found, focus) if is_drawn else None,
         projects=projects,
         project=project,
         workflow=workflow,
-        draw_all=address("/lineage", project=project, workflow=workflow, draw=1),
+        draw_all=url_with_query("/lineage", project=project, workflow=workflow, draw=1),
     )
 
 
-def lineage_svg(found: Lineage, focus: str = "") -> Markup:
+def lineage_svg(found: LineageGraph, focus: str = "") -> Markup:
     """Return the drawing. Each workflow is above the ones it starts or that wait for it. ``focus`` is highlighted."""
-    pairs = tuple(dict.fromkeys(_downwards(each) for each in found.links))
-    back = closing(tuple(found.workflows), pairs)
-    kinds = {_downwards(each): each.other.kind.replace("_", "-") for each in reversed(found.links)}
+    pairs = tuple(dict.fromkeys(_edge_direction(each) for each in found.links))
+    back = back_edges(tuple(found.workflows), pairs)
+    kinds = {_edge_direction(each): each.other.kind.replace("_", "-") for each in reversed(found.links)}
     edges = [each for pair in pairs for each in _edge(pair, kinds, back)]
     nodes = [Node(name, kind=_kind(name, row, focus), title=_title(name, row)) for name, row in found.workflows.items()]
     links = {name: f"/workflows/{row.project}/{row.name}" for name, row in found.workflows.items() if row is not None}
@@ -84,7 +84,7 @@ def _edge(
         yield Edge(*pair, BOTH if other in kinds else kinds[pair])
 
 
-def _downwards(link: Link) -> tuple[str, str]:
+def _edge_direction(link: LineageEdge) -> tuple[str, str]:
     pair = (link.workflow, link.other.workflow)
     return pair if link.other.kind == "sub_process" else pair[::-1]
 
@@ -101,20 +101,20 @@ def _title(name: str, row: object) -> str:
     return name if getattr(row, "online", True) else f"{name}: offline"
 
 
-def closing(names: Sequence[str], pairs: _Pairs) -> set[tuple[str, str]]:
+def back_edges(names: Sequence[str], pairs: _Pairs) -> set[tuple[str, str]]:
     """Return the pairs that close cycles: the back edges of a depth-first search."""
     ways: dict[str, list[str]] = {}
     for source, target in pairs:
         ways.setdefault(source, []).append(target)
     found: set[tuple[str, str]] = set()
     done: set[str] = set()
-    for name in _first_those_nobody_leads_to(names, pairs):
+    for name in _roots_first(names, pairs):
         if name not in done:
             _walk(name, ways, done, found)
     return found
 
 
-def _first_those_nobody_leads_to(names: Sequence[str], pairs: _Pairs) -> list[str]:
+def _roots_first(names: Sequence[str], pairs: _Pairs) -> list[str]:
     led_to = {target for _, target in pairs}
     return sorted(names, key=lambda name: name in led_to)
 

@@ -19,22 +19,22 @@ from latchwork_workflows.ui import (
 )
 from latchwork_workflows.ui.editor import editor
 from latchwork_workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
-from latchwork_workflows.web import Link, Role
+from latchwork_workflows.web import NavigationEntry, Role
 
-NAVIGATION: tuple[Link, ...] = (
-    Link("/", "Home"),
-    Link("/workflows", "Workflows", also=("/edit",)),
-    Link("/runs", "Runs", also=("/tasks", "/attempts")),
-    Link("/backfills", "Backfills"),
-    Link("/schedules", "Schedules"),
-    Link("/alerts", "Alerts"),
-    Link("/lineage", "Lineage"),
-    Link("/pools", "Pools"),
-    Link("/settings", "Settings"),
-    Link("/workers", "Workers"),
-    Link("/audit", "Audit", Role.ADMIN),
-    Link("/users", "Users", Role.ADMIN),
-    Link("/api", "API"),
+NAVIGATION: tuple[NavigationEntry, ...] = (
+    NavigationEntry("/", "Home"),
+    NavigationEntry("/workflows", "Workflows", also=("/edit",)),
+    NavigationEntry("/runs", "Runs", also=("/tasks", "/attempts")),
+    NavigationEntry("/backfills", "Backfills"),
+    NavigationEntry("/schedules", "Schedules"),
+    NavigationEntry("/alerts", "Alerts"),
+    NavigationEntry("/lineage", "Lineage"),
+    NavigationEntry("/pools", "Pools"),
+    NavigationEntry("/settings", "Settings"),
+    NavigationEntry("/workers", "Workers"),
+    NavigationEntry("/audit", "Audit", Role.ADMIN),
+    NavigationEntry("/users", "Users", Role.ADMIN),
+    NavigationEntry("/api", "API"),
 )
 ui_routers: tuple[APIRouter, ...] = (
     home.router,

@@ -9,44 +9,44 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.services import schedules
-from latchwork_workflows.services.parts import parts_of
-from latchwork_workflows.ui.frame import page
-from latchwork_workflows.web import Problem, Role, Who
+from latchwork_workflows.services.parts import context_of
+from latchwork_workflows.ui.frame import render_page
+from latchwork_workflows.web import CurrentUser, HttpProblem, Role
 
 router = APIRouter()
 #: The maximum number of tasks shown for each worker.
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 @router.get("/schedules", response_class=HTMLResponse)
 def list_schedules(
     request: Request,
-    who: Who,
+    user: CurrentUser,
     cron: Annotated[str, Query(max_length=200)] = "",
     tz: Annotated[str, Query(max_length=100)] = "UTC",
 ) -> HTMLResponse:
     """Show all schedules by next fire time, with a preview of a cron expression."""
-    rows = schedules.listed(parts_of(request), who)
+    rows = schedules.list_schedules(context_of(request), user)
     rows.sort(key=lambda each: each.next_fires or [math.inf])
-    may = {each.project for each in rows if who.may(Role.OPERATOR, each.project)}
-    return page(request, who, "schedules.html", rows=rows, cron=cron, tz=tz, may=may, **_preview(cron, tz))
+    may = {each.project for each in rows if user.has_role(Role.OPERATOR, each.project)}
+    return render_page(request, user, "schedules.html", rows=rows, cron=cron, tz=tz, may=may, **_preview(cron, tz))
 
 
 @router.get("/schedules/preview", response_class=HTMLResponse)
 def preview(
     request: Request,
-    who: Who,
+    user: CurrentUser,
     cron: Annotated[str, Query(max_length=200)] = "",
     tz: Annotated[str, Query(max_length=100)] = "UTC",
 ) -> HTMLResponse:
     """Show the preview. Updates the page while the user types."""
-    return page(request, who, "fires.html", **_preview(cron, tz))
+    return render_page(request, user, "fires.html", **_preview(cron, tz))
 
 
 def _preview(cron: str, tz: str) -> dict[str, Any]:
     if not cron.strip():
         return {"fires": [], "wrong": ""}
     try:
-        return {"fires": schedules.preview(cron.strip(), tz.strip() or "UTC", 5), "wrong": ""}
-    except Problem as error:
+        return {"fires": schedules.preview_fire_times(cron.strip(), tz.strip() or "UTC", 5), "wrong": ""}
+    except HttpProblem as error:
         return {"fires": [], "wrong": error.detail}

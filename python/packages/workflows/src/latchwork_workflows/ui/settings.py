@@ -16,97 +16,105 @@ from latchwork.spi import read_json
 from latchwork_workflows.db import workflow_queries
 from latchwork_workflows.schemas.settings import Connection, Environment, Parameter, SettingKind
 from latchwork_workflows.services import grants
-from latchwork_workflows.services import settings as desk
-from latchwork_workflows.services.parts import Parts, parts_of
-from latchwork_workflows.ui.frame import address, led, page
-from latchwork_workflows.web import Identity, Problem, Role, Who
+from latchwork_workflows.services import settings as service
+from latchwork_workflows.services.parts import ServiceContext, context_of
+from latchwork_workflows.ui.frame import redirect, render_page, url_with_query
+from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, Role
 
 router = APIRouter()
 _Kind = Literal["connection", "environment", "parameter"]
 _Word = Annotated[str, Form(max_length=200)]
 #: The limit of form fields. Larger than any valid value, so that the error can name the field that is too large.
-_MOST_FIELD = 200_000
+_MAX_FIELD = 200_000
 
 
 @router.get("/settings", response_class=HTMLResponse)
-def settings(request: Request, who: Who, project: Annotated[str, Query(max_length=100)] = "") -> HTMLResponse:
+def settings(request: Request, user: CurrentUser, project: Annotated[str, Query(max_length=100)] = "") -> HTMLResponse:
     """Show all visible settings, or those of a project together with those of all projects."""
-    return _page(request, who, project.replace("\x00", ""))
+    return _page(request, user, project.replace("\x00", ""))
 
 
 @router.post("/settings/{kind}")
-async def change(request: Request, who: Who, kind: _Kind) -> Response:
+async def set_setting(request: Request, user: CurrentUser, kind: _Kind) -> Response:
     """Store a setting. An invalid form is shown again as it was sent."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
-    return await run_in_threadpool(_change, request, who, kind, sent)
+    return await run_in_threadpool(_change, request, user, kind, sent)
 
 
 @router.post("/settings/{kind}/delete")
-def remove(*, request: Request, who: Who, kind: _Kind, name: _Word, project: _Word = "", shown: _Word = "") -> Response:
+def remove_setting(
+    *, request: Request, user: CurrentUser, kind: _Kind, name: _Word, project: _Word = "", shown: _Word = ""
+) -> Response:
     """Delete a setting."""
-    desk.remove(parts_of(request), who, kind, project, name)
-    return led(address("/settings", project=shown))
+    service.remove_setting(context_of(request), user, kind, project, name)
+    return redirect(url_with_query("/settings", project=shown))
 
 
 @router.post("/settings/connection/test")
-def try_connection(request: Request, who: Who, name: _Word, project: _Word = "", within: _Word = "") -> Response:
+def check_connection(
+    request: Request, user: CurrentUser, name: _Word, project: _Word = "", within: _Word = ""
+) -> Response:
     """Test a connection on a worker and redirect to the run."""
-    asked = desk.try_connection(parts_of(request), who, project, name, within=within)
-    return led(f"/commands/{asked.command}")
+    asked = service.check_connection(context_of(request), user, project, name, within=within)
+    return redirect(f"/commands/{asked.command}")
 
 
 @router.post("/grants")
-def change_grant(*, request: Request, who: Who, project: _Word, grantee: _Word = "", role: _Word = "") -> Response:
+def change_grant(
+    *, request: Request, user: CurrentUser, project: _Word, grantee: _Word = "", role: _Word = ""
+) -> Response:
     """Set or remove the grant of a project."""
-    parts = parts_of(request)
+    context = context_of(request)
     if role:
-        grants.put(parts, who, project=project, grantee=grantee.strip(), role=role)
+        grants.set_grant(context, user, project=project, grantee=grantee.strip(), role=role)
     else:
-        grants.remove(parts, who, project, grantee)
-    return led("/settings#grants")
+        grants.remove_grant(context, user, project, grantee)
+    return redirect("/settings#grants")
 
 
-def _change(request: Request, who: Identity, kind: SettingKind, sent: dict[str, str]) -> Response:
-    parts, project, name = parts_of(request), sent.get("project", ""), sent.get("name", "").strip()
+def _change(request: Request, user: Identity, kind: SettingKind, sent: dict[str, str]) -> Response:
+    context, project, name = context_of(request), sent.get("project", ""), sent.get("name", "").strip()
     shown = sent.get("shown", "")[:100].replace("\x00", "")
     try:
-        _set(parts, who, kind, project[:100], name, sent)
-    except Problem as error:
+        _set(context, user, kind, project[:100], name, sent)
+    except HttpProblem as error:
         if error.status == 403:
             raise
-        return _page(request, who, shown, error.status, kind=kind, sent=sent, refused=error)
-    return led(address("/settings", project=shown))
+        return _page(request, user, shown, error.status, kind=kind, sent=sent, refused=error)
+    return redirect(url_with_query("/settings", project=shown))
 
 
-def _set(parts: Parts, who: Identity, kind: SettingKind, project: str, name: str, sent: Mapping[str, str]) -> None:  # noqa: PLR0917 - one caller
+def _set(  # noqa: PLR0917 - one caller
+    context: ServiceContext, user: Identity, kind: SettingKind, project: str, name: str, sent: Mapping[str, str]
+) -> None:
     if kind == "connection":
         url, secret = sent.get("url", "").strip(), sent.get("secret", "").strip()
-        desk.set_connection(parts, who, project, name, url=url, secret=secret)
+        service.set_connection(context, user, project, name, url=url, secret=secret)
     elif kind == "environment":
-        desk.set_environment(parts, who, project, name, variables_of(sent.get("variables", "")))
+        service.set_environment(context, user, project, name, parse_variables(sent.get("variables", "")))
     else:
-        desk.set_parameter(parts, who, project, name, value_of(sent.get("value", "")))
+        service.set_parameter(context, user, project, name, parse_value(sent.get("value", "")))
 
 
-def variables_of(text: str) -> dict[str, str]:
+def parse_variables(text: str) -> dict[str, str]:
     """Parse variables from a form, one per line.
 
     Raises:
-        Problem: 422, a line is invalid.
+        HttpProblem: 422, a line is invalid.
     """
     found = {}
-    for number, line in enumerate(text[:_MOST_FIELD].replace("\r\n", "\n").split("\n"), 1):
+    for number, line in enumerate(text[:_MAX_FIELD].replace("\r\n", "\n").split("\n"), 1):
         name, equals, value = line.partition("=")
         if not line.strip():
             continue
         if not equals:
-            message = f"line {number} is no variable; write NAME=value"
-            raise Problem(422, f"variables: {message}", errors=[("variables", message)])
+            message = f"line {number} is not a variable; write NAME=value"
+            raise HttpProblem(422, f"variables: {message}", errors=[("variables", message)])
         found[name.strip()] = value
     return found
 
 
-def value_of(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Parse a value from a form: JSON, or else text."""
     text = text.replace("\r\n", "\n")
     try:
@@ -115,48 +123,48 @@ def value_of(text: str) -> Any:
         return text
 
 
-def text_of(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for a form so that it parses to the same value. Text that looks like JSON is quoted."""
-    if isinstance(value, str) and value_of(value) == value:
+    if isinstance(value, str) and parse_value(value) == value:
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
 def _page(
     request: Request,
-    who: Identity,
+    user: Identity,
     project: str,
     status: int = 200,
     /,
     *,
     kind: str = "",
     sent: Mapping[str, str] | None = None,
-    refused: Problem | None = None,
+    refused: HttpProblem | None = None,
 ) -> HTMLResponse:
-    parts = parts_of(request)
+    context = context_of(request)
     chosen = project or None
     found = {
-        "connection": [_row(who, each) for each in desk.connections(parts, who, chosen)],
-        "environment": [_row(who, each) for each in desk.environments(parts, who, chosen)],
-        "parameter": [_row(who, each) for each in desk.parameters(parts, who, chosen)],
+        "connection": [_row(user, each) for each in service.list_connections(context, user, chosen)],
+        "environment": [_row(user, each) for each in service.list_environments(context, user, chosen)],
+        "parameter": [_row(user, each) for each in service.list_parameters(context, user, chosen)],
     }
-    with parts.database.read() as connection:
-        mine, known = who.projects(), workflow_queries.projects(connection)
-    seen = sorted({*known, *who.roles} - {""}) if mine is None else sorted(mine)
+    with context.database.read() as connection:
+        mine, known = user.projects(), workflow_queries.projects(connection)
+    seen = sorted({*known, *user.roles} - {""}) if mine is None else sorted(mine)
     values: dict[str, Any] = {"found": found, "project": project, "projects": seen, "kind": kind, "sent": sent or {}}
     # A refused URL may contain a password.
     values["keeps_url"] = refused is None or all(path != "url" for path, _ in refused.errors)
-    writable = [each for each in seen if who.may(Role.EDITOR, each)]
-    values["grants"] = grants.listed(parts, who, project)
-    values["administered"] = [each for each in seen if who.may(Role.ADMIN, each)]
-    return page(request, who, "settings.html", status, refused=refused, writable=writable, **values)
+    writable = [each for each in seen if user.has_role(Role.EDITOR, each)]
+    values["grants"] = grants.list_grants(context, user, project)
+    values["administered"] = [each for each in seen if user.has_role(Role.ADMIN, each)]
+    return render_page(request, user, "settings.html", status, refused=refused, writable=writable, **values)
 
 
-def _row(who: Identity, found: Connection | Environment | Parameter) -> dict[str, Any]:
+def _row(user: Identity, found: Connection | Environment | Parameter) -> dict[str, Any]:
     """Return the fields of a setting as text."""
-    row = {**found.model_dump(), "may_change": desk.may_change(who, found.project)}
+    row = {**found.model_dump(), "may_change": service.may_change(user, found.project)}
     if isinstance(found, Environment):
         row["variables"] = "\n".join(f"{name}={each}" for name, each in sorted((found.variables or {}).items()))
     elif isinstance(found, Parameter):
-        row["value"] = text_of(found.value)
+        row["value"] = format_value(found.value)
     return row

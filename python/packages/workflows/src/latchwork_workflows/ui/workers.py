@@ -6,31 +6,31 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.db import overview
-from latchwork_workflows.services.parts import need_any, parts_of
-from latchwork_workflows.services.workers import at_work
-from latchwork_workflows.ui.frame import page
-from latchwork_workflows.web import Who
+from latchwork_workflows.services.parts import context_of, require_any_role
+from latchwork_workflows.services.workers import tasks_by_worker
+from latchwork_workflows.ui.frame import render_page
+from latchwork_workflows.web import CurrentUser
 
 router = APIRouter()
 #: The maximum number of tasks shown for each worker.
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 @router.get("/workers", response_class=HTMLResponse)
-def workers(request: Request, who: Who) -> HTMLResponse:
+def workers(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show the workers with their tasks, and the owners of the shards. Needs a role in some project."""
-    need_any(who)
-    parts = parts_of(request)
-    seen = parts.workers()
-    with parts.database.read() as connection:
-        shards, lag = overview.shards(connection), overview.lag(connection)
-        running = at_work(connection, who, seen or ())
-    values = {"workers": seen, "running": running, "most": _MOST_NAMED, "known": parts.cluster is not None}
-    return page(request, who, "workers.html", shards=shards, lag=lag, **values)
+    require_any_role(user)
+    context = context_of(request)
+    seen = context.workers()
+    with context.database.read() as connection:
+        shards, lag = overview.shards(connection), overview.command_lag(connection)
+        running = tasks_by_worker(connection, user, seen or ())
+    values = {"workers": seen, "running": running, "limit": _MAX_NAMED, "known": context.cluster is not None}
+    return render_page(request, user, "workers.html", shards=shards, lag=lag, **values)
 
 
 @router.get("/api", response_class=HTMLResponse)
-def api(request: Request, who: Who) -> HTMLResponse:
+def api(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show the routes of the API, from its OpenAPI document."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     for path, methods in request.app.openapi()["paths"].items():
@@ -38,4 +38,4 @@ def api(request: Request, who: Who) -> HTMLResponse:
             tag = (each.get("tags") or ["server"])[0]
             text = each.get("description", "").split("\n")[0]
             found.setdefault(tag, []).append((method.upper(), path, text))
-    return page(request, who, "api.html", groups=found)
+    return render_page(request, user, "api.html", groups=found)

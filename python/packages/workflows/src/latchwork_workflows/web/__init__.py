@@ -7,29 +7,45 @@ without JavaScript. Browsers only load the files in ``static``.
 from typing import TYPE_CHECKING
 
 from latchwork.spi import late
-from latchwork_workflows.web.app import Link, Site, make_app
-from latchwork_workflows.web.identity import Accounts, Identity, Role, SignedIn, Who, asked_by, may_still, who
-from latchwork_workflows.web.live import Hub, aside
-from latchwork_workflows.web.passwords import TooManyTries, Tries, check_password, digest_of, hash_password, new_secret
-from latchwork_workflows.web.problems import Problem
+from latchwork_workflows.web.app import NavigationEntry, SiteConfig, make_app
+from latchwork_workflows.web.identity import (
+    Accounts,
+    CurrentUser,
+    Identity,
+    Role,
+    SignedIn,
+    as_identity,
+    current_user,
+    is_still_allowed,
+)
+from latchwork_workflows.web.live import LiveHub, run_in_stream_thread
+from latchwork_workflows.web.passwords import (
+    AttemptLimit,
+    TooManyAttempts,
+    check_password,
+    digest_of,
+    hash_password,
+    new_secret,
+)
+from latchwork_workflows.web.problems import HttpProblem
 
 if TYPE_CHECKING:
-    from latchwork_workflows.web.bars import Bar, Bars, shares
+    from latchwork_workflows.web.bars import Bar, GanttChart, share_bar
     from latchwork_workflows.web.connections import ConnectionLimits
     from latchwork_workflows.web.drawings import BACK, BOTH, graph_svg
-    from latchwork_workflows.web.forms import Field, FormInvalid, fields_of, values_of
+    from latchwork_workflows.web.forms import FormField, FormInvalid, fields_of, values_of
     from latchwork_workflows.web.pages import Pages
-    from latchwork_workflows.web.server import HttpServer, listening, tls_context
+    from latchwork_workflows.web.server import HttpServer, bind_socket, tls_context
 else:
     __getattr__ = late(
         __name__,
         {
-            "latchwork_workflows.web.bars": ("Bar", "Bars", "shares"),
+            "latchwork_workflows.web.bars": ("Bar", "GanttChart", "share_bar"),
             "latchwork_workflows.web.connections": ("ConnectionLimits",),
             "latchwork_workflows.web.drawings": ("BACK", "BOTH", "graph_svg"),
-            "latchwork_workflows.web.forms": ("Field", "FormInvalid", "fields_of", "values_of"),
+            "latchwork_workflows.web.forms": ("FormField", "FormInvalid", "fields_of", "values_of"),
             "latchwork_workflows.web.pages": ("Pages",),
-            "latchwork_workflows.web.server": ("HttpServer", "listening", "tls_context"),
+            "latchwork_workflows.web.server": ("HttpServer", "bind_socket", "tls_context"),
         },
     )
 
@@ -37,36 +53,36 @@ __all__ = [
     "BACK",
     "BOTH",
     "Accounts",
+    "AttemptLimit",
     "Bar",
-    "Bars",
     "ConnectionLimits",
-    "Field",
+    "CurrentUser",
+    "FormField",
     "FormInvalid",
+    "GanttChart",
+    "HttpProblem",
     "HttpServer",
-    "Hub",
     "Identity",
-    "Link",
+    "LiveHub",
+    "NavigationEntry",
     "Pages",
-    "Problem",
     "Role",
     "SignedIn",
-    "Site",
-    "TooManyTries",
-    "Tries",
-    "Who",
-    "aside",
-    "asked_by",
+    "SiteConfig",
+    "TooManyAttempts",
+    "as_identity",
+    "bind_socket",
     "check_password",
+    "current_user",
     "digest_of",
     "fields_of",
     "graph_svg",
     "hash_password",
-    "listening",
+    "is_still_allowed",
     "make_app",
-    "may_still",
     "new_secret",
-    "shares",
+    "run_in_stream_thread",
+    "share_bar",
     "tls_context",
     "values_of",
-    "who",
 ]

@@ -19,9 +19,9 @@ from starlette.responses import Response
 
 from latchwork_workflows.web import problems
 from latchwork_workflows.web.identity import Accounts, Role
-from latchwork_workflows.web.live import Hub
-from latchwork_workflows.web.problems import Problem
-from latchwork_workflows.web.safety import HEADERS, Safety
+from latchwork_workflows.web.live import LiveHub
+from latchwork_workflows.web.problems import HttpProblem
+from latchwork_workflows.web.safety import HEADERS, SafetyMiddleware
 
 if TYPE_CHECKING:
     from latchwork_workflows.web.pages import Pages
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
 #: The path prefix of the API. All other paths are pages.
 API = "/api/"
-_OURS = "something went wrong here; the log of the server has the details"
+_OURS = "internal error; see the log of the server"
 
 
-class Link(NamedTuple):
+class NavigationEntry(NamedTuple):
     """An entry of the navigation, shown to users who have the role in some project.
 
     Attributes:
@@ -48,14 +48,14 @@ class Link(NamedTuple):
     role: Role = Role.VIEWER
     also: tuple[str, ...] = ()
 
-    def has(self, path: str) -> bool:
+    def contains(self, path: str) -> bool:
         """Return whether a page belongs to this entry."""
         mine = (self.path, *self.also)
         return path in mine or (self.path != "/" and path.startswith(tuple(f"{each}/" for each in mine)))
 
 
 @dataclass(eq=False)
-class Site:
+class SiteConfig:
     """The settings of an app besides its routes.
 
     Attributes:
@@ -73,15 +73,15 @@ class Site:
     title: str
     accounts: Accounts
     pages: Pages | None = None
-    navigation: Sequence[Link] = ()
-    live: Hub | None = None
+    navigation: Sequence[NavigationEntry] = ()
+    live: LiveHub | None = None
     expected: tuple[type[Exception], ...] = ()
-    problem_of: Callable[[Exception], Problem | None] = lambda _: None
+    problem_of: Callable[[Exception], HttpProblem | None] = lambda _: None
     cookie: str = "latchwork"
 
 
 def make_app(
-    site: Site,
+    site: SiteConfig,
     *,
     hosts: Iterable[str],
     version: str,
@@ -111,10 +111,10 @@ def make_app(
 
         app.include_router(sign_in.router)
         app.mount("/static", _Static(directory=_HERE / "static"), name="static")
-    app.add_middleware(Safety, hosts=list(hosts), larger=larger or {})
-    app.add_exception_handler(Exception, _unexpected)
-    for kind in (Problem, HTTPException, RequestValidationError, *site.expected):
-        app.add_exception_handler(kind, _told)
+    app.add_middleware(SafetyMiddleware, hosts=list(hosts), larger=larger or {})
+    app.add_exception_handler(Exception, _handle_unexpected)
+    for kind in (HttpProblem, HTTPException, RequestValidationError, *site.expected):
+        app.add_exception_handler(kind, _handle_error)
     return app
 
 
@@ -127,30 +127,30 @@ class _Static(StaticFiles):
         return response
 
 
-async def _told(request: Request, error: Exception) -> Response:
-    return await _answer(request, _problem(request, error))
+async def _handle_error(request: Request, error: Exception) -> Response:
+    return await _respond(request, _to_problem(request, error))
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+async def _handle_unexpected(request: Request, error: Exception) -> Response:
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    response = await _answer(request, Problem(500, _OURS))
+    response = await _respond(request, HttpProblem(500, _OURS))
     response.headers.update(HEADERS)  # this response bypasses the middleware that adds them
     return response
 
 
-def _problem(request: Request, error: Exception) -> Problem:
-    if isinstance(error, Problem):
+def _to_problem(request: Request, error: Exception) -> HttpProblem:
+    if isinstance(error, HttpProblem):
         return error
     if isinstance(error, RequestValidationError):
-        return problems.of_validation(error)
+        return problems.from_validation_error(error)
     if isinstance(error, HTTPException):
-        return problems.of_http(error)
-    site: Site = request.app.state.site
-    return site.problem_of(error) or Problem(500, _OURS)
+        return problems.from_http_error(error)
+    site: SiteConfig = request.app.state.site
+    return site.problem_of(error) or HttpProblem(500, _OURS)
 
 
-async def _answer(request: Request, problem: Problem) -> Response:
-    site: Site = request.app.state.site
+async def _respond(request: Request, problem: HttpProblem) -> Response:
+    site: SiteConfig = request.app.state.site
     if site.pages is None or request.url.path.startswith(API) or not _wants_page(request):
         return problem.response()
     if problem.status == 401:

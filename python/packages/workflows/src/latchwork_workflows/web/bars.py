@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from latchwork_workflows.web.pages import duration, harmless
+from latchwork_workflows.web.pages import clean_value, duration
 
 _ROW = 26
 _BAR = 16
@@ -66,7 +66,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class GanttChart:
     """Rows of bars by name, in order."""
 
     rows: Sequence[tuple[str, Sequence[Bar]]]
@@ -80,13 +80,13 @@ class Bars:
         last = max(first + 0.1, *(bar.end if bar.end is not None else now for bar in bars))
         height = _HEAD + _ROW * len(self.rows) + 4
         head = Markup('<svg class="bars" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(
-            _WIDTH, height, f"what ran when, {duration(last - first)} in all"
+            _WIDTH, height, f"timeline, {duration(last - first)} in all"
         )
         parts = [head, *_ticks(first, last, height)]
         for number, (name, row) in enumerate(self.rows):
             top = _HEAD + _ROW * number
             parts.append(
-                Markup('<text class="name" x="{}" y="{}">{}</text>').format(_NAMES - 8, top + 13, _fitted(name))
+                Markup('<text class="name" x="{}" y="{}">{}</text>').format(_NAMES - 8, top + 13, _shorten(name))
             )
             parts += [_bar(bar, top, first, last, now) for bar in row]
         return Markup("").join([*parts, Markup("</svg>")])
@@ -94,11 +94,11 @@ class Bars:
 
 def _bar(bar: Bar, top: int, first: float, last: float, now: float) -> Markup:
     end = bar.end if bar.end is not None else now
-    left = _at(bar.start, first, last)
-    width = max(3.0, _at(end, first, last) - left)
+    left = _x_position(bar.start, first, last)
+    width = max(3.0, _x_position(end, first, last) - left)
     took = duration(end - bar.start)
     shape = Markup('<g class="bar state-{}"><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="3"/></g>')
-    made = shape.format(bar.kind, harmless(f"{bar.title}, {took}"), f"{left:.1f}", top + 1, f"{width:.1f}", _BAR)
+    made = shape.format(bar.kind, clean_value(f"{bar.title}, {took}"), f"{left:.1f}", top + 1, f"{width:.1f}", _BAR)
     return Markup('<a href="{}">{}</a>').format(bar.link, made) if bar.link else made
 
 
@@ -109,7 +109,7 @@ def _ticks(first: float, last: float, height: int) -> list[Markup]:
     found: list[Markup] = []
     at = (int(first / step) + 1) * step if step >= 1 else first
     while at <= last and len(found) < 12:
-        place = _at(at, first, last)
+        place = _x_position(at, first, last)
         x, anchor = f"{place:.1f}", "end" if place > _WIDTH - _EDGE else "middle"
         text = f"{datetime.fromtimestamp(at, UTC):{form}}" if step >= 1 else f"+{at - first:.1f} s"
         found.append(_TICK.format(x, height, text, anchor))
@@ -117,16 +117,16 @@ def _ticks(first: float, last: float, height: int) -> list[Markup]:
     return found
 
 
-def _at(moment: float, first: float, last: float) -> float:
-    return _NAMES + (moment - first) / (last - first) * (_WIDTH - _NAMES - 6)
+def _x_position(time: float, first: float, last: float) -> float:
+    return _NAMES + (time - first) / (last - first) * (_WIDTH - _NAMES - 6)
 
 
-def _fitted(name: str) -> str:
-    text = str(harmless(name))
+def _shorten(name: str) -> str:
+    text = str(clean_value(name))
     return text if len(text) <= 22 else f"{text[:10]}…{text[-11:]}"
 
 
-def shares(counts: Sequence[tuple[str, int]], title: str) -> Markup:
+def share_bar(counts: Sequence[tuple[str, int]], title: str) -> Markup:
     """Return one bar with the share of each state.
 
     Args:
@@ -137,7 +137,7 @@ def shares(counts: Sequence[tuple[str, int]], title: str) -> Markup:
     parts = [
         Markup(
             '<svg class="shares" viewBox="0 0 100 10" preserveAspectRatio="none" role="img"><title>{}</title>'
-        ).format(harmless(title))
+        ).format(clean_value(title))
     ]
     left = 0.0
     for state, count in counts:

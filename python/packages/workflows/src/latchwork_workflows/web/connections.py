@@ -1,8 +1,8 @@
 """Limits that keep slow and half-open connections from using up a server.
 
-A connection has a deadline while the head of a request comes in, and another one for its body. The number of
-connections stays below the file limit of the process: when it is reached, a new connection takes the place of the one
-that has waited longest without a complete request, and is refused where there is none.
+The head and the body of a request each have a deadline. The number of connections stays below the file limit of the
+process. When it is reached, a new connection replaces the one that has waited longest without a complete request. If
+there is none, the new one is refused.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 #: The other half of the files of a process is reserved for databases, stores and logs.
-_MOST_CONNECTIONS = 2_000
+_MAX_CONNECTIONS = 2_000
 
 
-def half_of_the_files() -> int:
+def default_max_connections() -> int:
     """Return the default limit of connections: half of this process's limit of open files, at most 2,000."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(_MOST_CONNECTIONS, files // 2))
+    return _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(_MAX_CONNECTIONS, files // 2))
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ConnectionLimits:
         unread_timeout_s: Seconds that a client may leave sent data unread or be unreachable. Linux only.
     """
 
-    max_connections: int = field(default_factory=half_of_the_files)
+    max_connections: int = field(default_factory=default_max_connections)
     head_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     unread_timeout_s: float = 30.0
@@ -50,7 +50,7 @@ class ConnectionLimits:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.unread_timeout_s * 1000))
 
 
-class LimitedConnections:
+class ConnectionFactory:
     """Creates the connections of one server, which share the limits. Used in the server's event loop.
 
     Args:
@@ -69,7 +69,7 @@ class LimitedConnections:
         return LimitedConnection(self, *args, **kwargs)
 
     def admit(self) -> bool:
-        """Count a new connection. Return False if there is no room for it.
+        """Count a new connection. Return False if the limit is reached.
 
         If there are too many, this closes the oldest incomplete connection.
         """
@@ -85,7 +85,7 @@ class LimitedConnections:
         """Stop counting a connection."""
         self._open -= 1
 
-    def note(self, connection: LimitedConnection, is_incomplete: bool) -> None:
+    def set_incomplete(self, connection: LimitedConnection, is_incomplete: bool) -> None:
         """Record whether a connection waits for the rest of a request. The longest waiting one is dropped first."""
         if is_incomplete:
             self._incomplete.setdefault(connection)
@@ -99,7 +99,7 @@ class LimitedConnection(H11Protocol):
     It is counted before the TLS handshake, and its first deadline includes the handshake.
     """
 
-    def __init__(self, owner: LimitedConnections, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, owner: ConnectionFactory, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._owner = owner
         self._is_counted = False
@@ -129,7 +129,7 @@ class LimitedConnection(H11Protocol):
             self.drop()
             return
         if encrypted is None:
-            self._leave()
+            self._release()
         else:
             self._begin(encrypted)
             if self._early:
@@ -150,13 +150,13 @@ class LimitedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection that has ended."""
-        self._leave()
+        self._release()
         if self._has_begun:  # otherwise it was refused, or its handshake failed
             super().connection_lost(exc)
 
     def drop(self) -> None:
         """Close the connection immediately and discard unsent data."""
-        self._leave()
+        self._release()
         self.transport.abort()
 
     def _watch(self) -> None:
@@ -171,13 +171,13 @@ class LimitedConnection(H11Protocol):
             limits = self._owner.limits
             delay_s = limits.head_timeout_s if awaited is h11.IDLE else limits.body_timeout_s
             self._deadline = self.loop.call_later(delay_s, self.drop)
-        self._owner.note(self, awaited is not None)
+        self._owner.set_incomplete(self, awaited is not None)
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         self._cancel()
         if self._is_counted:
             self._is_counted = False
-            self._owner.note(self, False)
+            self._owner.set_incomplete(self, False)
             self._owner.release()
 
     def _cancel(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from markupsafe import Markup
 
 from latchwork.drawing import Box, Graph, Layout, Line, Node, lay_out
-from latchwork_workflows.web.pages import harmless
+from latchwork_workflows.web.pages import clean_value
 
 #: The kind of an edge that is drawn reversed, because it closes a cycle: its arrow is at its source.
 BACK = "back"
@@ -32,7 +32,7 @@ def graph_svg(
         'role="group" aria-label="{title}"><defs><marker id="{name}-arrow" viewBox="0 0 8 8" refX="7" refY="4" '
         'markerWidth="7" markerHeight="7" orient="auto-start-reverse">'
         '<path class="head" d="M0 0L8 4L0 8z"/></marker></defs>'
-    ).format(w=_number(layout.width), h=_number(layout.height), title=_shown(graph.title), name=name)
+    ).format(w=_number(layout.width), h=_number(layout.height), title=_visible_text(graph.title), name=name)
     parts = [head, *(_line(each, name) for each in layout.lines)]
     parts += [_box(node, layout.boxes[node.id], (links or {}).get(node.id, "")) for node in graph.nodes]
     return Markup("").join([*parts, Markup("</svg>")])
@@ -44,14 +44,14 @@ def _box(node: Node, box: Box, link: str) -> Markup:
         '<text x="{cx}" y="{cy}">{text}</text></g>'
     ).format(
         kind=f"state-{node.kind}" if node.kind else "",
-        title=_shown(node.title or node.text),
+        title=_visible_text(node.title or node.text),
         x=_number(box.x),
         y=_number(box.y),
         w=_number(box.width),
         h=_number(box.height),
         cx=_number(box.x + box.width / 2),
         cy=_number(box.y + box.height / 2),
-        text=_shown(box.text),
+        text=_visible_text(box.text),
     )
     return Markup('<a href="{}">{}</a>').format(link, inner) if link else inner
 
@@ -63,8 +63,8 @@ def _line(line: Line, name: str) -> Markup:
     return Markup('<path class="edge{}" d="{}"{}/>').format(kind, line.path, arrows)
 
 
-def _shown(text: str) -> str:
-    return str(harmless(text)).encode("utf-8", "replace").decode()
+def _visible_text(text: str) -> str:
+    return str(clean_value(text)).encode("utf-8", "replace").decode()
 
 
 def _number(value: float) -> str:

@@ -28,13 +28,13 @@ class FormInvalid(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FormField:
     """A field of a form.
 
     Attributes:
         name: The name of the field.
         kind: ``text``, ``area``, ``number``, ``whole``, ``tick``, ``choice``, ``lines`` or ``json``.
-        needed: Whether it is required.
+        required: Whether it is required.
         value: The initial value, as text.
         choices: The values of a choice.
         help: A sentence that explains it.
@@ -43,14 +43,14 @@ class Field:
 
     name: str
     kind: str
-    needed: bool = False
+    required: bool = False
     value: str = ""
     choices: tuple[str, ...] = ()
     help: str = ""
     optional: bool = False
 
 
-def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> list[Field]:
+def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> list[FormField]:
     """Return the fields of an object, in the order of the schema.
 
     Args:
@@ -60,14 +60,14 @@ def fields_of(schema: Mapping[str, Any], values: Mapping[str, Any] | None = None
     return list(_fields(schema, values or {}))
 
 
-def _fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Field]:
+def _fields(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[FormField]:
     known = schema.get("$defs", {})
     needed = set(schema.get("required", ()))
     for name, given in schema.get("properties", {}).items():
         part, optional = _plain(given, known)
         kind = _kind(part, name)
         value = values.get(name, given.get("default", part.get("default")))
-        yield Field(
+        yield FormField(
             name,
             kind,
             name in needed,
@@ -116,7 +116,7 @@ def _as_text(kind: str, value: Any) -> str:
     return value if isinstance(value, str) and kind != "json" else json.dumps(value, ensure_ascii=False)
 
 
-def values_of(fields: list[Field], sent: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+def values_of(fields: list[FormField], sent: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
     """Return the submitted values. Optional empty fields, and unchanged defaults of optional fields, are left out.
 
     Raises:
@@ -130,9 +130,9 @@ def values_of(fields: list[Field], sent: Mapping[str, str], prefix: str = "") ->
             if bool(text) != bool(each.value):
                 found[each.name] = bool(text)
         elif not text.strip():
-            if each.needed:
-                problems[each.name] = "this has to be given"
-        elif text != each.value or each.needed:
+            if each.required:
+                problems[each.name] = "this is required"
+        elif text != each.value or each.required:
             try:
                 found[each.name] = _value(each, text)
             except (ValueError, BadRecord) as error:
@@ -142,12 +142,14 @@ def values_of(fields: list[Field], sent: Mapping[str, str], prefix: str = "") ->
     return found
 
 
-def _value(field: Field, text: str) -> Any:
+def _value(field: FormField, text: str) -> Any:
     if field.kind in {"whole", "number"}:
         try:
             return int(text) if field.kind == "whole" else float(text)
         except ValueError:
-            raise ValueError(f"{text.strip()[:40]!r} is no {'whole ' if field.kind == 'whole' else ''}number") from None
+            raise ValueError(
+                f"{text.strip()[:40]!r} is not a {'whole ' if field.kind == 'whole' else ''}number"
+            ) from None
     if field.kind == "lines":
         return [line for line in text.split("\n") if line.strip()]
     if field.kind == "json":

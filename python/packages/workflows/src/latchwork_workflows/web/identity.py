@@ -17,8 +17,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from latchwork.errors import Unavailable
-from latchwork_workflows.web.live import aside
-from latchwork_workflows.web.problems import Problem
+from latchwork_workflows.web.live import run_in_stream_thread
+from latchwork_workflows.web.problems import HttpProblem
 
 #: The project that means all projects, and that of objects without a project.
 EVERYWHERE = ""
@@ -40,12 +40,12 @@ class Role(IntEnum):
     ADMIN = 4
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """The name of the role."""
         return self.name.lower()
 
     @classmethod
-    def of(cls, word: str) -> Role:
+    def from_label(cls, word: str) -> Role:
         """Return the role of this name.
 
         Raises:
@@ -54,7 +54,7 @@ class Role(IntEnum):
         try:
             return cls[word.upper()]
         except KeyError:
-            known = ", ".join(each.word for each in cls)
+            known = ", ".join(each.label for each in cls)
             raise ValueError(f"there is no role {word[:40]!r}; there are {known}") from None
 
 
@@ -74,21 +74,21 @@ class Identity:
     csrf: str = ""
     by_token: bool = False
 
-    def may(self, role: Role, project: str = EVERYWHERE) -> bool:
+    def has_role(self, role: Role, project: str = EVERYWHERE) -> bool:
         """Return whether the user has this role, or a higher one, in a project."""
         return max(self.roles.get(EVERYWHERE, 0), self.roles.get(project, 0)) >= role
 
-    def may_somewhere(self, role: Role) -> bool:
+    def has_any_role(self, role: Role) -> bool:
         """Return whether the user has this role, or a higher one, in any project."""
         return any(each >= role for each in self.roles.values())
 
     def projects(self, role: Role = Role.VIEWER) -> frozenset[str] | None:
         """Return the projects in which the user has this role. None: all."""
-        if self.may(role):
+        if self.has_role(role):
             return None
         return frozenset(name for name, each in self.roles.items() if each >= role)
 
-    def at_most(self, role: Role | None) -> Identity:
+    def limited_to(self, role: Role | None) -> Identity:
         """Return the identity with all roles limited to this one."""
         if role is None:
             return self
@@ -110,11 +110,11 @@ class SignedIn(NamedTuple):
 class Accounts(Protocol):
     """The interface to accounts. Its methods block. Thread-safe."""
 
-    def of_cookie(self, cookie: str) -> Identity | None:
+    def identity_of_cookie(self, cookie: str) -> Identity | None:
         """Return the identity of a session cookie, or None if there is no such session or it has expired."""
         ...
 
-    def of_token(self, token: str) -> Identity | None:
+    def identity_of_token(self, token: str) -> Identity | None:
         """Return the identity of an API token, or None if there is no such token or it has expired."""
         ...
 
@@ -122,7 +122,7 @@ class Accounts(Protocol):
         """Create a session for a browser, or return None if the name or the password is wrong.
 
         Raises:
-            TooManyTries: There were too many attempts for this name.
+            TooManyAttempts: There were too many attempts for this name.
         """
         ...
 
@@ -135,13 +135,13 @@ class Accounts(Protocol):
         ...
 
 
-async def who(request: Request) -> Identity:
+async def current_user(request: Request) -> Identity:
     """Return the identity of a request.
 
     Raises:
-        Problem: The user is unknown (401), or the change does not come from our pages (403).
+        HttpProblem: The user is unknown (401), or the change does not come from our pages (403).
     """
-    found = await run_in_threadpool(_identified, request)
+    found = await run_in_threadpool(_authenticate, request)
     if _KNOWN in request.scope or request.headers.get("authorization"):
         return found
     if request.method not in SAFE:
@@ -150,10 +150,10 @@ async def who(request: Request) -> Identity:
     return found
 
 
-Who = Annotated[Identity, Depends(who)]
+CurrentUser = Annotated[Identity, Depends(current_user)]
 
 
-def asked_by(app: ASGIApp, identity: Identity) -> ASGIApp:
+def as_identity(app: ASGIApp, identity: Identity) -> ASGIApp:
     """Return an app that handles every request as this identity, for calls in the same process.
 
     Servers build the scope of a request themselves, so requests from the network cannot set an identity.
@@ -165,7 +165,7 @@ def asked_by(app: ASGIApp, identity: Identity) -> ASGIApp:
     return known
 
 
-async def may_still(request: Request, look: Callable[[Identity], object]) -> bool:
+async def is_still_allowed(request: Request, look: Callable[[Identity], object]) -> bool:
     """Return whether a stream may continue: the token or session is still valid and may see the contents.
 
     Args:
@@ -173,15 +173,15 @@ async def may_still(request: Request, look: Callable[[Identity], object]) -> boo
         look: Raises a ``Problem`` if the identity may not see the contents. It may block.
     """
     try:
-        await aside(lambda: look(_identified(request)))
-    except Problem as problem:
+        await run_in_stream_thread(lambda: look(_authenticate(request)))
+    except HttpProblem as problem:
         return problem.status not in _NO
     except Unavailable:
         return True  # unknown: the stream fails by itself if it cannot read
     return True
 
 
-def _identified(request: Request) -> Identity:
+def _authenticate(request: Request) -> Identity:
     """Return the identity of a request. Blocks. Raises 401."""
     if _KNOWN in request.scope:
         known: Identity = request.scope[_KNOWN]
@@ -189,14 +189,14 @@ def _identified(request: Request) -> Identity:
     accounts: Accounts = request.app.state.site.accounts
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind:
-        found = accounts.of_token(token.strip()) if kind.lower() == "bearer" else None
+        found = accounts.identity_of_token(token.strip()) if kind.lower() == "bearer" else None
         if found is None:
-            raise _unknown("this token is not valid; make one on the page of your account")
+            raise _unauthorized("this token is not valid; create one on the page of your account")
         return found
     cookie = request.cookies.get(request.app.state.site.cookie, "")
-    found = accounts.of_cookie(cookie) if cookie else None
+    found = accounts.identity_of_cookie(cookie) if cookie else None
     if found is None:
-        raise _unknown("sign in first, or send a token: `Authorization: Bearer ...`")
+        raise _unauthorized("sign in first, or send a token: `Authorization: Bearer ...`")
     return found
 
 
@@ -204,14 +204,14 @@ def check_origin(request: Request) -> None:
     """Refuse a change that a page of another origin sent. Browsers send the origin, programs do not.
 
     Raises:
-        Problem: The change comes from another origin.
+        HttpProblem: The change comes from another origin.
     """
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     if site not in {None, "same-origin", "none"}:
-        raise Problem(403, f"this change was asked for by a page of another site ({site[:20] if site else ''})")
+        raise HttpProblem(403, f"a page of another site requested this change ({site[:20] if site else ''})")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
-        raise Problem(403, "this change was asked for by a page of another origin")
+        raise HttpProblem(403, "a page of another origin requested this change")
 
 
 async def _check_csrf(request: Request, identity: Identity) -> None:
@@ -222,10 +222,8 @@ async def _check_csrf(request: Request, identity: Identity) -> None:
         value = (await request.form()).get(CSRF_FIELD, "")
         given = value if isinstance(value, str) else ""
     if not identity.csrf or not hmac.compare_digest(given.encode(), identity.csrf.encode()):
-        raise Problem(
-            403, f"the change has no valid proof that our page asked for it; load the page again ({CSRF_HEADER})"
-        )
+        raise HttpProblem(403, f"the CSRF token of this change is not valid; reload the page ({CSRF_HEADER})")
 
 
-def _unknown(detail: str) -> Problem:
-    return Problem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="latchwork"'})
+def _unauthorized(detail: str) -> HttpProblem:
+    return HttpProblem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="latchwork"'})

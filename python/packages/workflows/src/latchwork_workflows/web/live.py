@@ -17,14 +17,14 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from latchwork.spi import mutex
-from latchwork_workflows.web.problems import Problem
+from latchwork_workflows.web.problems import HttpProblem
 
 T = TypeVar("T")
 _PERIOD_S = 1.0
 _PING_S = 15.0
-_MOST_LISTENERS = 500
+_MAX_LISTENERS = 500
 #: The maximum number for one account.
-_MOST_OF_ONE = 50
+_MAX_OF_ONE = 50
 #: Seconds between checks of a listener's permission, while the stream sends.
 _ASK_S = 3.0
 _THREADS = 8
@@ -32,12 +32,12 @@ _limiter: RunVar[anyio.CapacityLimiter] = RunVar("latchwork-streams")
 
 
 def _most_listeners() -> int:
-    from latchwork_workflows.web.connections import half_of_the_files  # lazy, because it loads a server
+    from latchwork_workflows.web.connections import default_max_connections  # lazy, because it loads a server
 
-    return min(_MOST_LISTENERS, half_of_the_files() // 2)
+    return min(_MAX_LISTENERS, default_max_connections() // 2)
 
 
-class Hub:
+class LiveHub:
     """The listeners of topics. Thread-safe.
 
     Args:
@@ -78,26 +78,26 @@ class Hub:
         """End all streams within a period. Idempotent."""
         self._closed = True
 
-    async def opened(
-        self, chunks: AsyncGenerator[bytes, None], account: str, still: Callable[[], Awaitable[bool]]
+    async def guard_stream(
+        self, chunks: AsyncGenerator[bytes, None], account: str, is_allowed: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[bytes, None]:
         """Return a stream that ends soon after its account loses its permission.
 
         Args:
             chunks: The chunks to send. Closed with the stream.
             account: The name of the account.
-            still: Returns whether the account may still listen. Called before sending, at most every few seconds.
+            is_allowed: Returns whether the account may still listen. Called before sending, at most every few seconds.
         Raises:
-            Problem: This account, or all together, have too many streams. Raised before anything is sent.
+            HttpProblem: This account, or all together, have too many streams. Raised before anything is sent.
         """
-        made = self._lent(chunks, account, still)
+        made = self._guarded(chunks, account, is_allowed)
         first = await anext(made)  # raises before the response begins
-        return _after(first, made)
+        return _prepend(first, made)
 
-    async def _lent(
+    async def _guarded(
         self, chunks: AsyncGenerator[bytes, None], account: str, still: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[bytes, None]:
-        self._enter(account)
+        self._count_stream(account)
         try:
             async with aclosing(chunks):
                 asked_at = time.monotonic()
@@ -108,7 +108,7 @@ class Hub:
                         asked_at = time.monotonic()
                     yield chunk
         finally:
-            self._leave(account)
+            self._uncount_stream(account)
 
     async def changes(self, topic: str) -> AsyncGenerator[bytes, None]:
         """Yield an event ``change`` whenever the topic changes, and comments in between."""
@@ -122,11 +122,11 @@ class Hub:
 
     async def _stream(self, topic: str) -> AsyncIterator[bytes]:
         yield b"retry: 3000\n\n"
-        before = await self._now(topic)
+        before = await self._fingerprint(topic)
         told_at = time.monotonic()
         while not self._closed:
             await anyio.sleep(self._period_s)
-            now = await self._now(topic)
+            now = await self._fingerprint(topic)
             if now != before:
                 before, told_at = now, time.monotonic()
                 yield b"event: change\ndata: {}\n\n"
@@ -134,10 +134,10 @@ class Hub:
                 told_at = time.monotonic()
                 yield b": ping\n\n"
 
-    async def _now(self, topic: str) -> Any:
+    async def _fingerprint(self, topic: str) -> Any:
         """Return the fingerprint of a topic, at most one period old. Concurrent callers share one poll."""
         if not self._is_fresh(topic):
-            await aside(self._refresh, topic)
+            await run_in_stream_thread(self._refresh, topic)
         return self._seen.get(topic)
 
     def _is_fresh(self, topic: str) -> bool:
@@ -155,17 +155,19 @@ class Hub:
                 self._seen = {each: self._seen.get(each) for each in topics}  # nothing has changed, as far as we know
             self._seen_at = time.monotonic()
 
-    def _enter(self, account: str) -> None:
+    def _count_stream(self, account: str) -> None:
         retry = {"Retry-After": "60"}
         with self._mutex:
-            if self._listeners[account] >= _MOST_OF_ONE:
-                what = f"your account has {_MOST_OF_ONE} live pages open, which is the most; close some of them"
-                raise Problem(429, what, headers=retry)
+            if self._listeners[account] >= _MAX_OF_ONE:
+                what = f"your account has {_MAX_OF_ONE} live pages open, the maximum; close some of them"
+                raise HttpProblem(429, what, headers=retry)
             if self._listeners.total() >= self._max_listeners:
-                raise Problem(503, "too many live pages are open on this server; reload this page later", headers=retry)
+                raise HttpProblem(
+                    503, "too many live pages are open on this server; reload this page later", headers=retry
+                )
             self._listeners[account] += 1
 
-    def _leave(self, account: str) -> None:
+    def _uncount_stream(self, account: str) -> None:
         with self._mutex:
             self._listeners[account] -= 1
             self._listeners += Counter()  # drops accounts without a stream
@@ -177,7 +179,7 @@ class Hub:
                 del self._topics[topic]
 
 
-async def aside(call: Callable[..., T], *args: Any) -> T:
+async def run_in_stream_thread(call: Callable[..., T], *args: Any) -> T:
     """Run a poll of a stream in one of a few threads that are not used by pages."""
     try:
         limiter = _limiter.get()
@@ -187,7 +189,7 @@ async def aside(call: Callable[..., T], *args: Any) -> T:
     return await anyio.to_thread.run_sync(call, *args, limiter=limiter)
 
 
-async def _after(first: bytes, made: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _prepend(first: bytes, made: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(made):
         yield first
         async for chunk in made:

@@ -38,15 +38,15 @@ class Pages:
             loader=jinja2.FileSystemLoader(paths),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
-            finalize=harmless,
+            finalize=clean_value,
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
         )
         self._env.filters.update(
-            moment=moment, duration=duration, size=size, counted=counted, word=word, as_json=as_json
+            timestamp=timestamp, duration=duration, size=size, counted=counted, label=state_label, as_json=as_json
         )
-        self._env.globals.update(asset=asset, now=time.time, elapsed=elapsed, ticking=ticking)
+        self._env.globals.update(asset=asset, now=time.time, elapsed=elapsed, elapsed_since=elapsed_since)
 
     def render(
         self,
@@ -54,7 +54,7 @@ class Pages:
         template: str,
         status: int = 200,
         *,
-        who: Identity | None = None,
+        user: Identity | None = None,
         headers: Mapping[str, str] | None = None,
         **values: Any,
     ) -> HTMLResponse:
@@ -64,22 +64,22 @@ class Pages:
             request: The request to answer.
             template: The file name of the template.
             status: The HTTP status.
-            who: The user. None: unknown.
+            user: The user. None: unknown.
             headers: Additional headers.
             values: The values for the template.
         """
-        known = {"request": request, "site": request.app.state.site, "who": who, "csrf": who.csrf if who else ""}
+        known = {"request": request, "site": request.app.state.site, "user": user, "csrf": user.csrf if user else ""}
         return HTMLResponse(self._env.get_template(template).render(known | values), status, dict(headers or {}))
 
 
-def harmless(value: Any) -> Any:
+def clean_value(value: Any) -> Any:
     """Return text without characters that move the cursor or change the text direction. Line breaks are kept."""
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(c if c.isprintable() or c in "\n\t" else "" if c == "\r" else ascii(c)[1:-1] for c in value)
 
 
-def moment(wall_s: float | None) -> Markup:
+def timestamp(wall_s: float | None) -> Markup:
     """Format a time in UTC: ``2026-11-22 19:55:29``."""
     if wall_s is None:
         return _DASH
@@ -111,10 +111,10 @@ def elapsed(start: float | None, end: float | None) -> Markup:
     """Format the time from start to end. Without an end, the browser keeps counting."""
     if start is None:
         return _DASH
-    return Markup("{}").format(duration(end - start)) if end is not None else ticking(start)
+    return Markup("{}").format(duration(end - start)) if end is not None else elapsed_since(start)
 
 
-def ticking(start: float) -> Markup:
+def elapsed_since(start: float) -> Markup:
     """Format the time since ``start``. The browser keeps counting."""
     return Markup('<span class="num" data-since="{}">{}</span>').format(f"{start:.1f}", duration(time.time() - start))
 
@@ -129,7 +129,7 @@ def size(count: int) -> str:
     return f"{count / 1000:.1f} kB"
 
 
-def word(text: str) -> str:
+def state_label(text: str) -> str:
     """Format a state for users: ``retry wait``."""
     return str(text).replace("_", " ")
 

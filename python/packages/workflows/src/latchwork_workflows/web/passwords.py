@@ -17,14 +17,14 @@ from collections.abc import Callable
 from latchwork.errors import LatchworkError
 from latchwork.spi import mutex
 
-LEAST_LETTERS = 10
-MOST_LETTERS = 200
+MIN_LETTERS = 10
+MAX_LETTERS = 200
 _COST = 2**14
 #: The maximum number of concurrent hashes. Each takes 16 MB.
 _AT_ONCE = threading.BoundedSemaphore(2)
 _FREE = 5
 _PER_TRY_S = 10.0
-_MOST_NAMES = 10_000
+_MAX_NAMES = 10_000
 
 
 def new_secret(prefix: str = "") -> str:
@@ -43,8 +43,8 @@ def check_length(password: str) -> None:
     Raises:
         ValueError: The password is too short or too long.
     """
-    if not LEAST_LETTERS <= len(password) <= MOST_LETTERS:
-        raise ValueError(f"a password has {LEAST_LETTERS} to {MOST_LETTERS} characters, not {len(password)}")
+    if not MIN_LETTERS <= len(password) <= MAX_LETTERS:
+        raise ValueError(f"a password has {MIN_LETTERS} to {MAX_LETTERS} characters, not {len(password)}")
 
 
 def hash_password(password: str) -> str:
@@ -63,14 +63,14 @@ def check_password(password: str, stored: str | None) -> bool:
 
     Takes the same time without a stored hash, so it does not reveal which accounts exist.
     """
-    kind, cost, salt, wanted = (stored or hash_of_nothing()).split("$")
-    if kind != "scrypt" or len(password) > MOST_LETTERS:
+    kind, cost, salt, wanted = (stored or dummy_hash()).split("$")
+    if kind != "scrypt" or len(password) > MAX_LETTERS:
         return False
     found = _scrypt(password, base64.b64decode(salt), int(cost))
     return hmac.compare_digest(found, base64.b64decode(wanted)) and stored is not None
 
 
-def hash_of_nothing() -> str:
+def dummy_hash() -> str:
     """Return the hash that is checked for unknown accounts."""
     return f"scrypt${_COST}${_text(bytes(16))}${_text(bytes(32))}"
 
@@ -84,7 +84,7 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-class TooManyTries(LatchworkError):
+class TooManyAttempts(LatchworkError):
     """There were too many password attempts for this account.
 
     Attributes:
@@ -96,7 +96,7 @@ class TooManyTries(LatchworkError):
         self.wait_s = wait_s
 
 
-class Tries:
+class AttemptLimit:
     """Wrong password attempts, by account.
 
     After five, each attempt must wait 10 s longer than the one before, up to 300 s. Client addresses do not count,
@@ -116,17 +116,17 @@ class Tries:
         """Count an attempt for this account.
 
         Raises:
-            TooManyTries: It must wait, and was not counted.
+            TooManyAttempts: It must wait, and was not counted.
         """
         key, now = name.casefold(), self._now()
         with self._mutex:
             count, last = self._failed.get(key, (0, 0.0))
             wait_s = last + min(count - _FREE + 1, 30) * _PER_TRY_S - now
             if count >= _FREE and wait_s > 0:
-                raise TooManyTries(wait_s)
+                raise TooManyAttempts(wait_s)
             self._failed[key] = (count + 1, now)
             self._failed.move_to_end(key)
-            if len(self._failed) > _MOST_NAMES:
+            if len(self._failed) > _MAX_NAMES:
                 self._failed.popitem(last=False)
 
     def succeeded(self, name: str) -> None:

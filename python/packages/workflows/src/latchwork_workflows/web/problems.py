@@ -15,7 +15,7 @@ from latchwork.spi import printable
 MEDIA_TYPE = "application/problem+json"
 
 
-class Problem(Exception):
+class HttpProblem(Exception):
     """An error response. Raised by routes.
 
     Attributes:
@@ -60,23 +60,23 @@ class Problem(Exception):
         return JSONResponse(self.document(), self.status, self.headers, MEDIA_TYPE)
 
 
-def of_http(error: HTTPException) -> Problem:
+def from_http_error(error: HTTPException) -> HttpProblem:
     """Convert an HTTP error of the framework, such as an unknown path or method."""
     details = {
-        404: "there is nothing here; see /api/v1/openapi.json for what there is",
-        405: "this path does not take this method",
+        404: "there is no such path; see /api/v1/openapi.json",
+        405: "this path does not support this method",
         413: "the request is too large",
     }
     detail = details.get(error.status_code, str(error.detail))
-    return Problem(error.status_code, detail, headers=error.headers)
+    return HttpProblem(error.status_code, detail, headers=error.headers)
 
 
-def of_validation(error: RequestValidationError) -> Problem:
+def from_validation_error(error: RequestValidationError) -> HttpProblem:
     """Convert a request validation error."""
     errors = [(_path(each["loc"]), str(each["msg"])) for each in error.errors()]
     first = f"{errors[0][0]}: {errors[0][1]}" if errors else "the request is malformed"
     more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
-    return Problem(422, f"the request has not the right form: {first}{more}", errors=errors)
+    return HttpProblem(422, f"the request is invalid: {first}{more}", errors=errors)
 
 
 def _path(parts: Sequence[Any]) -> str:

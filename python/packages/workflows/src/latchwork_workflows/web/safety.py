@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from latchwork_workflows.web.problems import Problem
+from latchwork_workflows.web.problems import HttpProblem
 
 #: Scripts and styles come only from our files, so text from a database cannot become one.
 POLICY = (
@@ -22,12 +22,12 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-MOST_BYTES = 5_000_000
-_MOST_DRAINED = 20 * MOST_BYTES
+MAX_BYTES = 5_000_000
+_MAX_DRAINED = 20 * MAX_BYTES
 _TOO_LARGE = 413
 
 
-class Safety:
+class SafetyMiddleware:
     """Adds headers to every response. Refuses unknown host names and requests that are too large.
 
     Args:
@@ -47,12 +47,12 @@ class Safety:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most = self._larger.get(scope["path"], MOST_BYTES)
-        problem = self._refused(Headers(scope=scope), most)
+        limit = self._larger.get(scope["path"], MAX_BYTES)
+        problem = self._check_request(Headers(scope=scope), limit)
         if problem is not None:
             if problem.status == _TOO_LARGE:
                 await _drain(receive)
-            await problem.response()(scope, receive, _dressed(send))
+            await problem.response()(scope, receive, _with_headers(send))
             return
         seen = 0
 
@@ -60,24 +60,25 @@ class Safety:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > most:
-                raise _too_large(most)
+            if seen > limit:
+                raise _too_large(limit)
             return message
 
         try:
-            await self._app(scope, limited, _dressed(send))
-        except Problem as error:  # raised by ``limited`` above
-            await error.response()(scope, receive, _dressed(send))
+            await self._app(scope, limited, _with_headers(send))
+        except HttpProblem as error:  # raised by ``limited`` above
+            await error.response()(scope, receive, _with_headers(send))
 
-    def _refused(self, headers: Headers, most: int) -> Problem | None:
+    def _check_request(self, headers: Headers, limit: int) -> HttpProblem | None:
         host = headers.get("host", "").lower()
         name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
         if "*" not in self._hosts and name not in self._hosts:
-            return Problem(
-                400, f"nobody here is called {name[:100]!r}; name the host with --host or --allowed-host of the server"
+            return HttpProblem(
+                400,
+                f"{name[:100]!r} is not a host name of this server; allow it with --host or --allowed-host",
             )
         length = headers.get("content-length", "0")
-        return _too_large(most) if not length.isdigit() or int(length) > most else None
+        return _too_large(limit) if not length.isdigit() or int(length) > limit else None
 
 
 async def _drain(receive: Receive) -> None:
@@ -86,17 +87,17 @@ async def _drain(receive: Receive) -> None:
     A client that is still sending when the connection closes may never see the response.
     """
     seen, is_more = 0, True
-    while is_more and seen < _MOST_DRAINED:
+    while is_more and seen < _MAX_DRAINED:
         message = await receive()
         seen += len(message.get("body", b""))
         is_more = message["type"] == "http.request" and message.get("more_body", False)
 
 
-def _too_large(most: int) -> Problem:
-    return Problem(_TOO_LARGE, f"the request is larger than {most:,} bytes")
+def _too_large(limit: int) -> HttpProblem:
+    return HttpProblem(_TOO_LARGE, f"the request is larger than {limit:,} bytes")
 
 
-def _dressed(send: Send) -> Send:
+def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)

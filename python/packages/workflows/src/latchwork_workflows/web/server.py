@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.web.connections import ConnectionLimits, LimitedConnections
+from latchwork_workflows.web.connections import ConnectionFactory, ConnectionLimits
 
 _START_S = 30.0
 _STOP_S = 5.0
@@ -25,7 +25,7 @@ class HttpServer:
         app: The app to serve.
         host: The name or address to bind.
         port: The port. 0 selects a free one.
-        taken: A socket from ``listening`` that was bound before the app existed. The server closes it.
+        bound_socket: A socket from ``bind_socket`` that was bound before the app existed. The server closes it.
         trusted_proxies: Addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are trusted. Default
             none, because any client can send them.
         limits: Limits for connections.
@@ -40,13 +40,13 @@ class HttpServer:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
-        taken: socket.socket | None = None,
+        bound_socket: socket.socket | None = None,
         trusted_proxies: Sequence[str] = (),
         limits: ConnectionLimits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
-        self._socket = listening(host, port) if taken is None else taken
+        self._socket = bind_socket(host, port) if bound_socket is None else bound_socket
         self.host, self.port = self._socket.getsockname()[:2]
         self._scheme = "http" if tls is None else "https"
         limits = limits or ConnectionLimits()
@@ -54,7 +54,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             loop="asyncio",  # uvloop reads the first bytes of a handshake before `start_tls` can
-            http=LimitedConnections(limits, tls),  # type: ignore[arg-type]
+            http=ConnectionFactory(limits, tls),  # type: ignore[arg-type]
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,
@@ -120,13 +120,13 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, no_passphrase)
     except ssl.SSLError as error:
         why = error.reason or str(error)
-        raise LatchworkError(f"{certificate} and {key} are no certificate with its key in PEM: {why}") from None
+        raise LatchworkError(f"{certificate} and {key} are not a certificate and its key in PEM: {why}") from None
     except OSError as error:
         raise LatchworkError(f"cannot read {error.filename or certificate}: {error.strerror}") from None
     return context
 
 
-def listening(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Bind an address. Connections wait until it is served.
 
     Raises:

@@ -9,22 +9,22 @@ from fastapi import APIRouter, Form, Request
 from fastapi.responses import RedirectResponse
 from starlette.responses import Response
 
-from latchwork_workflows.web.identity import SignedIn, Who, check_origin
-from latchwork_workflows.web.passwords import TooManyTries
-from latchwork_workflows.web.problems import Problem
+from latchwork_workflows.web.identity import CurrentUser, SignedIn, check_origin
+from latchwork_workflows.web.passwords import TooManyAttempts
+from latchwork_workflows.web.problems import HttpProblem
 
 router = APIRouter(include_in_schema=False)
 _Word = Annotated[str, Form(max_length=300)]
 
 
-def local(path: str) -> str:
+def local_path(path: str) -> str:
     """Return the path if it is local, otherwise ``/``, so that links to us cannot redirect to other sites."""
     is_plain = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
     return path if is_plain else "/"
 
 
 @router.get("/sign-in")
-def form(request: Request, next: str = "/", link: str = "") -> Response:  # noqa: A002 - the name in the query
+def show_form(request: Request, next: str = "/", link: str = "") -> Response:  # noqa: A002 - the name in the query
     """Show the sign-in form, or a button for a link: a prefetched link must not be used up."""
     return _page(request, next, link=link)
 
@@ -42,21 +42,21 @@ def sign_in(
     site = request.app.state.site
     if link:
         found = site.accounts.sign_in_by_link(link)
-        return _in(request, found, next) if found else _page(request, next, "This link was used, or its time is over.")
+        return _signed_in(request, found, next) if found else _page(request, next, "This link was used or has expired.")
     try:
         found = site.accounts.sign_in(name, password)
-    except TooManyTries as error:
+    except TooManyAttempts as error:
         wait_s = math.ceil(error.wait_s)
         return _page(
-            request, next, f"Too many wrong tries; try again in {wait_s} s.", status=429, retry_s=wait_s, name=name
+            request, next, f"Too many failed attempts; try again in {wait_s} s.", status=429, retry_s=wait_s, name=name
         )
     if found is None:
         return _page(request, next, "Wrong name or password.", status=401, name=name)
-    return _in(request, found, next)
+    return _signed_in(request, found, next)
 
 
 @router.post("/sign-out")
-def sign_out(request: Request, identity: Who) -> Response:  # noqa: ARG001 - requires a signed-in user
+def sign_out(request: Request, identity: CurrentUser) -> Response:  # noqa: ARG001 - requires a signed-in user
     """End the session."""
     site = request.app.state.site
     site.accounts.sign_out(request.cookies.get(site.cookie, ""))
@@ -65,8 +65,8 @@ def sign_out(request: Request, identity: Who) -> Response:  # noqa: ARG001 - req
     return response
 
 
-def _in(request: Request, found: SignedIn, target: str) -> Response:
-    response = RedirectResponse(local(target), 303)
+def _signed_in(request: Request, found: SignedIn, target: str) -> Response:
+    response = RedirectResponse(local_path(target), 303)
     response.set_cookie(
         request.app.state.site.cookie,
         found.cookie,
@@ -91,10 +91,10 @@ def _page(
     if error and status == 200:
         status = 401
     if not isinstance(target, str):
-        raise Problem(422, "next: this has to be a path")
+        raise HttpProblem(422, "next: this must be a path")
     headers = {"Retry-After": str(retry_s)} if retry_s else {}
     pages = request.app.state.site.pages
     made: Response = pages.render(
-        request, "sign_in.html", status, headers=headers, next=local(target), error=error, link=link, name=name
+        request, "sign_in.html", status, headers=headers, next=local_path(target), error=error, link=link, name=name
     )
     return made

@@ -14,47 +14,47 @@ from latchwork.primitives import QueueClaim
 from latchwork.spi import read_json, short
 from latchwork.tasks.children import ChildEnd
 from latchwork_workflows.keys import log_ref
-from latchwork_workflows.messages import Head, Result
+from latchwork_workflows.messages import AttemptResult, TaskHead
 from latchwork_workflows.state import Outcome
 
 
 @dataclass(eq=False)
-class Attempt:
+class ActiveAttempt:
     """An attempt that runs on this worker.
 
     Attributes:
         claim: Our claim of its item.
         head: Identifies the attempt.
         token: Token of the claim. It grows with each claim, by any worker.
-        since: Time of the claim, in seconds since the epoch.
+        claimed_at: Time of the claim, in seconds since the epoch.
         is_cancelled: It must be ended and not run again.
-        is_cut_off: It must be ended because the store is out of reach.
+        is_disconnected: It must be ended because the store is out of reach.
         pid: ID of its process. None while there is none.
         result: Its result. None until it has ended.
     """
 
     claim: QueueClaim
-    head: Head
+    head: TaskHead
     token: int
-    since: float = field(default_factory=time.time)
+    claimed_at: float = field(default_factory=time.time)
     is_cancelled: bool = False
-    is_cut_off: bool = False
+    is_disconnected: bool = False
     pid: int | None = None
-    result: Result | None = None
+    result: AttemptResult | None = None
 
     @property
     def x(self) -> str:
         """Name of the attempt in keys."""
-        return self.head.x
+        return self.head.attempt_key
 
     @property
     def log_ref(self) -> str:
         """Location of its log."""
-        return log_ref(self.head.code, self.head.instance, self.x, self.token)
+        return log_ref(self.head.code, self.head.run_id, self.x, self.token)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunOutcome:
     """How a run ended, independent of its attempt.
 
     Attributes:
@@ -70,15 +70,15 @@ class Ending:
     outputs: dict[str, Any] = field(default_factory=dict)
 
 
-def result_of(attempt: Attempt, ending: Ending, worker: str, host: str, *, has_log: bool) -> Result:
+def build_result(attempt: ActiveAttempt, ending: RunOutcome, worker: str, host: str, *, has_log: bool) -> AttemptResult:
     """Return the result to report. A run with too many outputs is reported as failed."""
-    result = Result(
+    result = AttemptResult(
         ending.outcome,
         attempt.token,
         worker,
         host,
-        attempt.since,
-        max(attempt.since, time.time()),
+        attempt.claimed_at,
+        max(attempt.claimed_at, time.time()),
         attempt.pid,
         ending.exit_code,
         ending.outputs,
@@ -89,25 +89,27 @@ def result_of(attempt: Attempt, ending: Ending, worker: str, host: str, *, has_l
     try:
         result.to_bytes()
     except ValueTooLarge as error:
-        return result_of(attempt, Ending(Outcome.FAILURE, str(error), ending.exit_code), worker, host, has_log=has_log)
+        return build_result(
+            attempt, RunOutcome(Outcome.FAILURE, str(error), ending.exit_code), worker, host, has_log=has_log
+        )
     return result
 
 
-def code_of(end: ChildEnd) -> int | None:
+def exit_code_of(end: ChildEnd) -> int | None:
     """Return the exit code of a process, or its signal as a negative number."""
     return -end.signal if end.signal is not None else end.code
 
 
-def failure_of(end: ChildEnd, last_line: str) -> str:
+def failure_message(end: ChildEnd, last_line: str) -> str:
     """Return the error message for a process that failed."""
     text = str(end)
     if end.why == "exited" and end.signal == 9:
-        text += ", which nobody here sent: the machine may have been out of memory"
+        text += ", not sent by this worker: the machine may be out of memory"
     return f"{text}: {last_line}" if last_line else text
 
 
 #: Maximum number of bytes of outputs that are read. A result holds less.
-MOST_BYTES = 64_000
+MAX_BYTES = 64_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}", re.ASCII)
 _JSON = "#json "
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
@@ -117,20 +119,20 @@ class BadOutput(ValueError):
     """The outputs of a task cannot be used."""
 
 
-def outputs_of(data: bytes) -> dict[str, Any]:
+def parse_outputs(data: bytes) -> dict[str, Any]:
     """Return the named values of an output file. The last value of a name counts.
 
     Raises:
         BadOutput: Names the line and the remedy.
     """
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         raise BadOutput(
-            f"$LATCHWORK_OUTPUT has more than {MOST_BYTES:,} bytes; write large things to files, and hand over names"
+            f"$LATCHWORK_OUTPUT has more than {MAX_BYTES:,} bytes; write large values to files and pass their names"
         )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadOutput(f"$LATCHWORK_OUTPUT is no UTF-8 text: {error}") from None
+        raise BadOutput(f"$LATCHWORK_OUTPUT is not UTF-8 text: {error}") from None
     lines = [line.removesuffix("\r") for line in text.split("\n")]  # text may contain other line ends of Unicode
     found: dict[str, Any] = {}
     at = 0
@@ -138,28 +140,30 @@ def outputs_of(data: bytes) -> dict[str, Any]:
         line, number = lines[at], at + 1
         at += 1
         if line.startswith(_JSON):
-            found.update(_json(line[len(_JSON) :], number))
+            found.update(_parse_json(line[len(_JSON) :], number))
         elif line.strip() and not line.startswith("#"):
-            name, value, at = _named(lines, line, at)
+            name, value, at = _parse_line(lines, line, at)
             if _NAME.fullmatch(name) is None:
-                raise BadOutput(f"line {number} of $LATCHWORK_OUTPUT, {short(line)}, is no name=value")
+                raise BadOutput(f"line {number} of $LATCHWORK_OUTPUT, {short(line)}, is not name=value")
             found[name] = value
     return found
 
 
-def _named(lines: list[str], line: str, at: int) -> tuple[str, Any, int]:
+def _parse_line(lines: list[str], line: str, at: int) -> tuple[str, Any, int]:
     name, is_equal, value = line.partition("=")
     before, is_block, mark = line.partition("<<")
     if not is_block or (is_equal and len(before) > len(name)):
-        return (name.strip() if is_equal else ""), _value(value), at
+        return (name.strip() if is_equal else ""), _parse_value(value), at
     mark = mark.strip()
     if mark not in lines[at:]:
-        raise BadOutput(f"line {at} of $LATCHWORK_OUTPUT begins a value that ends at a line {short(mark)}; none comes")
+        raise BadOutput(
+            f"line {at} of $LATCHWORK_OUTPUT starts a value that ends at a line {short(mark)}, which is missing"
+        )
     end = lines.index(mark, at)
     return before.strip(), "\n".join(lines[at:end]), end + 1
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """Return a number or a list as its value, anything else as text.
 
     A number that JSON would write differently, such as the version ``3.10``, stays text, so that no digit is lost.
@@ -174,7 +178,7 @@ def _value(text: str) -> Any:
     return text
 
 
-def _json(text: str, number: int) -> dict[str, Any]:
+def _parse_json(text: str, number: int) -> dict[str, Any]:
     try:
         value = read_json(text.encode())
     except BadRecord as error:

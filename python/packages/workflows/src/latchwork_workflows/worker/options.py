@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from latchwork.spi import is_number
-from latchwork_workflows.logs.attempt_log import MOST_BYTES
+from latchwork_workflows.logs.attempt_log import MAX_BYTES
 from latchwork_workflows.model.model import NAME_PATTERN
 
 #: An attempt that was claimed this often and never ended has killed its workers.
-MOST_CLAIMS = 5
+MAX_CLAIMS = 5
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class WorkerOptions:
     work_dir: Path | None = None
     tenants: tuple[str, ...] = ()
     python: str = sys.executable
-    most_log_bytes: int = MOST_BYTES
+    most_log_bytes: int = MAX_BYTES
 
     def __post_init__(self) -> None:
         if not self.groups or not all(re.match(NAME_PATTERN, each) for each in self.groups):

@@ -55,7 +55,7 @@ class PoolSlots:
     def begin(self, timeout_s: float) -> None:
         """Start to watch the slots."""
         self._slots.ready(timeout_s)
-        self._slots.on_change(self._see_slots)
+        self._slots.on_change(self._slots_changed)
 
     def close(self) -> None:
         """Stop watching the slots. Idempotent."""
@@ -65,49 +65,49 @@ class PoolSlots:
         for each in mirrors:
             each.close()
 
-    def _see_slots(self, batch: Iterable[Change]) -> None:
+    def _slots_changed(self, batch: Iterable[Change]) -> None:
         if any(change.entry is None or change.key.endswith(f"/{_SIZE}") for change in batch):
-            self._follow_lanes()
+            self._watch_partitions()
             self._poke()
 
-    def _follow_lanes(self) -> None:
+    def _watch_partitions(self) -> None:
         """Watch the index of each partition of a pool. The worker loop watches the partitions without one."""
-        for lane in self._all_lanes():
+        for lane in self._all_partitions():
             with self._lock:
                 if self._is_closed or lane in self._shelves or "~" not in lane:
                     continue
                 mirror = self._shelves[lane] = self._store.mirror(self._index(lane), wait=False, values=False)
-            mirror.on_change(self._see_shelf)
+            mirror.on_change(self._partition_changed)
         with self._lock:
             plain = [each for each in self._groups if self._shelves and each not in self._shelves]
             if not self._is_closed:
                 for lane in plain:  # to know which partition has the first item
                     self._shelves[lane] = self._store.mirror(self._index(lane), wait=False, values=False)
 
-    def _see_shelf(self, _: Iterable[Change]) -> None:
+    def _partition_changed(self, _: Iterable[Change]) -> None:
         self._poke()
 
-    def _index(self, lane: str) -> str:
-        return f"{self._keys.backlog}/partitions/{lane}/sort_keys"
+    def _index(self, partition: str) -> str:
+        return f"{self._keys.backlog}/partitions/{partition}/sort_keys"
 
-    def _all_lanes(self) -> list[str]:
+    def _all_partitions(self) -> list[str]:
         names = [key.split("/")[-2] for key in self._slots if key.endswith(f"/{_SIZE}")]
         projects = [each for each in names if each.startswith(PROJECT)]
         pools = [each for each in names if not each.startswith(PROJECT)]
         needed = [*((each,) for each in names), *((each, project) for each in pools for project in projects)]
         return [*self._groups, *("~".join((group, *each)) for group in self._groups for each in needed)]
 
-    def lanes(self) -> Sequence[str]:
+    def available_partitions(self) -> Sequence[str]:
         """Return the partitions to check, without those of full pools, ordered by the first item of each."""
-        lanes = self._all_lanes()
+        lanes = self._all_partitions()
         if len(lanes) == len(self._groups):
             return self._groups
         is_open = {name: bool(self._free(name)) for name in {each for lane in lanes for each in pools_of(lane)}}
         open_ = [lane for lane in lanes if all(is_open[name] for name in pools_of(lane))]
-        return sorted(open_, key=self._first)  # stable: equal partitions keep their order
+        return sorted(open_, key=self._first_sort_key)  # stable: equal partitions keep their order
 
-    def _first(self, lane: str) -> str:
-        mirror = self._shelves.get(lane)
+    def _first_sort_key(self, partition: str) -> str:
+        mirror = self._shelves.get(partition)
         first = next(iter(mirror), "") if mirror is not None else ""
         return first.rpartition("/")[2] or "~"
 
@@ -134,13 +134,13 @@ class PoolSlots:
 
     # A claim
 
-    def take(self, lane: str, x: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
+    def reserve(self, partition: str, attempt_key: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
         """Return the checks and writes for the slots of a claim. None: not all of its slots are free."""
-        names = pools_of(lane)
+        names = pools_of(partition)
         if not names:
             return (), ()
         with self._lock:
-            self._picked.pop(x, None)
+            self._picked.pop(attempt_key, None)
         checks: list[Check] = []
         slots: list[tuple[str, int]] = []
         for name in names:
@@ -150,22 +150,22 @@ class PoolSlots:
             checks.append(At(size[1]))
             slots.append((name, free[0]))
         with self._lock:
-            self._picked[x] = (slots, self._clock.now() + _WANTED_S)
-        return checks, [Create(self._keys.slot(*each), x.encode(), self._session) for each in slots]
+            self._picked[attempt_key] = (slots, self._clock.now() + _WANTED_S)
+        return checks, [Create(self._keys.slot(*each), attempt_key.encode(), self._session) for each in slots]
 
-    def taken(self, x: str) -> None:
+    def confirm(self, attempt_key: str) -> None:
         """Record that it was claimed: it keeps the slots until its end."""
         with self._lock:
-            if x in self._picked:
-                self._picked[x] = (self._picked[x][0], None)
+            if attempt_key in self._picked:
+                self._picked[attempt_key] = (self._picked[attempt_key][0], None)
 
-    def given_up(self, x: str) -> bool:
+    def forget(self, attempt_key: str) -> bool:
         """Record that it was not claimed or has ended. Return whether slots were picked for it."""
         with self._lock:
-            return bool(self._picked.pop(x, ((), None))[0])
+            return bool(self._picked.pop(attempt_key, ((), None))[0])
 
-    def release(self, x: str) -> Sequence[Op]:
+    def release_ops(self, attempt_key: str) -> Sequence[Op]:
         """Return the writes that free its slots."""
         with self._lock:
-            found = self._picked.get(x)
+            found = self._picked.get(attempt_key)
         return [] if found is None else [Delete(self._keys.slot(*each)) for each in found[0]]

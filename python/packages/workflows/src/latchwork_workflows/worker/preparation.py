@@ -21,19 +21,19 @@ from latchwork.errors import LatchworkError
 from latchwork.spi import call_user, reason, secure_folder
 from latchwork_workflows.bundles import BadBundle, BundleCache
 from latchwork_workflows.logs import LogStore, Mask
-from latchwork_workflows.messages import Spec
+from latchwork_workflows.messages import TaskMessage
 from latchwork_workflows.model.templates import (
     CONNECTION,
     SECRET,
     fill,
-    not_a_variable,
     variable_of,
+    variable_problem,
     variable_text,
 )
 from latchwork_workflows.secrets import SecretMissing, Secrets
 from latchwork_workflows.types import Command, RunInfo, TaskTypes
 from latchwork_workflows.types.registry import UnknownType
-from latchwork_workflows.worker.attempt import Attempt
+from latchwork_workflows.worker.attempt import ActiveAttempt
 from latchwork_workflows.worker.options import WorkerOptions
 
 #: Variables for search path, locale and time. A tenant gets no other variables of the worker.
@@ -45,7 +45,7 @@ class NoTenant(LatchworkError):
     """This worker cannot run tasks as that user."""
 
 
-def own_user() -> str:
+def current_user_name() -> str:
     """Return the name of the user of this process, or its number if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
@@ -53,7 +53,7 @@ def own_user() -> str:
         return str(os.geteuid())
 
 
-def may_become(tenant: str | None, allowed: Collection[str]) -> bool:
+def may_run_as(tenant: str | None, allowed: Collection[str]) -> bool:
     """Return whether tasks of this user can run here.
 
     A worker that is not root runs tasks only as itself. A worker that is root runs tasks as the users on its list.
@@ -64,8 +64,8 @@ def may_become(tenant: str | None, allowed: Collection[str]) -> bool:
         allowed: Users on the list of this worker.
     """
     if os.geteuid() != 0:
-        return tenant is None or tenant == own_user()
-    return tenant in allowed or (tenant is None and (not allowed or own_user() in allowed))
+        return tenant is None or tenant == current_user_name()
+    return tenant in allowed or (tenant is None and (not allowed or current_user_name() in allowed))
 
 
 def runs_as_root(allowed: Collection[str]) -> bool:
@@ -79,24 +79,26 @@ def tenants_label(allowed: Collection[str]) -> str:
     Args:
         allowed: Users on the list of this worker.
     """
-    named = sorted({own_user(), *allowed})
+    named = sorted({current_user_name(), *allowed})
     return ",".join(
-        [*(each for each in named if may_become(each, allowed)), *(["-"] if may_become(None, allowed) else [])]
+        [*(each for each in named if may_run_as(each, allowed)), *(["-"] if may_run_as(None, allowed) else [])]
     )
 
 
-def user_of(tenant: str | None, allowed: Collection[str]) -> str | None:
+def user_for(tenant: str | None, allowed: Collection[str]) -> str | None:
     """Return the user to change to, or None.
 
     Raises:
         NoTenant: The user does not exist here, or we may not become it.
     """
-    if not may_become(tenant, allowed):
+    if not may_run_as(tenant, allowed):
         if os.geteuid() != 0:
-            raise NoTenant(f"this worker runs as {own_user()}, not as root, so it cannot run tasks as {tenant!r}")
-        whom = "root, as this task names no tenant" if tenant is None else repr(tenant)
-        raise NoTenant(f"this worker may not run tasks as {whom}: name that user with its --tenants")
-    if tenant is None or tenant == own_user():
+            raise NoTenant(
+                f"this worker runs as {current_user_name()}, not as root, so it cannot run tasks as {tenant!r}"
+            )
+        whom = "root, as this task has no tenant" if tenant is None else repr(tenant)
+        raise NoTenant(f"this worker may not run tasks as {whom}; list that user in its --tenants")
+    if tenant is None or tenant == current_user_name():
         return None
     try:
         pwd.getpwnam(tenant)
@@ -105,7 +107,7 @@ def user_of(tenant: str | None, allowed: Collection[str]) -> str | None:
     return tenant
 
 
-def environment(user: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+def base_environment(user: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the initial environment of a task.
 
     Without another user, it is ours without the variables of Latchwork. For another user it is minimal.
@@ -118,7 +120,7 @@ def environment(user: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     return {"PATH": _PATH, **kept, **mine}
 
 
-def hand_over(path: Path, user: str | None) -> None:
+def give_to_user(path: Path, user: str | None) -> None:
     """Give a file or a folder to the user."""
     if user is not None:
         about = pwd.getpwnam(user)
@@ -150,7 +152,7 @@ class CannotRun(LatchworkError):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedAttempt:
     """A command that can be started.
 
     Attributes:
@@ -172,10 +174,10 @@ class Prepared:
     mask: Mask
 
 
-class _Known(Mapping[str, Any]):
+class _TaskValues(Mapping[str, Any]):
     """Values for ``${name}``, including secrets and connections. Records which secrets were used."""
 
-    def __init__(self, spec: Spec, secrets: Secrets) -> None:
+    def __init__(self, spec: TaskMessage, secrets: Secrets) -> None:
         self._values = spec.values
         self._connections = spec.connections
         self._secrets = secrets
@@ -209,7 +211,7 @@ class _Known(Mapping[str, Any]):
         """
         found = self._connections.get(name)
         if found is None:
-            what = f"there is no connection {name!r:.110}; store one of this name, or give its URL"
+            what = f"there is no connection {name!r:.110}; create it, or give its URL"
             raise CannotRun(what, is_final=True)
         secret = found.get("secret", "")
         return found["url"], self.secret(secret) if secret else ""
@@ -221,7 +223,7 @@ class _Known(Mapping[str, Any]):
         return len(self._values)
 
 
-class Preparation:
+class AttemptPreparer:
     """Prepares attempts on this machine. Thread-safe."""
 
     def __init__(
@@ -233,43 +235,45 @@ class Preparation:
         self._bundles = bundles
         self._logs = logs
 
-    def prepare(self, attempt: Attempt, spec: Spec, folder: Path) -> Prepared:
+    def prepare(self, attempt: ActiveAttempt, spec: TaskMessage, folder: Path) -> PreparedAttempt:
         """Return everything that a start needs, in a new, empty folder.
 
         Raises:
             CannotRun: It cannot be started. Says why.
         """
-        known = _Known(spec, self._secrets)
+        known = _TaskValues(spec, self._secrets)
         try:
-            return call_user(self._said_why, attempt, spec, folder, known)
+            return call_user(self._prepare_or_explain, attempt, spec, folder, known)
         except CannotRun as error:
-            raise CannotRun(Mask(known.used).text(str(error)), is_final=error.is_final) from error
+            raise CannotRun(Mask(known.used).mask_text(str(error)), is_final=error.is_final) from error
         except Exception as error:  # from a task type of a plugin
-            _log.exception("task %s of type %s could not be prepared", spec.head.x, spec.head.type)
-            text = Mask(known.used).text(reason(error))
+            _log.exception("task %s of type %s could not be prepared", spec.head.attempt_key, spec.head.type)
+            text = Mask(known.used).mask_text(reason(error))
             raise CannotRun(f"the worker could not prepare it: {text}", is_final=False) from error
 
-    def _said_why(self, attempt: Attempt, spec: Spec, folder: Path, known: _Known) -> Prepared:
+    def _prepare_or_explain(
+        self, attempt: ActiveAttempt, spec: TaskMessage, folder: Path, known: _TaskValues
+    ) -> PreparedAttempt:
         try:
-            return self._prepared(attempt, spec, folder, known)
+            return self._prepare(attempt, spec, folder, known)
         except ZoneInfoNotFoundError:
-            raise CannotRun(f"this machine knows no time zone {spec.tz!r}: install tzdata", is_final=False) from None
+            raise CannotRun(f"this machine has no time zone {spec.tz!r}: install tzdata", is_final=False) from None
         except KeyError as error:
             name = error.args[0]
             raise CannotRun(
-                f"'${{{name}}}' has no value: no parameter is called so, and no task before {spec.head.name!r} put "
-                "it out",
+                f"'${{{name}}}' has no value: it is neither a parameter nor an output of a task before "
+                "{spec.head.name!r}",
                 is_final=True,
             ) from None
         except ValidationError as error:
             wrong = "; ".join(f"params.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
-            raise CannotRun(f"with its values filled in the task cannot be run: {wrong}", is_final=True) from None
+            raise CannotRun(f"with its references filled in, the task is invalid: {wrong}", is_final=True) from None
         except (UnknownType, SecretMissing, NoTenant, BadBundle) as error:
             raise CannotRun(str(error), is_final=False) from None
 
-    def _prepared(self, attempt: Attempt, spec: Spec, folder: Path, known: _Known) -> Prepared:
+    def _prepare(self, attempt: ActiveAttempt, spec: TaskMessage, folder: Path, known: _TaskValues) -> PreparedAttempt:
         kind = self._types.get(spec.head.type)
-        user = user_of(spec.head.tenant, self._options.tenants)
+        user = user_for(spec.head.tenant, self._options.tenants)
         moment = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
         quoting = getattr(kind, "quoting", {})
         filled = {
@@ -277,7 +281,7 @@ class Preparation:
             for name, value in spec.params.items()
         }
         if getattr(kind, "connects", False):
-            filled = _connected(filled, known)
+            filled = _resolve_connection(filled, known)
         told = {name: variable_text(fill(value, known, moment)) for name, value in spec.env.items()}
         _check_variables(told, "variable")
         params = kind.params.model_validate(filled)
@@ -285,7 +289,7 @@ class Preparation:
         path = None if bundle is None else str(self._bundles.path(bundle, self._logs))
         self._make(folder, user)
         run = RunInfo(
-            spec.head.instance,
+            spec.head.run_id,
             spec.head.name,
             spec.head.n,
             str(folder),
@@ -295,14 +299,14 @@ class Preparation:
             f"latchwork-{spec.head.task}",
         )
         command = kind.command(params, run)
-        output = _written(folder / "output", b"", user)
-        stdin = _written(folder / "stdin", command.stdin, user) if command.stdin else None
+        output = _write_file(folder / "output", b"", user)
+        stdin = _write_file(folder / "stdin", command.stdin, user) if command.stdin else None
         for name, data in command.files.items():
-            _written(folder / Path(name).name, data, user)
-        base = environment(user, os.environ)
+            _write_file(folder / Path(name).name, data, user)
+        base = base_environment(user, os.environ)
         variables = variables_of(spec.values, base)
         if getattr(kind, "ignores_variables", False):
-            variables = {name: text for name, text in variables.items() if not not_a_variable(text)}
+            variables = {name: text for name, text in variables.items() if not variable_problem(text)}
         else:
             _check_variables(variables, "parameter or output")
         ours = {
@@ -310,19 +314,19 @@ class Preparation:
             "LATCHWORK_TOKEN": str(attempt.token),
             "LATCHWORK_WORKFLOW": spec.head.workflow,
             "LATCHWORK_TASK": spec.head.name,
-            "LATCHWORK_INSTANCE": str(spec.head.instance),
+            "LATCHWORK_RUN": str(spec.head.run_id),
             "LATCHWORK_ATTEMPT": str(spec.head.n),
         }
         env = {**base, **variables, **told, **command.env, **ours}
         if "PYTHONPATH" in command.env and base.get("PYTHONPATH"):  # a bundle comes first
             env["PYTHONPATH"] = os.pathsep.join([command.env["PYTHONPATH"], base["PYTHONPATH"]])
-        return Prepared(command, env, folder, output, stdin, user, Mask(known.used))
+        return PreparedAttempt(command, env, folder, output, stdin, user, Mask(known.used))
 
     def _make(self, folder: Path, user: str | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
-        hand_over(folder, user)
-        barrier = None if user is None else barrier_to(folder, user)
+        give_to_user(folder, user)
+        barrier = None if user is None else first_closed_folder(folder, user)
         if barrier is not None:
             raise CannotRun(
                 f"user {user!r} cannot enter {barrier}, and tasks run below it: give the worker a folder that its "
@@ -331,7 +335,7 @@ class Preparation:
             )
 
 
-def _connected(params: Mapping[str, Any], known: _Known) -> dict[str, Any]:
+def _resolve_connection(params: Mapping[str, Any], known: _TaskValues) -> dict[str, Any]:
     """Return the parameters, with the name of a stored connection replaced by its URL and password."""
     name = params.get("connection")
     if not isinstance(name, str) or "://" in name:
@@ -365,16 +369,16 @@ def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> dict[str
 
 def _check_variables(variables: Mapping[str, str], what: str) -> None:
     for name, text in variables.items():
-        if why := not_a_variable(text):
+        if why := variable_problem(text):
             message = f"{what} {name!r} cannot be an environment variable: {why}; pass the name of a file instead"
             raise CannotRun(message, is_final=True)
 
 
-def _written(path: Path, data: bytes, user: str | None) -> Path:
+def _write_file(path: Path, data: bytes, user: str | None) -> Path:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
-    hand_over(path, user)
+    give_to_user(path, user)
     return path
 
 
@@ -390,7 +394,7 @@ def work_folder(path: Path) -> Path:
         raise LatchworkError(f"this worker cannot use its work folder {path}: {error}; {_REMEDY}") from error
 
 
-def barrier_to(folder: Path, user: str) -> Path | None:
+def first_closed_folder(folder: Path, user: str) -> Path | None:
     """Return the first level of a folder that a user cannot enter. None: the user can enter all of them."""
     about = pwd.getpwnam(user)
     groups = set(os.getgrouplist(user, about.pw_gid))

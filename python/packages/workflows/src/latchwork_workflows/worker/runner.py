@@ -18,26 +18,26 @@ from latchwork.errors import BadRecord
 from latchwork.store import Store
 from latchwork.tasks import TaskContext, TaskStopped
 from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, ChildEnd, DeadlineExtender
-from latchwork_workflows.keys import Keys, rows_ref
-from latchwork_workflows.logs import AttemptLog, Health, LogStore
-from latchwork_workflows.messages import Result, Spec
+from latchwork_workflows.keys import Keys, rows_file
+from latchwork_workflows.logs import AttemptLog, LogStore, LogStoreHealth
+from latchwork_workflows.messages import AttemptResult, TaskMessage
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.worker.attempt import (
-    MOST_BYTES,
-    Attempt,
+    MAX_BYTES,
+    ActiveAttempt,
     BadOutput,
-    Ending,
-    code_of,
-    failure_of,
-    outputs_of,
-    result_of,
+    RunOutcome,
+    build_result,
+    exit_code_of,
+    failure_message,
+    parse_outputs,
 )
 from latchwork_workflows.worker.options import WorkerOptions
-from latchwork_workflows.worker.preparation import CannotRun, Preparation, Prepared
+from latchwork_workflows.worker.preparation import AttemptPreparer, CannotRun, PreparedAttempt
 
 _READ_BYTES = 65_536
 #: Maximum number of bytes of rows that are kept for a mail.
-MOST_KEPT = 10_000_000
+MAX_KEPT = 10_000_000
 
 
 class AttemptRunner:
@@ -48,9 +48,9 @@ class AttemptRunner:
         keys: The keys.
         logs: Log store to write to.
         health: Notified whether the log store works.
-        preparing: Turns specs into commands.
+        preparer: Turns specs into commands.
         options: Options of the worker.
-        leash: Limits the lifetime of children.
+        leash: Ends child processes before the claim can be lost.
         folder: Parent of the folders of attempts.
         worker: Name of the worker.
         host: Name of the machine.
@@ -61,9 +61,9 @@ class AttemptRunner:
         store: Store,
         keys: Keys,
         logs: LogStore,
-        health: Health,
+        health: LogStoreHealth,
         *,
-        preparing: Preparation,
+        preparer: AttemptPreparer,
         options: WorkerOptions,
         leash: DeadlineExtender,
         folder: Path,
@@ -74,14 +74,14 @@ class AttemptRunner:
         self._keys = keys
         self._logs = logs
         self._health = health
-        self._preparation = preparing
+        self._preparation = preparer
         self._options = options
         self._leash = leash
         self._folder = folder
         self.worker = worker
         self.host = host
 
-    def perform(self, attempt: Attempt, context: TaskContext) -> Result:
+    def run(self, attempt: ActiveAttempt, context: TaskContext) -> AttemptResult:
         """Run an attempt to its end.
 
         Raises:
@@ -92,66 +92,66 @@ class AttemptRunner:
         folder = self._folder / f"{attempt.x}.{attempt.token}"
         last = "the worker failed; the task runs again"
         try:
-            ending = self._ending(attempt, context, log, folder)
-            last = _last_words(ending)
+            ending = self._run_attempt(attempt, context, log, folder)
+            last = _final_log_line(ending)
         except TaskStopped as error:
-            last = f"{error}; the task runs again, which does not count as a try"
+            last = f"{error}; the task runs again, and this attempt does not count"
             raise
         finally:
             log.end(last)
             shutil.rmtree(folder, ignore_errors=True)
-        return result_of(attempt, ending, self.worker, self.host, has_log=True)
+        return build_result(attempt, ending, self.worker, self.host, has_log=True)
 
-    def _ending(self, attempt: Attempt, context: TaskContext, log: AttemptLog, folder: Path) -> Ending:
+    def _run_attempt(self, attempt: ActiveAttempt, context: TaskContext, log: AttemptLog, folder: Path) -> RunOutcome:
         try:
             prepared = self._preparation.prepare(attempt, self._spec(attempt), folder)
         except BadRecord as error:
-            return Ending(Outcome.FATAL, f"what the master wrote for this attempt cannot be read: {error}")
+            return RunOutcome(Outcome.FATAL, f"what the master wrote for this attempt cannot be read: {error}")
         except CannotRun as error:
-            return Ending(Outcome.FATAL if error.is_final else Outcome.FAILURE, str(error))
+            return RunOutcome(Outcome.FATAL if error.is_final else Outcome.FAILURE, str(error))
         log.mask = prepared.mask
-        if context.should_stop or attempt.is_cancelled or attempt.is_cut_off:
-            return self._unless_released(attempt, context, None, log)
+        if context.should_stop or attempt.is_cancelled or attempt.is_disconnected:
+            return self._outcome_unless_released(attempt, context, None, log)
         try:
             child = self._start(prepared, attempt)
         except (CannotStart, ValueError, TypeError) as error:
-            return Ending(Outcome.FAILURE, log.mask.text(str(error)))
+            return RunOutcome(Outcome.FAILURE, log.mask.mask_text(str(error)))
         attempt.pid = child.pid
         try:
-            end = self._heard_to_the_end(child, attempt, context, log)
+            end = self._read_to_end(child, attempt, context, log)
         finally:
             self._leash.remove(child)
             child.close()
         if end.left:
             processes = "one process" if end.left == 1 else f"{end.left:,} processes"
-            log.note(f"it had left {processes} behind, ended with it")
+            log.note(f"stopped {processes} that it left running")
         if end.why == "exited":
-            return self._kept(attempt, prepared, _exited(end, log, prepared))
-        return self._unless_released(attempt, context, end, log)
+            return self._store_rows(attempt, prepared, _outcome_of_exit(end, log, prepared))
+        return self._outcome_unless_released(attempt, context, end, log)
 
-    def _kept(self, attempt: Attempt, prepared: Prepared, ending: Ending) -> Ending:
+    def _store_rows(self, attempt: ActiveAttempt, prepared: PreparedAttempt, ending: RunOutcome) -> RunOutcome:
         """Copy the rows that a task leaves for alerts into the log store, before its success is reported."""
         if not prepared.command.keeps or ending.outcome is not Outcome.SUCCESS:
             return ending
         try:
-            data = _output(prepared.folder / prepared.command.keeps, MOST_KEPT)
-            file = self._logs.create(rows_ref(attempt.log_ref))
+            data = _output(prepared.folder / prepared.command.keeps, MAX_KEPT)
+            file = self._logs.create(rows_file(attempt.log_ref))
             try:
-                rest = memoryview(prepared.mask.whole(data[:MOST_KEPT]))
+                rest = memoryview(prepared.mask.mask_bytes(data[:MAX_KEPT]))
                 while rest:
                     rest = rest[file.append(bytes(rest[:1_000_000])) :]
                 file.end()
             finally:
                 file.close()
         except (BadOutput, OSError) as error:
-            return Ending(Outcome.FAILURE, f"its rows could not be kept for a mail: {error}", ending.exit_code)
+            return RunOutcome(Outcome.FAILURE, f"its rows could not be stored for a mail: {error}", ending.exit_code)
         return ending
 
-    def _spec(self, attempt: Attempt) -> Spec:
+    def _spec(self, attempt: ActiveAttempt) -> TaskMessage:
         body = self._store.get(self._keys.data(attempt.x)) if attempt.head.has_body else None
-        return Spec.of(attempt.claim.value, None if body is None else body.value)
+        return TaskMessage.from_bytes(attempt.claim.value, None if body is None else body.value)
 
-    def _start(self, prepared: Prepared, attempt: Attempt) -> Child:
+    def _start(self, prepared: PreparedAttempt, attempt: ActiveAttempt) -> Child:
         return Child(
             prepared.command.argv,
             env=prepared.env,
@@ -164,39 +164,43 @@ class AttemptRunner:
             label=f"latchwork-task-{attempt.x}",
         )
 
-    def _heard_to_the_end(self, child: Child, attempt: Attempt, context: TaskContext, log: AttemptLog) -> ChildEnd:
+    def _read_to_end(self, child: Child, attempt: ActiveAttempt, context: TaskContext, log: AttemptLog) -> ChildEnd:
         """Read the output of a child until it has ended."""
         grace_s = self._options.stop_grace_s
         hard = math.inf if context.deadline is None else context.deadline + grace_s
         self._leash.add(child, hard)
         forget = context.on_stop(partial(child.stop, grace_s))
-        if attempt.is_cancelled or attempt.is_cut_off:  # set after the check and before the callback was registered
+        if (
+            attempt.is_cancelled or attempt.is_disconnected
+        ):  # set after the check and before the callback was registered
             child.stop(grace_s)
         try:
-            return _pumped(child, log)
+            return _copy_output(child, log)
         finally:
             forget()
 
-    def _unless_released(self, attempt: Attempt, context: TaskContext, end: ChildEnd | None, log: AttemptLog) -> Ending:
+    def _outcome_unless_released(
+        self, attempt: ActiveAttempt, context: TaskContext, end: ChildEnd | None, log: AttemptLog
+    ) -> RunOutcome:
         """Return the result of a run that was ended by a command, its time limit or from outside.
 
         Raises ``TaskStopped`` if the run was ended because of the worker.
         """
-        code = None if end is None else code_of(end)
+        code = None if end is None else exit_code_of(end)
         if attempt.is_cancelled:
-            return Ending(Outcome.KILLED, "it was stopped by a command", code)
-        if attempt.is_cut_off:
+            return RunOutcome(Outcome.KILLED, "it was stopped on request", code)
+        if attempt.is_disconnected:
             raise TaskStopped("the store was out of reach, and this worker does not wait for it")
         if context.is_overdue:
             allowed_s = attempt.head.timeout_s or 0.0
             last = f": {log.last_line}" if log.last_line else ""
-            return Ending(Outcome.FAILURE, f"it took longer than {allowed_s:g} s, and was ended{last}", code)
+            return RunOutcome(Outcome.FAILURE, f"it took longer than {allowed_s:g} s and was stopped{last}", code)
         if end is not None and end.why == "unsupervised":
-            return Ending(Outcome.FAILURE, f"it {failure_of(end, log.last_line)}", code)
-        raise TaskStopped("its worker ends, or cannot be sure of its claim any more")
+            return RunOutcome(Outcome.FAILURE, f"it {failure_message(end, log.last_line)}", code)
+        raise TaskStopped("its worker shuts down or is no longer certain of its claim")
 
 
-def _pumped(child: Child, log: AttemptLog) -> ChildEnd:
+def _copy_output(child: Child, log: AttemptLog) -> ChildEnd:
     out = child.stdout.fileno() if child.stdout is not None else -1
     os.set_blocking(out, False)
     poll = select.poll()
@@ -225,18 +229,18 @@ def _read(fd: int, log: AttemptLog) -> bytes | None:
     return data
 
 
-def _exited(end: ChildEnd, log: AttemptLog, prepared: Prepared) -> Ending:
+def _outcome_of_exit(end: ChildEnd, log: AttemptLog, prepared: PreparedAttempt) -> RunOutcome:
     """Return the result of a child that exited."""
-    code = code_of(end)
+    code = exit_code_of(end)
     if code != 0:
-        return Ending(Outcome.FAILURE, failure_of(end, log.last_line), code)
+        return RunOutcome(Outcome.FAILURE, failure_message(end, log.last_line), code)
     try:
-        return Ending(Outcome.SUCCESS, "", code, outputs_of(prepared.mask.whole(_output(prepared.output))))
+        return RunOutcome(Outcome.SUCCESS, "", code, parse_outputs(prepared.mask.mask_bytes(_output(prepared.output))))
     except (BadOutput, OSError) as error:
-        return Ending(Outcome.FAILURE, str(error), code)
+        return RunOutcome(Outcome.FAILURE, str(error), code)
 
 
-def _output(path: Path, most: int = MOST_BYTES) -> bytes:
+def _output(path: Path, limit: int = MAX_BYTES) -> bytes:
     """Return what the task wrote to a file.
 
     It must be a regular file: we may be root, and the task may have replaced it by a link.
@@ -246,13 +250,13 @@ def _output(path: Path, most: int = MOST_BYTES) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise BadOutput(f"$LATCHWORK_OUTPUT is no file any more: {error}") from None
+        raise BadOutput(f"$LATCHWORK_OUTPUT is no longer a file: {error}") from None
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise BadOutput("$LATCHWORK_OUTPUT is no file any more")
-        return file.read(most + 1)
+            raise BadOutput("$LATCHWORK_OUTPUT is no longer a file")
+        return file.read(limit + 1)
 
 
-def _last_words(ending: Ending) -> str:
+def _final_log_line(ending: RunOutcome) -> str:
     code = "" if ending.exit_code is None else f", exit code {ending.exit_code}"
     return f"{ending.outcome.value}{code}{': ' + ending.error if ending.error else ''}"

@@ -37,22 +37,22 @@ from latchwork.tasks import (
 from latchwork.tasks.children import DeadlineExtender, end_left
 from latchwork.types import Absent, Change, Check, Create, Delete, Op
 from latchwork_workflows.bundles import BundleCache
-from latchwork_workflows.keys import Item, Keys
-from latchwork_workflows.logs import Health, LogStore
-from latchwork_workflows.messages import Head, Result, Running
+from latchwork_workflows.keys import ItemName, Keys
+from latchwork_workflows.logs import LogStore, LogStoreHealth
+from latchwork_workflows.messages import AttemptResult, RunningRecord, TaskHead
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.state import Outcome as Word
 from latchwork_workflows.types import TaskTypes
-from latchwork_workflows.worker.attempt import Attempt, result_of
-from latchwork_workflows.worker.attempt import Ending as RunEnding
-from latchwork_workflows.worker.options import MOST_CLAIMS, WorkerOptions
+from latchwork_workflows.worker.attempt import ActiveAttempt, build_result
+from latchwork_workflows.worker.attempt import RunOutcome as RunEnding
+from latchwork_workflows.worker.options import MAX_CLAIMS, WorkerOptions
 from latchwork_workflows.worker.pools import PoolSlots
 from latchwork_workflows.worker.preparation import (
     ATTEMPTS,
     BUNDLES,
-    Preparation,
-    may_become,
-    own_user,
+    AttemptPreparer,
+    current_user_name,
+    may_run_as,
     tenants_label,
     work_folder,
 )
@@ -72,7 +72,7 @@ class WorkflowHooks(WorkerHooks):
         options: Options of the worker.
         types: Task types that can run here.
         health: Health of the log store. No tasks are claimed while it cannot be written.
-        performing: Runs attempts.
+        runner: Runs attempts.
         cancels: Known cancel marks, by key.
         pools: The slots of pools.
     """
@@ -84,8 +84,8 @@ class WorkflowHooks(WorkerHooks):
         options: WorkerOptions,
         *,
         types: TaskTypes,
-        health: Health,
-        performing: AttemptRunner,
+        health: LogStoreHealth,
+        runner: AttemptRunner,
         cancels: Mapping[str, object],
         pools: PoolSlots,
     ) -> None:
@@ -95,11 +95,11 @@ class WorkflowHooks(WorkerHooks):
         self._types = frozenset(types.names)
         self._instant = frozenset(name for name in types.loaded if getattr(types.get(name), "is_instant", False))
         self._health = health
-        self._runner = performing
+        self._runner = runner
         self._cancels = cancels
         self._pools = pools
         self._lock = mutex()
-        self._attempts: dict[str, Attempt] = {}
+        self._attempts: dict[str, ActiveAttempt] = {}
         self.payloads = Payloads()
         self.functions = Functions()
         self._registered = Registered(_FUNCTION, self.run)
@@ -109,7 +109,7 @@ class WorkflowHooks(WorkerHooks):
 
     def lanes(self) -> Sequence[str]:
         """Return the partitions of our groups. Empty while no log can be written."""
-        return self._pools.lanes() if self._health.is_ok else ()
+        return self._pools.available_partitions() if self._health.is_ok else ()
 
     def waits(self) -> Sequence[str]:
         """Return our groups."""
@@ -118,24 +118,24 @@ class WorkflowHooks(WorkerHooks):
     def accept(self, item: QueueItem) -> bool:
         """Return whether an item can run here. Invalid items are accepted, so that they are removed from the queue."""
         try:
-            head = Head.of(item.value)
+            head = TaskHead.from_bytes(item.value)
         except BadRecord:
             return True
-        return head.type in self._types and may_become(head.tenant, self._options.tenants)
+        return head.type in self._types and may_run_as(head.tenant, self._options.tenants)
 
     def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Return the checks that it is not cancelled and has its slots, and the writes of its running key and slots."""
         try:
-            named = Item.of(item.id)
+            named = ItemName.parse(item.id)
         except InvalidKey:
             return (), ()
-        slot = self._pools.take(item.partition, named.x)
+        slot = self._pools.reserve(item.partition, named.attempt_key)
         if slot is None:
             return [Absent(item.key)], ()  # fails, because the item exists: it is left until a slot is free
         who = self._runner
-        said = Running(who.worker, who.host, time.time(), item.why[:200]).to_bytes()
-        running = Create(self._keys.running(named.shard, named.x), said, self._session)
-        return [Absent(self._keys.cancel(named.x)), *slot[0]], [running, *slot[1]]
+        said = RunningRecord(who.worker, who.host, time.time(), item.why[:200]).to_bytes()
+        running = Create(self._keys.running(named.shard, named.attempt_key), said, self._session)
+        return [Absent(self._keys.cancel(named.attempt_key)), *slot[0]], [running, *slot[1]]
 
     def refused(self, item: QueueItem) -> bool:
         """Return whether to check again after a failed claim, because its slot was taken.
@@ -143,130 +143,132 @@ class WorkflowHooks(WorkerHooks):
         False if we know that the attempt was cancelled.
         """
         try:
-            x = Item.of(item.id).x
+            x = ItemName.parse(item.id).attempt_key
         except InvalidKey:
             return False
-        return self._pools.given_up(x) and self._keys.cancel(x) not in self._cancels
+        return self._pools.forget(x) and self._keys.cancel(x) not in self._cancels
 
     # Claim and run
 
     def begin(self, claim: QueueClaim) -> Run | Ending:
         """Return what to run, or its end if it cannot or must not run."""
         try:
-            named = Item.of(claim.item.id)
+            named = ItemName.parse(claim.item.id)
         except InvalidKey as error:
-            return Bury(f"it is no task of workflows: {error}"[:500])
-        self._pools.taken(named.x)
+            return Bury(f"it is not a task of workflows: {error}"[:500])
+        self._pools.confirm(named.attempt_key)
         try:
-            head = _head_of(claim.value, named)
+            head = _parse_head(claim.value, named)
         except BadRecord as error:
-            head = Head(named.shard, named.task, named.n, 1, 1, 1, "?", "?", "?", has_body=True)
+            head = TaskHead(named.shard, named.task, named.n, 1, 1, 1, "?", "?", "?", has_body=True)
             why = RunEnding(Word.FATAL, f"what the master wrote for this attempt cannot be read: {error}")
-            return self._ended(Attempt(claim, head, claim.fence.token), why)
-        attempt = Attempt(claim, head, claim.fence.token)
-        if claim.attempts > MOST_CLAIMS:
+            return self._done_without_run(ActiveAttempt(claim, head, claim.fence.token), why)
+        attempt = ActiveAttempt(claim, head, claim.fence.token)
+        if claim.attempts > MAX_CLAIMS:
             last = f"; the last one said: {claim.item.why}" if claim.item.why else ""
-            why = RunEnding(Word.FATAL, f"it has killed its worker {MOST_CLAIMS} times{last}")
-            return self._ended(attempt, why)
+            why = RunEnding(Word.FATAL, f"it has killed its worker {MAX_CLAIMS} times{last}")
+            return self._done_without_run(attempt, why)
         if head.type in self._instant:
-            return self._ended(attempt, RunEnding(Word.SUCCESS))
+            return self._done_without_run(attempt, RunEnding(Word.SUCCESS))
         with self._lock:
-            self._attempts[head.x] = attempt  # from here on its cancel reaches it
-        if self._keys.cancel(head.x) in self._cancels:
-            return self._ended(attempt, RunEnding(Word.KILLED, "it was stopped by a command before it began"))
-        payload = self.payloads.encode_call(self._registered, (head.x,), {})
-        return Run(StoredCall(_FUNCTION, payload), head.x, head.timeout_s, head.n)
+            self._attempts[head.attempt_key] = attempt  # from here on its cancel reaches it
+        if self._keys.cancel(head.attempt_key) in self._cancels:
+            return self._done_without_run(
+                attempt, RunEnding(Word.KILLED, "it was stopped on request before it started")
+            )
+        payload = self.payloads.encode_call(self._registered, (head.attempt_key,), {})
+        return Run(StoredCall(_FUNCTION, payload), head.attempt_key, head.timeout_s, head.n)
 
     def run(self, x: str, context: TaskContext) -> None:
         """Run an attempt to its end in a slot, and store its result in it."""
         with self._lock:
             attempt = self._attempts.get(x)
         if attempt is None:  # its claim was lost before it began
-            raise TaskStopped(f"attempt {x} is not ours any more")
-        attempt.result = self._runner.perform(attempt, context)
+            raise TaskStopped(f"attempt {x} is no longer ours")
+        attempt.result = self._runner.run(attempt, context)
 
     # End
 
     def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
         """Return how to end a claim: with its result, or released if it has none."""
         with self._lock:
-            attempt = self._attempts.get(Item.of(claim.item.id).x)
+            attempt = self._attempts.get(ItemName.parse(claim.item.id).attempt_key)
         if attempt is None:
             return Release("it was lost", count=False)
         if outcome.failure is None and attempt.result is not None:
             return self._done(attempt, attempt.result)
         if attempt.is_cancelled:
-            return self._ended(attempt, RunEnding(Word.KILLED, "it was stopped by a command"))
+            return self._done_without_run(attempt, RunEnding(Word.KILLED, "it was stopped by a command"))
         failure = outcome.failure
         kind = None if failure is None else failure.loaded_class
         why = "" if failure is None else failure.summary
         if kind is not None and issubclass(kind, TaskStopped):
             return Release(why[:200], count=False)
-        _log.error("worker %s gives attempt %s back: %s", self._runner.worker, attempt.x, why)
+        _log.error("worker %s releases attempt %s: %s", self._runner.worker, attempt.x, why)
         return Release(why[:200], after_s=1.0)
 
-    def _ended(self, attempt: Attempt, ending: RunEnding) -> Done:
+    def _done_without_run(self, attempt: ActiveAttempt, ending: RunEnding) -> Done:
         """Return the end of an attempt that did not run, or whose run has no result."""
-        result = result_of(attempt, ending, self._runner.worker, self._runner.host, has_log=False)
+        result = build_result(attempt, ending, self._runner.worker, self._runner.host, has_log=False)
         return self._done(attempt, result)
 
-    def _done(self, attempt: Attempt, result: Result) -> Done:
+    def _done(self, attempt: ActiveAttempt, result: AttemptResult) -> Done:
         head = attempt.head
-        ops: list[Op] = [Create(self._keys.result(head.shard, head.x), result.to_bytes())]
+        ops: list[Op] = [Create(self._keys.result(head.shard, head.attempt_key), result.to_bytes())]
         if head.has_body:
-            ops.append(Delete(self._keys.data(head.x)))
+            ops.append(Delete(self._keys.data(head.attempt_key)))
         return Done(ops=tuple(ops))
 
     def at_end(self, claim: QueueClaim) -> Sequence[Op]:
         """Return the writes that delete its running key and free its slots."""
         try:
-            named = Item.of(claim.item.id)
+            named = ItemName.parse(claim.item.id)
         except InvalidKey:
             return ()
-        return [Delete(self._keys.running(named.shard, named.x)), *self._pools.release(named.x)]
+        return [Delete(self._keys.running(named.shard, named.attempt_key)), *self._pools.release_ops(named.attempt_key)]
 
     def claim_over(self, claim: QueueClaim) -> bool:
         """Forget an attempt. Return whether its slot may be free for others: the mirror may miss a short-lived slot."""
         try:
-            x = Item.of(claim.item.id).x
+            x = ItemName.parse(claim.item.id).attempt_key
         except InvalidKey:
             return False
         with self._lock:
             found = self._attempts.get(x)
             if found is not None and found.claim is claim:
                 del self._attempts[x]
-        return self._pools.given_up(x)
+        return self._pools.forget(x)
 
     # Ended from outside
 
-    def cancelled(self, x: str) -> str | None:
+    def mark_cancelled(self, attempt_key: str) -> str | None:
         """Mark an attempt as cancelled. Return the path of its item if it is here, else None."""
         with self._lock:
-            attempt = self._attempts.get(x)
+            attempt = self._attempts.get(attempt_key)
         if attempt is None:
             return None
         attempt.is_cancelled = True
         return attempt.claim.item.path
 
-    def cut_off(self, stop: Callable[[str], Any]) -> None:
+    def end_all(self, stop: Callable[[str], Any]) -> None:
         """End all attempts, because the store is out of reach and we do not wait for it."""
         with self._lock:
             attempts = list(self._attempts.values())
         for each in attempts:
-            each.is_cut_off = True
+            each.is_disconnected = True
             stop(each.claim.item.path)
 
     @property
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[ActiveAttempt]:
         """Current attempts, in no order."""
         with self._lock:
             return list(self._attempts.values())
 
 
-def _head_of(value: bytes, named: Item) -> Head:
-    head = Head.of(value)
-    if head.x != named.x or head.shard != named.shard:
-        raise BadRecord(f"it is that of attempt {head.x} of shard {head.shard}")
+def _parse_head(value: bytes, named: ItemName) -> TaskHead:
+    head = TaskHead.from_bytes(value)
+    if head.attempt_key != named.attempt_key or head.shard != named.shard:
+        raise BadRecord(f"it belongs to attempt {head.attempt_key} of shard {head.shard}")
     return head
 
 
@@ -319,16 +321,16 @@ class WorkflowSession:
         self._logs = logs
         self.session = session
         self._folder = work_dir / ATTEMPTS / name
-        self.health = Health(self._log_store_changed)
+        self.health = LogStoreHealth(self._log_store_changed)
         told_s, force_s = options.margins_s(session.ttl_s)
         self._leash = DeadlineExtender(session.remaining_s, margin_s=force_s)
-        preparing = Preparation(options, types, secrets, BundleCache(work_dir / BUNDLES), logs)
+        preparing = AttemptPreparer(options, types, secrets, BundleCache(work_dir / BUNDLES), logs)
         performing = AttemptRunner(
             store,
             keys,
             logs,
             self.health,
-            preparing=preparing,
+            preparer=preparing,
             options=options,
             leash=self._leash,
             folder=self._folder,
@@ -344,7 +346,7 @@ class WorkflowSession:
             options,
             types=types,
             health=self.health,
-            performing=performing,
+            runner=performing,
             cancels=self._cancels,
             pools=self._pools,
         )
@@ -378,21 +380,21 @@ class WorkflowSession:
         """
         found = self._store.get(self._keys.id)
         if found is None:
-            raise Unavailable("no workflows were begun in this store yet; run 'latchwork workflows init', or a master")
-        self._logs.check(found.value.decode("ascii", "replace"))
+            raise Unavailable("this store has no workflows yet; run 'latchwork workflows init', or a master")
+        self._logs.check_owner(found.value.decode("ascii", "replace"))
         self.group.start()
         self.group.wait_joined(None)
         if (left := end_left()) > 0:
             _log.warning(
                 "worker %s: ended %d processes of tasks whose worker and supervisor were killed", self._name, left
             )
-        _empty(self._folder)  # of a dead worker of our name: its children ended with its session
+        _empty_folder(self._folder)  # of a dead worker of our name: its children ended with its session
         self._cancels.ready(_MIRROR_S)
-        self._forgets.append(self._cancels.on_change(self._see_cancels))
+        self._forgets.append(self._cancels.on_change(self._cancels_changed))
         self._pools.begin(_MIRROR_S)
         if self._options.on_disconnect == "stop":
-            self._forgets.append(self.session.on_state(self._see_state))
-            self._start(self._end_when_cut_off, "cut-off")
+            self._forgets.append(self.session.on_state(self._state_changed))
+            self._start(self._end_when_disconnected, "cut-off")
         self._start(self._probe, "logs")
         self.feeder.start()
 
@@ -430,25 +432,25 @@ class WorkflowSession:
 
     # Events from others
 
-    def _see_cancels(self, batch: Iterable[Change]) -> None:
+    def _cancels_changed(self, batch: Iterable[Change]) -> None:
         for change in batch:
-            path = None if change.entry is None else self.hooks.cancelled(change.key.rpartition("/")[2])
+            path = None if change.entry is None else self.hooks.mark_cancelled(change.key.rpartition("/")[2])
             if path is not None:
                 self.feeder.stop_task(path)
 
-    def _see_state(self, state: str) -> None:
+    def _state_changed(self, state: str) -> None:
         if state == "suspect":
             self._suspect.set()
 
-    def _end_when_cut_off(self) -> None:
+    def _end_when_disconnected(self) -> None:
         clock = self._store.clock
         while not self._ended.is_set():
             self._suspect.wait()
             self._suspect.clear()
             clock.wait(self._ended, self._options.disconnect_grace_s)
             if not self._ended.is_set() and self.session.state in ("suspect", "lost"):
-                _log.warning("worker %s: the store is out of reach; its tasks are ended", self._name)
-                self.hooks.cut_off(self.feeder.stop_task)
+                _log.warning("worker %s: the store is not reachable; its tasks are stopped", self._name)
+                self.hooks.end_all(self.feeder.stop_task)
 
     def _poke(self) -> None:
         self.feeder.poke()
@@ -467,11 +469,11 @@ class WorkflowSession:
             while not self._ended.is_set() and not self.health.is_ok:
                 self._store.clock.wait(self._ended, _PROBE_S)
                 try:
-                    self._logs.probe()
+                    self._logs.check_writable()
                 except OSError as error:
-                    self.health.note(error)
+                    self.health.record(error)
                 else:
-                    self.health.note(None)
+                    self.health.record(None)
 
 
 def _labels(options: WorkerOptions, types: frozenset[str], logs: LogStore) -> dict[str, str]:
@@ -481,7 +483,7 @@ def _labels(options: WorkerOptions, types: frozenset[str], logs: LogStore) -> di
         "groups": ",".join(options.groups)[:_LABEL_CHARS],
         "slots": str(options.slots),
         "types": ",".join(sorted(types))[:_LABEL_CHARS],
-        "user": own_user(),
+        "user": current_user_name(),
         **({"tenants": tenants} if len(tenants) <= _LABEL_CHARS else {}),
         "logs": logs.url[:500],
         "version": _version(),
@@ -495,6 +497,6 @@ def _version() -> str:
         return "unknown"
 
 
-def _empty(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     work_folder(folder)

@@ -56,7 +56,7 @@ class Worker(Node[WorkflowSession]):
         check_store(store, "a worker")
         self.name = default_node_id("worker") if name is None else name
         if re.match(NAME_PATTERN, self.name) is None:
-            raise ValueError(f"{self.name!r} is no name of a worker; use letters, digits, '_', '-' and '.'")
+            raise ValueError(f"{self.name!r} is not a valid worker name; use letters, digits, '_', '-' and '.'")
         self.options = options or WorkerOptions()
         self._work_dir = self.options.work_dir or WorkflowsHome.of().folder / "work"
         self._keys = Keys(root)

@@ -36,7 +36,7 @@ def upgrade(database: Database) -> str:
             # No process takes over from a migration, which may pause between two statements on a busy machine.
             connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 0"))
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-        there = _checked(database, connection, scripts)
+        there = _current_revision(database, connection, scripts)
         if there != head:
             config = Config(attributes={"connection": connection})
             config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
@@ -53,14 +53,14 @@ def needs_upgrade(database: Database) -> bool:
     """
     scripts = _scripts()
     with database.read() as connection:
-        return _checked(database, connection, scripts) != scripts.get_current_head()
+        return _current_revision(database, connection, scripts) != scripts.get_current_head()
 
 
 def _scripts() -> ScriptDirectory:
     return ScriptDirectory(str(Path(__file__).parent))
 
 
-def _checked(database: Database, connection: sa.Connection, scripts: ScriptDirectory) -> str | None:
+def _current_revision(database: Database, connection: sa.Connection, scripts: ScriptDirectory) -> str | None:
     there = MigrationContext.configure(connection).get_current_revision()
     if there is not None and there not in {each.revision for each in scripts.walk_revisions()}:
         raise SchemaTooNew(

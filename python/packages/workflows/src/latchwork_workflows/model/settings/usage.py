@@ -11,7 +11,7 @@ from latchwork_workflows.model.templates import CONNECTION, names_in
 
 
 @dataclass(frozen=True)
-class Settings:
+class StoredSettings:
     """The names of settings available to a project: its own and the shared ones.
 
     Attributes:
@@ -47,15 +47,15 @@ def connections_of(definition: Definition) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def problems(definition: Definition, settings: Settings) -> Iterator[Problem]:
+def missing_settings(definition: Definition, settings: StoredSettings) -> Iterator[Problem]:
     """Yield named connections and environments that do not exist, each with its path."""
     for path, kind, name in _named_places(definition):
         there = settings.connections if kind == "connection" else settings.environments
         if name not in there:
-            yield Problem(path, f"there is no {kind} {name!r:.110} {_of(definition, there)}")
+            yield Problem(path, f"there is no {kind} {name!r:.110} {_owner_text(definition, there)}")
 
 
-def needs(definition: Definition) -> Iterator[Problem]:
+def required_settings(definition: Definition) -> Iterator[Problem]:
     """Yield the connections and environments that a definition names, each with its path.
 
     For callers that do not know which settings are stored.
@@ -74,10 +74,10 @@ def _named_places(definition: Definition) -> Iterator[tuple[str, str, str]]:
             yield f"{path}.environment", "environment", task.environment
         for name in _connections(task):
             if "${" not in name:
-                yield f"{path}.params.connection" if _named(task) == name else path, "connection", name
+                yield f"{path}.params.connection" if _connection_name(task) == name else path, "connection", name
 
 
-def _of(definition: Definition, there: Mapping[str, object] | frozenset[str]) -> str:
+def _owner_text(definition: Definition, there: Mapping[str, object] | frozenset[str]) -> str:
     known = sorted(there)[:20]
     what = f"only {', '.join(known)}" if known else "nor any other"
     return f"of project {definition.project} or of all, {what}; set it first"
@@ -85,7 +85,7 @@ def _of(definition: Definition, there: Mapping[str, object] | frozenset[str]) ->
 
 def _connections(task: TaskSpec) -> Iterator[str]:
     """Yield the names from the parameter ``connection`` and from references. A reference is returned as written."""
-    name = _named(task)
+    name = _connection_name(task)
     if name is not None:
         yield name
     for each in names_in([task.params, task.env]):
@@ -93,6 +93,6 @@ def _connections(task: TaskSpec) -> Iterator[str]:
             yield each[len(CONNECTION) :]
 
 
-def _named(task: TaskSpec) -> str | None:
+def _connection_name(task: TaskSpec) -> str | None:
     given = task.params.get("connection")
     return given if isinstance(given, str) and "://" not in given else None

@@ -22,45 +22,45 @@ CONNECTION_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}", re.ASCII)
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 #: The maximum number of settings of one kind in one project.
-MOST = 500
-MOST_URL = 1000
-MOST_VALUE = 10_000
-MOST_VARIABLES_BYTES = 100_000
+MAX = 500
+MAX_URL = 1000
+MAX_VALUE = 10_000
+MAX_VARIABLES_BYTES = 100_000
 _SCHEME = re.compile(r"[a-z][a-z0-9_]*(\+[a-z0-9_]+)?://", re.ASCII)
 _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#]*@")
 _UNSEEN = re.compile("[\x00-\x20\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 _SECRET_KEYS = frozenset({"password", "passwd", "pwd", "sslpassword", "secret", "token", "access_token", "api_key"})
 _SECRET_PART = re.compile(r"\b(pwd|password|passwd)\s*=", re.IGNORECASE)
-_HELP = "keep the password as a secret of the workers, and give the name of that"
+_HELP = "store the password as a secret of the workers, and give its name"
 
 
 def connection_problems(name: str, url: str, secret: str) -> Iterator[Problem]:
     """Yield the problems of a connection."""
     if CONNECTION_NAME.fullmatch(name) is None:
-        yield Problem("name", f"{name[:100]!r} is no name; use up to 80 letters, digits, '_', '-' and '.'")
+        yield Problem("name", f"{name[:100]!r} is not a valid name; use up to 80 letters, digits, '_', '-' and '.'")
     wrong = url_problem(url)
     if wrong:
         yield Problem("url", wrong)
     if secret and ENVIRONMENT_NAME.fullmatch(secret) is None:
-        yield Problem("secret", "this is no name of a secret; use up to 100 letters, digits, '_', '-' and '.'")
+        yield Problem("secret", "this is not a valid name of a secret; use up to 100 letters, digits, '_', '-' and '.'")
 
 
 def url_problem(url: str) -> str:
     """Return the problem of a connection URL, or an empty text."""
     if not url.strip():
-        return "this has to be given, such as postgresql+psycopg://etl@db/warehouse"
-    if len(url) > MOST_URL:
-        return f"it has {len(url):,} characters; at most {MOST_URL:,}"
+        return "this is required, such as postgresql+psycopg://etl@db/warehouse"
+    if len(url) > MAX_URL:
+        return f"it has {len(url):,} characters; at most {MAX_URL:,}"
     if _UNSEEN.search(url):
-        return "it has blanks, or characters that nobody sees; write them as %20 and its like"
+        return "it contains spaces or invisible characters; write them as %20 and the like"
     if "${" in url:
-        return "nothing is filled into a stored URL; write it whole"
+        return "a stored URL cannot contain references; write it in full"
     if _SCHEME.match(url) is None:
         return "it does not begin with a kind of database, such as postgresql+psycopg:// or sqlite:///"
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        return "this is no URL that SQLAlchemy reads; write kind://user@host:port/database"
+        return "this is not a SQLAlchemy URL; write kind://user@host:port/database"
     if parsed.password is not None or _PASSWORD.search(url):
         return f"it has a password, and passwords are not stored: {_HELP}"
     for key, value in parsed.normalized_query.items():
@@ -72,15 +72,15 @@ def url_problem(url: str) -> str:
 def environment_problems(name: str, variables: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the problems of an environment."""
     if ENVIRONMENT_NAME.fullmatch(name) is None:
-        yield Problem("name", f"{name[:100]!r} is no name; use up to 100 letters, digits, '_', '-' and '.'")
+        yield Problem("name", f"{name[:100]!r} is not a valid name; use up to 100 letters, digits, '_', '-' and '.'")
     for key, value in variables.items():
         path = f"variables.{key[:100]}"
         if VARIABLE.fullmatch(key) is None:
-            yield Problem(path, f"{key[:100]!r} is no name of a variable; use letters, digits and underscores")
+            yield Problem(path, f"{key[:100]!r} is not a valid variable name; use letters, digits and underscores")
         elif key.startswith("LATCHWORK_"):
-            yield Problem(path, "variables of this name are set by workers; take another")
+            yield Problem(path, "workers set variables of this name; use another name")
         elif not isinstance(value, str):
-            yield Problem(path, "a variable is text")
+            yield Problem(path, "a variable must be text")
         else:
             wrong = _text_problem(value)
             if wrong:
@@ -89,13 +89,13 @@ def environment_problems(name: str, variables: Mapping[str, Any]) -> Iterator[Pr
         len(key.encode("utf-8", "replace")) + len(str(each).encode("utf-8", "replace"))
         for key, each in variables.items()
     )
-    if size > MOST_VARIABLES_BYTES:
-        yield Problem("variables", f"they take {size:,} bytes; at most {MOST_VARIABLES_BYTES:,}")
+    if size > MAX_VARIABLES_BYTES:
+        yield Problem("variables", f"they take {size:,} bytes; at most {MAX_VARIABLES_BYTES:,}")
 
 
 def _text_problem(value: str) -> str:
     if "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
-        return "it holds a NUL, or half of a character"
+        return "it contains a NUL or half of a surrogate pair"
     try:
         list(references(value))
     except ValueError as error:
@@ -106,15 +106,17 @@ def _text_problem(value: str) -> str:
 def parameter_problems(name: str, value: Any) -> Iterator[Problem]:
     """Yield the problems of a parameter."""
     if VARIABLE.fullmatch(name) is None:
-        yield Problem("name", f"{name[:100]!r} is no name of a variable; use up to 100 letters, digits and underscores")
+        yield Problem(
+            "name", f"{name[:100]!r} is not a valid variable name; use up to 100 letters, digits and underscores"
+        )
     elif name in BUILT_IN:
-        yield Problem("name", f"{name!r} is built in, and cannot be replaced; take another name")
+        yield Problem("name", f"{name!r} is built in and cannot be replaced; use another name")
     try:
         size = len(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
     except (ValueError, TypeError, RecursionError):
-        yield Problem("value", "this is nothing that JSON has: no halves of characters, finite numbers, not too deep")
+        yield Problem("value", "this is not valid JSON: surrogates must be paired, numbers finite, and nesting limited")
         return
-    if size > MOST_VALUE:
-        yield Problem("value", f"it takes {size:,} bytes; at most {MOST_VALUE:,}: each task gets all parameters")
+    if size > MAX_VALUE:
+        yield Problem("value", f"it takes {size:,} bytes; at most {MAX_VALUE:,}: each task gets all parameters")
     elif "\\u0000" in json.dumps(value):
         yield Problem("value", "it holds a NUL")

@@ -1,6 +1,6 @@
 """Process of a task that submits a job to a cluster: kills earlier jobs of the task, submits the job, and waits.
 
-Imports nothing of ours.
+Imports no other module of latchwork.
 """
 
 # ruff: noqa: T201 - printed text is the log of the task
@@ -20,8 +20,8 @@ _JOB = re.compile(r"application_\d+_\d+")
 _YARN_S = 60
 
 
-class Told(Exception):
-    """The process was asked to stop."""
+class StopRequested(Exception):
+    """The process received a signal to stop."""
 
 
 def main(path: str) -> int:
@@ -31,7 +31,7 @@ def main(path: str) -> int:
     kill_tagged(call["yarn"], call["tag"], "left by an attempt before this one")
 
     def tell(_number: int, _frame: FrameType | None) -> None:
-        raise Told
+        raise StopRequested
 
     signal.signal(signal.SIGTERM, tell)
     print("+", " ".join(call["argv"]), flush=True)
@@ -40,7 +40,7 @@ def main(path: str) -> int:
     except OSError as error:
         print(f"{call['argv'][0]!r} cannot be started: {error}", file=sys.stderr)
         return 127
-    except Told:  # the submitting program got the signal too: it is in our process group
+    except StopRequested:  # the submitting program got the signal too: it is in our process group
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kill_tagged(call["yarn"], call["tag"], "stopped with its task")
         return 143
@@ -52,18 +52,18 @@ def kill_tagged(yarn: str | None, tag: str, why: str) -> None:
     if yarn is None:
         return
     states = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
-    listed = called([yarn, "application", "-list", "-appTags", tag, "-appStates", states])
+    listed = run_program([yarn, "application", "-list", "-appTags", tag, "-appStates", states])
     for job in dict.fromkeys(_JOB.findall(listed)):
         print(f"killing {job}, {why}", flush=True)
-        called([yarn, "application", "-kill", job])
+        run_program([yarn, "application", "-kill", job])
 
 
-def called(argv: list[str]) -> str:
+def run_program(argv: list[str]) -> str:
     """Return the output of a program. If it cannot be run, print the error and return an empty string."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_YARN_S, check=False)  # noqa: S603 - likewise
     except (OSError, subprocess.TimeoutExpired) as error:
-        print(f"{argv[0]!r} could not be asked about jobs of this task: {error}", file=sys.stderr, flush=True)
+        print(f"{argv[0]!r} could not list the jobs of this task: {error}", file=sys.stderr, flush=True)
         return ""
     if done.returncode:
         print(f"{' '.join(argv[:3])} failed: {done.stderr.strip()[:500]}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Process of an ``http`` task: reads a request from a file, sends it, and reports the response.
 
-Imports nothing of ours.
+Imports no other module of latchwork.
 """
 
 # ruff: noqa: T201 - printed text is the log of the task
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 #: Maximum number of bytes of a response that are read.
-_MOST_BYTES = 10_000_000
-_MOST_OUTPUT = 10_000
+_MAX_BYTES = 10_000_000
+_MAX_OUTPUT = 10_000
 #: Maximum length and nesting depth of a line of outputs. A larger one could be refused.
-_MOST_LINE = 60_000
-_MOST_DEPTH = 20
+_MAX_LINE = 60_000
+_MAX_DEPTH = 20
 #: Headers to keep on a redirect to another origin. Any other header may be a credential.
 _KEPT = frozenset({"accept", "accept-language", "user-agent"})
 
@@ -46,25 +46,25 @@ def main(path: str) -> int:
     try:
         request = Request(call["url"], data, headers, method=call["method"])  # noqa: S310 - http and https alone
         if request.type not in {"http", "https"}:
-            print(f"{request.type} is no scheme of a request", file=sys.stderr)
+            print(f"{request.type} is not a supported scheme", file=sys.stderr)
             return 1
         try:
-            answer = opener().open(request, timeout=call["timeout_s"])
+            answer = build_opener().open(request, timeout=call["timeout_s"])
         except HTTPError as error:
             answer = error
         with answer:
-            status, headers, body = answer.status, answer.headers, read(answer)
+            status, headers, body = answer.status, answer.headers, read_body(answer)
     except (URLError, OSError, ValueError, HTTPException, Truncated) as error:
         print(f"{type(error).__name__}: {getattr(error, 'reason', None) or error}", file=sys.stderr)
         return 1
-    text, kind = decoded(body, headers.get_content_charset()), headers.get_content_type()
+    text, kind = decode_body(body, headers.get_content_charset()), headers.get_content_type()
     print(f"{call['method']} answered {status}, {len(body)} bytes")
-    print(text[:_MOST_OUTPUT])
-    write(status, parsed(text, kind))
-    return judged(call, status, text)
+    print(text[:_MAX_OUTPUT])
+    write_outputs(status, parse_output(text, kind))
+    return exit_code(call, status, text)
 
 
-def opener() -> Any:
+def build_opener() -> Any:
     """Return an opener that only follows HTTP redirects, and sends no credentials to another origin."""
     from urllib.error import HTTPError
     from urllib.parse import urlsplit
@@ -86,20 +86,20 @@ def opener() -> Any:
     return build_opener(Redirects())
 
 
-def read(answer: Any) -> bytes:
+def read_body(answer: Any) -> bytes:
     """Return the body of a response.
 
     Raises:
         Truncated: It ended before the length in its header.
     """
-    body: bytes = answer.read(_MOST_BYTES)
+    body: bytes = answer.read(_MAX_BYTES)
     left = getattr(answer, "length", None)  # None: as long as the connection lasts
-    if left and len(body) < _MOST_BYTES:
+    if left and len(body) < _MAX_BYTES:
         raise Truncated(f"the answer ended after {len(body):,} bytes; {left:,} more were announced")
     return body
 
 
-def decoded(body: bytes, charset: str | None) -> str:
+def decode_body(body: bytes, charset: str | None) -> str:
     """Return the text of a body, in the character set of its header or UTF-8."""
     try:
         text = body.decode(charset or "utf-8-sig", "replace")
@@ -108,39 +108,39 @@ def decoded(body: bytes, charset: str | None) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")  # some character sets decode to surrogates
 
 
-def parsed(text: str, kind: str) -> Any:
+def parse_output(text: str, kind: str) -> Any:
     """Return the value of JSON if it can be an output, otherwise the start of the text.
 
     Invalid JSON is not a failure.
     """
-    if kind.endswith("json") and len(text) <= _MOST_OUTPUT:
+    if kind.endswith("json") and len(text) <= _MAX_OUTPUT:
         try:
             value = json.loads(text)  # noqa: TID251 - a separate process, and outputs are checked again
             line = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-            if len(line) <= _MOST_LINE and depth_of(value) <= _MOST_DEPTH:
+            if len(line) <= _MAX_LINE and json_depth(value) <= _MAX_DEPTH:
                 return value
         except (ValueError, RecursionError):
             pass
-    return text[:_MOST_OUTPUT]
+    return text[:_MAX_OUTPUT]
 
 
-def depth_of(value: Any) -> int:
+def json_depth(value: Any) -> int:
     """Return the nesting depth of a JSON value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(depth_of, inner), default=0)
+    return 1 + max(map(json_depth, inner), default=0)
 
 
-def write(status: int, body: Any) -> None:
+def write_outputs(status: int, body: Any) -> None:
     """Write the outputs."""
     with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
         file.write(f"#json {json.dumps({'status': status, 'body': body}, ensure_ascii=False)}\n")
 
 
-def judged(call: dict[str, Any], status: int, text: str) -> int:
+def exit_code(call: dict[str, Any], status: int, text: str) -> int:
     """Return the exit code: 0 if the response counts as success, else 1."""
     wanted = call["success"] or range(200, 300)
     if status not in wanted:
-        print(f"status {status} is none that counts as success", file=sys.stderr)
+        print(f"status {status} does not count as success", file=sys.stderr)
         return 1
     if call["contains"] not in text:
         print(f"the answer does not contain {call['contains']!r}", file=sys.stderr)

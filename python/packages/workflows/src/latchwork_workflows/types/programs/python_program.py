@@ -1,4 +1,4 @@
-"""Process of a ``python`` task: reads a call from a file, makes it, and writes its outputs. Imports nothing of ours.
+"""Process of a ``python`` task: executes the call in a file, and writes its outputs. Imports nothing of latchwork.
 
 The returned value goes to the file named by ``LATCHWORK_OUTPUT``, as one line of JSON after ``#json``. Standard output
 is the log. The exit code is 0, or 1 after an exception, whose traceback is at the end of the log.
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def main(path: str) -> int:
-    """Make the call in a file."""
+    """Execute the call described in a file."""
     sys.path.pop(0)  # the folder of this file does not belong to the task
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     module, _, name = call["function"].partition(":")
@@ -28,7 +28,9 @@ def main(path: str) -> int:
     try:
         line = json.dumps(outputs)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{call['function']} returned what JSON cannot hold ({error}); return plain values") from None
+        raise TypeError(
+            f"{call['function']} returned a value that is not JSON ({error}); return plain values"
+        ) from None
     with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
         file.write(f"#json {line}\n")
     return 0

@@ -1,6 +1,6 @@
 """Process of an ``sql``, ``procedure`` or ``connect`` task: runs the statements in a file, in one transaction.
 
-Imports nothing of ours.
+Imports no other module of latchwork.
 """
 
 # ruff: noqa: T201 - printed text is the log of the task
@@ -18,9 +18,9 @@ from typing import Any
 #: Maximum number of characters of a cell that are shown.
 _CELL = 60
 #: Maximum number of characters of rows that are kept for a mail. The last row may exceed it.
-_MOST_CSV = 9_000_000
+_MAX_CSV = 9_000_000
 #: Maximum length of the outputs in bytes. Larger outputs are refused.
-_MOST_LINE = 60_000
+_MAX_LINE = 60_000
 
 
 def main(path: str) -> int:
@@ -37,31 +37,31 @@ def main(path: str) -> int:
             url = url.set(password=call["password"])
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
         with engine.begin() as connection:
-            outputs: dict[str, Any] = {} if call["statements"] else server(connection)
+            outputs: dict[str, Any] = {} if call["statements"] else server_version(connection)
             for number, text in enumerate(call["statements"], 1):
-                outputs = run(sa, connection, text, call, f"statement {number} of {len(call['statements'])}")
+                outputs = run_statement(sa, connection, text, call, f"statement {number} of {len(call['statements'])}")
     except (sa.exc.SQLAlchemyError, ImportError) as error:
         first = str(getattr(error, "orig", None) or error).strip().splitlines()
         print(f"{type(error).__name__}: {first[0] if first else error}", file=sys.stderr)
         return 1
     with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
-        file.write(f"#json {line_of(outputs)}\n")
+        file.write(f"#json {outputs_line(outputs)}\n")
     return 0
 
 
-def line_of(outputs: dict[str, Any]) -> str:
+def outputs_line(outputs: dict[str, Any]) -> str:
     """Return the outputs as JSON, without the first row if that is too large.
 
     The transaction is committed, so a large row is not a failure.
     """
     line = json.dumps(outputs, default=str)
-    if len(line) > _MOST_LINE:
-        print(f"the first row takes {len(line):,} bytes as an output, and is none")
+    if len(line) > _MAX_LINE:
+        print(f"the first row takes {len(line):,} bytes, too many for an output")
         line = json.dumps({**outputs, "first": {}}, default=str)
     return line
 
 
-def server(connection: Any) -> dict[str, Any]:
+def server_version(connection: Any) -> dict[str, Any]:
     """Return name and version of the database server, for a connection test."""
     version = getattr(connection.dialect, "server_version_info", None) or ()
     text = " ".join([connection.dialect.name, ".".join(map(str, version))]).strip()
@@ -69,13 +69,13 @@ def server(connection: Any) -> dict[str, Any]:
     return {"server": text}
 
 
-def run(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) -> dict[str, Any]:
+def run_statement(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) -> dict[str, Any]:
     """Run one statement and return its outputs."""
     statement = sa.text(text)
     wanted = set(statement._bindparams)  # noqa: SLF001 - only this attribute has the names
     missing = sorted(wanted - call["bound"].keys())
     if missing:
-        raise sa.exc.ArgumentError(f"{what} binds :{missing[0]}, and no parameter or output is called so")
+        raise sa.exc.ArgumentError(f"{what} binds :{missing[0]}, but there is no parameter or output of this name")
     result = connection.execute(statement, {name: call["bound"][name] for name in wanted})
     if not result.returns_rows:
         count = max(result.rowcount, 0)
@@ -85,26 +85,26 @@ def run(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) ->
     first: dict[str, Any] = {}
     shown: list[list[str]] = []
     count = 0
-    file = kept(call, names)
+    file = open_rows_file(call, names)
     writer = csv.writer(file) if file is not None else None
     size = 0
     for row in result:
         count += 1
-        if writer is not None and size < _MOST_CSV:
+        if writer is not None and size < _MAX_CSV:
             size += writer.writerow(["" if each is None else each for each in row])
         if count == 1:
             first = dict(zip(names, row, strict=True))
         if len(shown) < call["rows"]:
-            shown.append([cell(each) for each in row])
+            shown.append([format_cell(each) for each in row])
     if file is not None:
         file.close()
     print(f"{what}: {count} rows")
-    for line in table(names, shown) if shown else []:
+    for line in format_table(names, shown) if shown else []:
         print(line)
-    return {"rows": count, "first": {name: value_of(each) for name, each in first.items()}}
+    return {"rows": count, "first": {name: to_json_value(each) for name, each in first.items()}}
 
 
-def kept(call: dict[str, Any], names: list[str]) -> Any:
+def open_rows_file(call: dict[str, Any], names: list[str]) -> Any:
     """Return the file for the rows of this statement, or None if rows are not kept.
 
     The rows replace those of earlier statements.
@@ -116,20 +116,20 @@ def kept(call: dict[str, Any], names: list[str]) -> Any:
     return file
 
 
-def table(names: list[str], rows: list[list[str]]) -> list[str]:
+def format_table(names: list[str], rows: list[list[str]]) -> list[str]:
     """Return rows as lines of text."""
     widths = [max(len(each[at]) for each in [names, *rows]) for at in range(len(names))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)) for each in [names, *rows]]
     return [line.rstrip() for line in (lines[0], "  ".join("-" * width for width in widths), *lines[1:])]
 
 
-def cell(value: object) -> str:
+def format_cell(value: object) -> str:
     """Return a value as one line."""
     text = " ".join(("" if value is None else str(value)).split())
     return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
 
 
-def value_of(value: object) -> Any:
+def to_json_value(value: object) -> Any:
     """Return a value for JSON: numbers, text and booleans are kept, anything else becomes text."""
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value

@@ -18,13 +18,22 @@ from starlette.responses import Response
 from latchwork_workflows.api.models import NamePath
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.model import TaskSpec
-from latchwork_workflows.model.yaml_format import read, write
+from latchwork_workflows.model.yaml_format import parse, to_yaml
 from latchwork_workflows.services import workflows
-from latchwork_workflows.services.parts import Parts, parts_of
-from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
+from latchwork_workflows.services.parts import ServiceContext, context_of
+from latchwork_workflows.ui.dag_svg import MAX_DRAWN, dag_svg
 from latchwork_workflows.ui.editor.yaml_positions import line_of
-from latchwork_workflows.ui.frame import led, page
-from latchwork_workflows.web import Field, FormInvalid, Identity, Problem, Role, Who, fields_of, values_of
+from latchwork_workflows.ui.frame import redirect, render_page
+from latchwork_workflows.web import (
+    CurrentUser,
+    FormField,
+    FormInvalid,
+    HttpProblem,
+    Identity,
+    Role,
+    fields_of,
+    values_of,
+)
 
 router = APIRouter()
 _Text = Annotated[str, Form(max_length=4_000_000)]
@@ -35,7 +44,7 @@ schedule:
   cron: 0 3 * * *
   tz: UTC
 params:
-  day: ${business_date}
+  day: ${logical_date}
 tasks:
 - name: first
   type: shell
@@ -47,98 +56,98 @@ _OPTIONS = ("after", "retries", "retry_interval_s", "timeout_s", "worker_group")
 
 
 @router.get("/edit", response_class=HTMLResponse)
-def new(request: Request, who: Who) -> HTMLResponse:
+def new_workflow(request: Request, user: CurrentUser) -> HTMLResponse:
     """Show the editor for a new workflow."""
-    if not who.may_somewhere(Role.EDITOR):
-        raise Problem(403, f"{who.name} is no editor of any project; ask an administrator for that role")
-    return _page(request, who, NEW, base=0)
+    if not user.has_any_role(Role.EDITOR):
+        raise HttpProblem(403, f"{user.name} is not an editor of any project; ask an administrator for that role")
+    return _page(request, user, NEW, base=0)
 
 
 @router.get("/workflows/{project}/{name}/edit", response_class=HTMLResponse)
-def edit(
+def edit_workflow(
     request: Request,
-    who: Who,
+    user: CurrentUser,
     project: NamePath,
     name: NamePath,
     version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
 ) -> HTMLResponse:
     """Show the editor for a version of a workflow. Applying it creates a new version."""
-    shown = workflows.get(parts_of(request), who, project, name, version)
-    return _page(request, who, write(shown.definition), base=shown.version, row=shown)
+    shown = workflows.get_workflow(context_of(request), user, project, name, version)
+    return _page(request, user, to_yaml(shown.definition), base=shown.version, row=shown)
 
 
 @router.post("/edit/check", response_class=HTMLResponse)
-def check(request: Request, who: Who, yaml: _Text = "") -> HTMLResponse:
+def check_text(request: Request, user: CurrentUser, yaml: _Text = "") -> HTMLResponse:
     """Show the problems, or the drawing if there are none. Updates the page while the user types."""
-    return page(request, who, "checked.html", **_looked(parts_of(request), who, yaml))
+    return render_page(request, user, "checked.html", **_check_text(context_of(request), user, yaml))
 
 
 @router.post("/edit")
-async def send(request: Request, who: Who) -> Response:
+async def submit(request: Request, user: CurrentUser) -> Response:
     """Check the text, add a task, or apply it, depending on the button."""
     sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
-    return await run_in_threadpool(_send, request, who, sent)
+    return await run_in_threadpool(_send, request, user, sent)
 
 
-def _send(request: Request, who: Identity, sent: dict[str, str]) -> Response:
-    parts = parts_of(request)
+def _send(request: Request, user: Identity, sent: dict[str, str]) -> Response:
+    context = context_of(request)
     text = sent.get("yaml", "").replace("\r\n", "\n")
     base = int(sent["base"]) if sent.get("base", "").isdigit() and len(sent["base"]) < 10 else None
     action, _, kind = sent.get("do", "check").partition(":")
     if action == "add":
-        return _added(request, who, text, base, kind, sent)
+        return _add_task(request, user, text, base, kind, sent)
     if action != "apply":
-        return _page(request, who, text, base)
+        return _page(request, user, text, base)
     try:
         online = bool(sent.get("online")) if base == 0 else None
-        found = workflows.apply(parts, who, text, online=online, base=base)
+        found = workflows.apply_definition(context, user, text, online=online, base=base)
     except DefinitionInvalid:
-        return _page(request, who, text, base, status=422)
-    except Problem as error:
-        return _page(request, who, text, base, status=error.status, refused=error.detail)
-    return led(f"/workflows/{found.project}/{found.name}")
+        return _page(request, user, text, base, status=422)
+    except HttpProblem as error:
+        return _page(request, user, text, base, status=error.status, refused=error.detail)
+    return redirect(f"/workflows/{found.project}/{found.name}")
 
 
-def _added(  # noqa: PLR0917 - one caller
-    request: Request, who: Identity, text: str, base: int | None, kind: str, sent: dict[str, str]
+def _add_task(  # noqa: PLR0917 - one caller
+    request: Request, user: Identity, text: str, base: int | None, kind: str, sent: dict[str, str]
 ) -> Response:
     """Add a task from the form of its type after the other tasks."""
-    parts, prefix = parts_of(request), f"{kind}-"
-    if kind not in parts.types.names:
-        raise Problem(422, f"there is no task type {kind[:40]!r}")
+    context, prefix = context_of(request), f"{kind}-"
+    if kind not in context.types.names:
+        raise HttpProblem(422, f"there is no task type {kind[:40]!r}")
     try:
-        params = values_of(type_fields(parts, kind), sent, f"{prefix}p-")
+        params = values_of(type_fields(context, kind), sent, f"{prefix}p-")
         options = values_of(_option_fields(), sent, f"{prefix}o-")
         name = _name(sent.get(f"{prefix}name", ""))
         task = {"name": name, "type": kind, **({"params": params} if params else {}), **options}
-        return _page(request, who, with_task(text, task), base, added=name)
+        return _page(request, user, add_task_text(text, task), base, added=name)
     except FormInvalid as error:
-        refused = f"the task was not put in: {error}"
+        refused = f"the task was not added: {error}"
     except DefinitionInvalid as error:
-        refused = f"put the text right first: {error}"
-    return _page(request, who, text, base, status=422, refused=refused, sent=sent)
+        refused = f"correct the text first: {error}"
+    return _page(request, user, text, base, status=422, refused=refused, sent=sent)
 
 
 def _name(text: str) -> str:
     if not text.strip():
-        raise FormInvalid({"name": "this has to be given"})
+        raise FormInvalid({"name": "this is required"})
     return text.strip()
 
 
-def with_task(text: str, task: dict[str, Any]) -> str:
+def add_task_text(text: str, task: dict[str, Any]) -> str:
     """Return the text with a task added. Comments are kept if ``tasks`` is the last key, as in our own texts.
 
     Raises:
         DefinitionInvalid: The text is not valid YAML.
     """
-    values = read(text) if text.strip() else {"name": "my-workflow"}
+    values = parse(text) if text.strip() else {"name": "my-workflow"}
     tasks = values.get("tasks")
     wanted = {**values, "tasks": [*(tasks if isinstance(tasks, list) else []), task]}
     block = _dump([task])
     for indent in ("", "  "):
         longer = text.rstrip("\n") + "\n" + "".join(f"{indent}{line}\n" for line in block.splitlines())
         try:
-            if tasks and read(longer) == wanted:
+            if tasks and parse(longer) == wanted:
                 return longer
         except DefinitionInvalid:
             continue
@@ -157,20 +166,20 @@ def _dump(values: object) -> str:
     return made
 
 
-def _looked(parts: Parts, who: Identity, text: str) -> dict[str, Any]:
+def _check_text(context: ServiceContext, user: Identity, text: str) -> dict[str, Any]:
     text = text.replace("\r\n", "\n")
     try:
-        found = workflows.check(parts, who, text).definition
+        found = workflows.validate_definition(context, user, text).definition
     except DefinitionInvalid as error:
         problems = [(each, line_of(text, each.path)) for each in error.problems[:100]]
         return {"problems": problems, "total": len(error.problems), "svg": None, "body": None}
-    svg = dag_svg(found) if len(found.tasks) <= MOST_DRAWN else None
+    svg = dag_svg(found) if len(found.tasks) <= MAX_DRAWN else None
     return {"problems": [], "total": 0, "svg": svg, "body": found}
 
 
 def _page(
     request: Request,
-    who: Identity,
+    user: Identity,
     text: str,
     base: int | None,
     *,
@@ -180,23 +189,25 @@ def _page(
     added: str = "",
     sent: dict[str, str] | None = None,
 ) -> HTMLResponse:
-    parts = parts_of(request)
-    forms = [(name, type_fields(parts, name, sent), _option_fields(name, sent)) for name in parts.types.names]
+    context = context_of(request)
+    forms = [(name, type_fields(context, name, sent), _option_fields(name, sent)) for name in context.types.names]
     values = {"text": text, "base": base, "row": row, "refused": refused, "added": added, "forms": forms}
-    return page(request, who, "editor.html", status, sent=sent or {}, **values, **_looked(parts, who, text))
+    return render_page(
+        request, user, "editor.html", status, sent=sent or {}, **values, **_check_text(context, user, text)
+    )
 
 
-def type_fields(parts: Parts, kind: str, sent: dict[str, str] | None = None) -> list[Field]:
+def type_fields(context: ServiceContext, kind: str, sent: dict[str, str] | None = None) -> list[FormField]:
     """Return the fields for the parameters of a task type, with the sent values if the form is shown again."""
-    return _filled(_fields_of(parts.types.get(kind).params), sent, f"{kind}-p-")
+    return _filled(_fields_of(context.types.get(kind).params), sent, f"{kind}-p-")
 
 
-def _option_fields(kind: str = "", sent: dict[str, str] | None = None) -> list[Field]:
+def _option_fields(kind: str = "", sent: dict[str, str] | None = None) -> list[FormField]:
     return _filled(_fields_of(TaskSpec, _OPTIONS), sent, f"{kind}-o-")
 
 
 @lru_cache(maxsize=1024)
-def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[Field, ...]:
+def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[FormField, ...]:
     """Return the fields of a model, all or those named. Cached, because computing a schema takes milliseconds."""
     schema = model.model_json_schema()
     if names:
@@ -204,13 +215,19 @@ def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[Fie
     return tuple(fields_of(schema))
 
 
-def _filled(fields: tuple[Field, ...], sent: dict[str, str] | None, prefix: str) -> list[Field]:
+def _filled(fields: tuple[FormField, ...], sent: dict[str, str] | None, prefix: str) -> list[FormField]:
     """Return the fields with the sent values, for a form that is shown again."""
     if sent is None:
         return list(fields)
     return [
-        Field(
-            each.name, each.kind, each.needed, sent.get(prefix + each.name, ""), each.choices, each.help, each.optional
+        FormField(
+            each.name,
+            each.kind,
+            each.required,
+            sent.get(prefix + each.name, ""),
+            each.choices,
+            each.help,
+            each.optional,
         )
         for each in fields
     ]

@@ -51,7 +51,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("shard", sa.Integer(), nullable=False),
         sa.Column("type", sa.String(length=20), nullable=False),
-        sa.Column("instance", sa.BigInteger(), nullable=True),
+        sa.Column("run_id", sa.BigInteger(), nullable=True),
         sa.Column("args", sa.JSON(), nullable=False),
         sa.Column("project", sa.String(length=100), server_default=sa.text("''"), nullable=False),
         sa.Column("unique_key", sa.String(length=200), nullable=True),
@@ -63,7 +63,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
         sa.PrimaryKeyConstraint("id", name=op.f("pk_command")),
         sa.UniqueConstraint("project", "unique_key", name=op.f("uq_command_project_unique_key")),
     )
-    op.create_index(op.f("ix_command_instance"), "command", ["instance"])
+    op.create_index(op.f("ix_command_run_id"), "command", ["run_id"])
     op.create_index(
         "ix_command_open",
         "command",
@@ -102,7 +102,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
         "event",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("at", sa.Float(), nullable=False),
-        sa.Column("instance", sa.BigInteger(), nullable=True),
+        sa.Column("run_id", sa.BigInteger(), nullable=True),
         sa.Column("task", sa.String(length=100), server_default=sa.text("''"), nullable=False),
         sa.Column("kind", sa.String(length=40), nullable=False),
         sa.Column("by", sa.String(length=200), server_default=sa.text("''"), nullable=False),
@@ -111,7 +111,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
         sa.PrimaryKeyConstraint("id", name=op.f("pk_event")),
     )
     op.create_index(op.f("ix_event_at"), "event", ["at"])
-    op.create_index(op.f("ix_event_instance_id"), "event", ["instance", "id"])
+    op.create_index(op.f("ix_event_run_id_id"), "event", ["run_id", "id"])
     op.create_index(
         "ix_event_people", "event", ["id"], sqlite_where=sa.text("by <> ''"), postgresql_where=sa.text("by <> ''")
     )
@@ -139,7 +139,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
     op.create_table(
         "result_cache",
         sa.Column("key", sa.String(length=64), nullable=False),
-        sa.Column("instance", sa.BigInteger(), nullable=False),
+        sa.Column("run_id", sa.BigInteger(), nullable=False),
         sa.Column("made_at", sa.Float(), nullable=False),
         sa.Column("expires_at", sa.Float(), nullable=False),
         sa.Column("outputs", sa.JSON(), nullable=False),
@@ -248,14 +248,14 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
     op.create_index(op.f("ix_web_session_account"), "web_session", ["account"])
     op.create_index(op.f("ix_web_session_expires_at"), "web_session", ["expires_at"])
     op.create_table(
-        "instance",
+        "workflow_run",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("code", sa.BigInteger(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("shard", sa.Integer(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("active", sa.Boolean(), nullable=False),
-        sa.Column("run", sa.Integer(), server_default="1", nullable=False),
+        sa.Column("round", sa.Integer(), server_default="1", nullable=False),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("ending", sa.String(length=16), server_default=sa.text("''"), nullable=False),
         sa.Column("dry", sa.Boolean(), server_default=sa.text("false"), nullable=False),
@@ -268,7 +268,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
         sa.Column("warn_at", sa.Float(), nullable=True),
         sa.Column("wake_at", sa.Float(), nullable=True),
         sa.Column("parent_task", sa.BigInteger(), nullable=True),
-        sa.Column("parent_run", sa.Integer(), nullable=True),
+        sa.Column("parent_round", sa.Integer(), nullable=True),
         sa.Column("depth", sa.Integer(), server_default="0", nullable=False),
         sa.Column("backfill", sa.BigInteger(), nullable=True),
         sa.Column("serial_key", sa.String(length=200), nullable=True),
@@ -276,47 +276,47 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
         sa.ForeignKeyConstraint(
             ["code", "version"],
             ["definition_version.code", "definition_version.version"],
-            name=op.f("fk_instance_code_version"),
+            name=op.f("fk_workflow_run_code_version"),
         ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_instance")),
-        sa.UniqueConstraint("backfill", "schedule_time", name=op.f("uq_instance_backfill_schedule_time")),
-        sa.UniqueConstraint("parent_task", "parent_run", name=op.f("uq_instance_parent_task_parent_run")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_workflow_run")),
+        sa.UniqueConstraint("backfill", "schedule_time", name=op.f("uq_workflow_run_backfill_schedule_time")),
+        sa.UniqueConstraint("parent_task", "parent_round", name=op.f("uq_workflow_run_parent_task_parent_round")),
     )
     op.create_index(
-        "ix_instance_active",
-        "instance",
+        "ix_workflow_run_active",
+        "workflow_run",
         ["shard", "id"],
         sqlite_where=sa.text("active"),
         postgresql_where=sa.text("active"),
     )
     op.create_index(
-        "ix_instance_active_id",
-        "instance",
+        "ix_workflow_run_active_id",
+        "workflow_run",
         ["id", "code"],
         sqlite_where=sa.text("active"),
         postgresql_where=sa.text("active"),
     )
     op.create_index(
-        "ix_instance_backfill_state",
-        "instance",
+        "ix_workflow_run_backfill_state",
+        "workflow_run",
         ["backfill", "state", "schedule_time"],
         sqlite_where=sa.text("backfill IS NOT NULL"),
         postgresql_where=sa.text("backfill IS NOT NULL"),
     )
-    op.create_index(op.f("ix_instance_code_id"), "instance", ["code", "id"])
-    op.create_index(op.f("ix_instance_code_schedule_time_id"), "instance", ["code", "schedule_time", "id"])
-    op.create_index(op.f("ix_instance_code_state_id"), "instance", ["code", "state", "id"])
+    op.create_index(op.f("ix_workflow_run_code_id"), "workflow_run", ["code", "id"])
+    op.create_index(op.f("ix_workflow_run_code_schedule_time_id"), "workflow_run", ["code", "schedule_time", "id"])
+    op.create_index(op.f("ix_workflow_run_code_state_id"), "workflow_run", ["code", "state", "id"])
     op.create_index(
-        "ix_instance_going",
-        "instance",
-        ["id", "run", "code"],
+        "ix_workflow_run_going",
+        "workflow_run",
+        ["id", "round", "code"],
         sqlite_where=sa.text("state IN ('running', 'ready_pause', 'ready_stop')"),
         postgresql_where=sa.text("state IN ('running', 'ready_pause', 'ready_stop')"),
     )
-    op.create_index(op.f("ix_instance_state_id"), "instance", ["state", "id"])
+    op.create_index(op.f("ix_workflow_run_state_id"), "workflow_run", ["state", "id"])
     op.create_index(
-        "ix_instance_wake_at",
-        "instance",
+        "ix_workflow_run_wake_at",
+        "workflow_run",
         ["shard", "wake_at"],
         sqlite_where=sa.text("wake_at IS NOT NULL"),
         postgresql_where=sa.text("wake_at IS NOT NULL"),
@@ -324,24 +324,24 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
     op.create_table(
         "alert",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("instance", sa.BigInteger(), nullable=True),
+        sa.Column("run_id", sa.BigInteger(), nullable=True),
         sa.Column("code", sa.BigInteger(), nullable=True),
         sa.Column("kind", sa.String(length=12), nullable=False),
         sa.Column("cause", sa.String(length=80), nullable=False),
         sa.Column("task", sa.String(length=120), server_default=sa.text("''"), nullable=False),
         sa.Column("at", sa.Float(), nullable=False),
         sa.Column("details", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(["instance"], ["instance.id"], name=op.f("fk_alert_instance"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(["run_id"], ["workflow_run.id"], name=op.f("fk_alert_run_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_alert")),
-        sa.UniqueConstraint("instance", "kind", "cause", name=op.f("uq_alert_instance_kind_cause")),
+        sa.UniqueConstraint("run_id", "kind", "cause", name=op.f("uq_alert_run_id_kind_cause")),
     )
     op.create_index(op.f("ix_alert_code_id"), "alert", ["code", "id"])
     op.create_table(
         "task",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("instance", sa.BigInteger(), nullable=False),
+        sa.Column("run_id", sa.BigInteger(), nullable=False),
         sa.Column("name", sa.String(length=100), nullable=False),
-        sa.Column("run", sa.Integer(), nullable=False),
+        sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("map_index", sa.Integer(), server_default="-1", nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("n", sa.Integer(), server_default="0", nullable=False),
@@ -354,9 +354,9 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
         sa.Column("chosen", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("outputs", sa.JSON(), nullable=True),
         sa.Column("changed_at", sa.Float(), nullable=False),
-        sa.ForeignKeyConstraint(["instance"], ["instance.id"], name=op.f("fk_task_instance"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(["run_id"], ["workflow_run.id"], name=op.f("fk_task_run_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_task")),
-        sa.UniqueConstraint("instance", "name", "run", "map_index", name=op.f("uq_task_instance_name_run_map_index")),
+        sa.UniqueConstraint("run_id", "name", "round", "map_index", name=op.f("uq_task_run_id_name_round_map_index")),
     )
     op.create_table(
         "attempt",
@@ -408,7 +408,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and index
         sa.Column("task", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("code", sa.BigInteger(), nullable=False),
         sa.Column("target", sa.String(length=100), nullable=False),
-        sa.Column("instance", sa.BigInteger(), nullable=False),
+        sa.Column("run_id", sa.BigInteger(), nullable=False),
         sa.Column("shard", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(["task"], ["task.id"], name=op.f("fk_waiting_task"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("task", "code", "target", name=op.f("pk_waiting")),
