@@ -257,7 +257,7 @@ def test_a_channel_with_a_password_in_it_is_refused_by_the_command(told_by):
 def test_alerts_are_listed_and_sent_again_by_commands(told_by, context):
     assert told_by("alerts")[1] == "no alerts\n"
     number = told(context, state="failed")
-    assert told_by("alerts", "--resend", str(number))[1] == f"delivery {number} is sent again\n"
+    assert told_by("alerts", "--resend", str(number))[1] == f"delivery {number} will be sent again\n"
     (seen,) = json.loads(told_by("alerts", "--json")[1])["alerts"]
     assert (seen["kind"], seen["deliveries"][0]["state"]) == ("test", "pending")
     assert "ops" in told_by("alerts", "--state", "pending")[1]

@@ -232,7 +232,7 @@ def test_a_server_and_a_worker_elsewhere_need_one_postgresql_and_nothing_else(st
         url = made.replace("postgresql+psycopg://", "postgresql://")
         logs = ("--logs", str(tmp_path / "logs"))
         start("serve", "--port", "0", "--slots", "1", "--group", "here", "--database", url, *logs)
-        eventually(lambda: "sign in" in (tmp_path / "out-0").read_text(), 60.0)
+        eventually(lambda: "sign-in" in (tmp_path / "out-0").read_text(), 60.0)
         start("worker", "--group", "default", "--store", f"{url}?root=workflows", *logs)
         home = Home.of(tmp_path / "other", database=url, logs=logs[1], environ={})
         with WorkflowClient.local(home) as client:

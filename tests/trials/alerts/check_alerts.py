@@ -297,7 +297,7 @@ def world(prometheus: Path, folder: Path) -> Iterator[World]:
         (folder / "app.py").write_text(APP)
         (folder / "flow.yaml").write_text(FLOW % {"folder": folder})
         home = Home.of(folder / "home", environ={})
-        home.make()
+        home.create_folder()
         database = Database(home.database)
         stack.callback(database.close)
         initialize(database)

@@ -242,7 +242,7 @@ def test_a_task_says_why_it_is_where_it_is(ask, seeds):
     assert "queued" in ask("admin").get(f"/api/v1/tasks/{by_name['archive']}").json()["why"]
     by_name = {each["name"]: each["id"] for each in ask("admin").get(f"/api/v1/runs/{bad}").json()["tasks"]}
     failed = ask("admin").get(f"/api/v1/tasks/{by_name['extract-orders']}").json()
-    assert "3 attempts of 3" in failed["why"]
+    assert "3 of 3 attempts" in failed["why"]
     assert [each["n"] for each in failed["attempts"]] == [3, 2, 1]
     assert "'extract-orders', which failed" in ask("admin").get(f"/api/v1/tasks/{by_name['clean']}").json()["why"]
 
