@@ -6,6 +6,6 @@ __all__ = ["WORKFLOWS"]
 
 WORKFLOWS = CommandSpec(
     "latchwork_workflows.cli.app:workflows_app",
-    "Workflows: graphs of tasks that run on a schedule or on demand. Monitor, pause, repair and rerun them",
+    "Workflows: graphs of tasks that run on a schedule or on demand, and can be monitored, paused, repaired and rerun",
     demo="latchwork_workflows.demo.fleet:run_workflows",
 )

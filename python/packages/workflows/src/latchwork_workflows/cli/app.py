@@ -19,8 +19,8 @@ from latchwork_workflows.cli import (
 )
 
 workflows_app = group(
-    "Workflows: graphs of tasks that run on a schedule or on demand. Monitor, pause, repair "
-    "and rerun them.\n\n`latchwork workflows serve` is all that one machine needs. The "
+    "Workflows: graphs of tasks that run on a schedule or on demand, and can be monitored, paused, repaired "
+    "and rerun.\n\n`latchwork workflows serve` is all that one machine needs. The "
     "other commands use its folder.",
     serve=serve.serve,
     init=nodes.init,
