@@ -27,7 +27,7 @@ DEFECTS = (
         "latchwork_workflows/master/shard.py",
         '        _log.warning("shard %d reloads its state: %s", self._id, error)\n        self._is_known = False\n',
         '        _log.warning("shard %d reloads its state: %s", self._id, error)\n',
-        id_of("workflows/master", "an_instance_whose_start_had_no_answer_is_found", on="memory"),
+        id_of("workflows/master", "a_run_whose_start_had_no_answer_is_found", on="memory"),
     ),
     Defect(
         "Workflow master",
