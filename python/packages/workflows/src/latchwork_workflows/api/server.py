@@ -18,7 +18,7 @@ from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import runs
 from latchwork_workflows.services.parts import WorkerStatus, context_of, require_any_role
 from latchwork_workflows.services.workers import tasks_by_worker
-from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, is_still_allowed
+from latchwork_workflows.web import CurrentUser, HttpProblem, Identity, LiveHub, is_still_allowed
 
 router = APIRouter()
 #: The limit of the count of failed runs in metrics.
@@ -54,14 +54,15 @@ async def events(
     request: Request, user: CurrentUser, topic: Annotated[str, Query(pattern=_TOPIC)] = "all"
 ) -> StreamingResponse:
     """Stream an event ``change`` whenever a run, or anything, has changed. Clients then reload what they show."""
-    context, live = context_of(request), request.app.state.site.live
+    context = context_of(request)
+    live: LiveHub = request.app.state.site.live
 
     def look(now: Identity) -> None:
         if topic != "all":
             runs.find_row(context, now, int(topic.partition(":")[2]))
 
     await run_in_threadpool(look, user)
-    stream = await live.opened(live.changes(topic), user.name, lambda: is_still_allowed(request, look))
+    stream = await live.guard_stream(live.changes(topic), user.name, lambda: is_still_allowed(request, look))
     return StreamingResponse(stream, media_type="text/event-stream")
 
 
