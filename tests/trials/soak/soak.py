@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+import latchwork
+from latchwork import Store, forget
 from latchwork.backends.url import parse_url
 from trials.raw import RawEtcd, RawPostgres, RawSqlite, RawZooKeeper
 from trials.soak.churn import Churn
@@ -178,17 +180,28 @@ def soak(url: str, seconds: float, *, every_s: float, files: Path | None = None)
     return result
 
 
+def _forget_semaphores(store: Store, pid: int) -> None:
+    """Remove the sizes of semaphores that a killed process left, once its session has ended, as its users would."""
+    for key in store.list("", recursive=True):
+        if match := re.fullmatch(rf"(soak-victim-{pid}-\d+/semaphore)/leases/size", key):
+            forget(store, match[1])
+
+
 @contextmanager
 def _victims(url: str) -> Iterator[None]:
     """Run one process after the other, and kill each after a while."""
     ending = threading.Event()
 
     def kill_again_and_again() -> None:
-        while not ending.is_set():
-            command = [sys.executable, str(Path(__file__).with_name("victim.py")), url]
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-                ending.wait(_KILLED_AFTER_S)
-                process.kill()
+        last = before = 0
+        with latchwork.connect(url) as store:
+            while not ending.is_set():
+                command = [sys.executable, str(Path(__file__).with_name("victim.py")), url]
+                with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                    ending.wait(_KILLED_AFTER_S)
+                    process.kill()
+                _forget_semaphores(store, before)  # killed two rounds ago: longer than a TTL
+                before, last = last, process.pid
 
     thread = threading.Thread(target=kill_again_and_again)
     thread.start()
