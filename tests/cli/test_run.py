@@ -93,11 +93,11 @@ def test_a_node_told_to_end_says_so_hands_over_and_exits_with_0(cli, wait_until,
 
 
 def test_sigterm_while_the_module_is_still_imported_exits_with_0(cli, wait_until):
-    cli.write("slow.py", "import time\nprint('IMPORTING', flush=True)\ntime.sleep(30)\n")
+    cli.write("slow.py", "import time\nprint('IMPORTING', flush=True)\ntime.sleep(600)\n")
     process = cli.start("run", "slow:job", *NODE)
     wait_until(lambda: "IMPORTING" in process.log.read_text(), "the module is being imported")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(5) == 0
+    assert process.wait(60) == 0
 
 
 def test_a_node_without_jobs_warns_and_goes_on(cli, wait_until):
