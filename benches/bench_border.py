@@ -44,7 +44,7 @@ def in_rust(program, workers, items):
 
 def in_python(workers, items):
     """The same through the bindings."""
-    ids, keys = bench.names(workers, items)
+    ids, keys = bench.worker_ids_and_keys(workers, items)
     more = [f"job:more-{n:08}" for n in range(items // 100)]
     gone = ids[workers // 2]
     found = dict.fromkeys(("hash", "assign", "leave", "join", "add"), float("inf"))
@@ -92,7 +92,7 @@ def main():
         for name in rust
     ]
     if options.json:
-        print(json.dumps({"machine": bench.machine(), "rows": rows}, indent=2))
+        print(json.dumps({"machine": bench.describe_machine(), "rows": rows}, indent=2))
         return
     print(f"{options.items:,} items, {options.workers:,} workers; hash: texts in, hashed (Rust), and interned (Python)")
     for row in rows:

@@ -62,14 +62,14 @@ def table(found):
     machine = f"Python {platform.python_version()}, {os.cpu_count()} cores for everything"
     load = f"load average {os.getloadavg()[1]:.1f}"
     lines = [
-        f"{size}, strategy {placed_by}, quiet time {options.debounce_s:g} s; {machine}, {load}.",
+        f"{size}, strategy {placed_by}, debounce time {options.debounce_s:g} s; {machine}, {load}.",
         "",
         "| measure | goal | " + " | ".join(label for _, label in found) + " |",
         "|---|---|" + "---|" * len(found),
     ]
     columns = [goals(figures) for figures, _ in found]
     for row in zip(*columns, strict=True):
-        cells = " | ".join(f"{number(goal.found)}{'' if goal.met else ' (missed)'}" for goal in row)
+        cells = " | ".join(f"{number(goal.found)}{'' if goal.is_met else ' (missed)'}" for goal in row)
         lines.append(f"| {row[0].what} | {row[0].goal:,g} {row[0].unit} | {cells} |".replace("  |", " |"))
     return "\n".join(lines)
 
@@ -99,7 +99,7 @@ def main():
         if options.json:
             out = stack.enter_context(options.json.open("w", encoding="utf-8"))
             json.dump([figures.to_json() for figures, _ in found], out, indent=2)
-    sys.exit(0 if all(goal.met for figures, _ in found for goal in goals(figures)) else 1)
+    sys.exit(0 if all(goal.is_met for figures, _ in found for goal in goals(figures)) else 1)
 
 
 if __name__ == "__main__":

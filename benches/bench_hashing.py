@@ -22,9 +22,12 @@ from latchwork_testkit.assign_bench.peers import PEERS
 
 def batches(workers, items, repeats):
     """Text in, owners out: rows with items, seconds, items_per_s, and for peers our factor over them and its goal."""
-    ids, keys = bench.names(workers, items)
+    ids, keys = bench.worker_ids_and_keys(workers, items)
     hasher = RendezvousHasher(ids)
-    candidates = [bench.Candidate("latchwork", items, lambda: hasher.assign(keys)), *bench.peers(workers, items)]
+    candidates = [
+        bench.Candidate("latchwork", items, lambda: hasher.assign(keys)),
+        *bench.peer_candidates(workers, items),
+    ]
     rows = bench.measure(candidates, repeats)
     goals = {peer.name: peer.goals.get(workers) for peer in PEERS}
     for row in rows[1:]:
@@ -39,12 +42,12 @@ KEPT_GOALS = {"a worker joins": 1 / 80, "a worker leaves": 1 / 80, "the best 3":
 
 def stateful(workers, items, repeats):
     """What an assignment kept in Rust costs, with goals; a change is compared with a fresh assignment first."""
-    ids, keys = bench.names(workers, min(items, 10_000))
+    ids, keys = bench.worker_ids_and_keys(workers, min(items, 10_000))
     made = RendezvousHasher(ids).assign(ItemSet(keys))
     made.leave(ids[workers // 2])
     if list(made.to_dict().values()) != RendezvousHasher(made.workers).assign(keys):
         raise SystemExit("an incremental change and a fresh assignment disagree; run tests/assignment first")
-    return [{**row, "goal": KEPT_GOALS.get(row["name"])} for row in bench.kept(workers, items, repeats)]
+    return [{**row, "goal": KEPT_GOALS.get(row["name"])} for row in bench.measure_stateful(workers, items, repeats)]
 
 
 def plot(folder):
@@ -107,7 +110,7 @@ def main():
     if options.plot:
         plot(options.plot)
         return
-    found = {"machine": bench.machine(), "batches": {}, "kept": {}}
+    found = {"machine": bench.describe_machine(), "batches": {}, "kept": {}}
     for workers in (1000, 100):
         found["batches"][workers] = batches(workers, options.items, options.repeats)
     found["kept"][1000] = stateful(1000, options.kept, options.repeats)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import latchwork
-from latchwork_testkit.cluster_bench.model import BenchOptions, Figures, Goal, Spread, digest, goals
+from latchwork_testkit.cluster_bench.model import BenchOptions, Figures, Goal, StepFigures, checksum, goals
 
 SMALL = ("--workers", "12", "--items", "240", "--jobs", "4", "--deaths", "1", "--idle-s", "3.6", "--debounce-s", "0.05")
 
 
-def spread(**changes):
+def step_figures(**changes):
     given = {
         "seconds": 1.0,
         "quiet_s": 0.3,
@@ -18,7 +18,7 @@ def spread(**changes):
         "moved_bytes": 30,
         "written_bytes": 300,
     }
-    return Spread(**{**given, **changes})
+    return StepFigures(**{**given, **changes})
 
 
 def test_bench_cluster_measures_every_step_and_leaves_nothing_behind(cli, tmp_path):
@@ -48,11 +48,11 @@ def test_bench_cluster_refuses_to_let_every_worker_die(cli, tmp_path):
     cli("bench", "cluster", *args).refused(2, "--deaths", "at least one worker")
 
 
-def test_the_digest_of_shares_tells_a_lost_item_and_a_doubled_one():
-    whole = digest(["a", "b", "c"])
-    assert digest(["c"]) + digest(["b", "a"]) == whole
-    assert digest(["a", "b"]) != whole
-    assert digest(["a", "b", "b"]) != whole
+def test_checksum_changes_when_an_item_is_lost_or_doubled():
+    whole = checksum(["a", "b", "c"])
+    assert checksum(["c"]) + checksum(["b", "a"]) == whole
+    assert checksum(["a", "b"]) != whole
+    assert checksum(["a", "b", "b"]) != whole
 
 
 def test_every_item_of_the_bench_is_in_one_pool_and_every_worker_in_one_process():
@@ -64,16 +64,20 @@ def test_every_item_of_the_bench_is_in_one_pool_and_every_worker_in_one_process(
 
 
 def test_the_slowest_death_counts_against_the_goal():
-    figures = Figures(BenchOptions("-"), "x", deaths=[spread(), spread(seconds=3.0), spread()])
+    figures = Figures(BenchOptions("-"), "x", deaths=[step_figures(), step_figures(seconds=3.0), step_figures()])
     assert Goal("a worker dies", 3.0, 2.0, "s") in goals(figures)
-    assert not next(goal for goal in goals(figures) if goal.what == "a worker dies").met
+    assert not next(goal for goal in goals(figures) if goal.what == "a worker dies").is_met
 
 
 def test_an_added_item_is_held_to_its_goal_without_the_quiet_time():
-    figures = Figures(BenchOptions("-"), "x", added=[spread(seconds=0.34), spread(seconds=0.35), spread(seconds=0.9)])
+    figures = Figures(
+        BenchOptions("-"),
+        "x",
+        added=[step_figures(seconds=0.34), step_figures(seconds=0.35), step_figures(seconds=0.9)],
+    )
     goal = next(goal for goal in goals(figures) if goal.what == "an item is added")
     assert abs(goal.found - 0.05) < 1e-9
-    assert goal.met
+    assert goal.is_met
 
 
 def test_jobs_get_several_strategies_in_turn_and_the_first_is_named_once():

@@ -1,4 +1,4 @@
-"""Times assignment and its peers in Python, for ``latchwork bench assign``.
+"""Measures how fast items are assigned to workers, for ``latchwork bench assign``, and compares with other libraries.
 
-Peers that are not installed are left out.
+Libraries that are not installed are left out.
 """

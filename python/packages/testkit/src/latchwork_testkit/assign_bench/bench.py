@@ -1,7 +1,7 @@
-"""Times hashing and balancing on this machine, for `latchwork bench assign` and `benches/`.
+"""Measures hashing and balancing on this machine, for `latchwork bench assign` and `benches/`.
 
-Candidates take turns, so that a slow phase of the machine affects all of them. The fastest of the repeats counts. The
-peer in pure Python uses only the standard library.
+The candidates run in turn, so that a slow phase of the machine affects all of them. The fastest run of each counts. The
+comparison in pure Python uses only the standard library.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from latchwork._core import Assignment, ItemSet, RendezvousHasher
 from latchwork.assignment import JobProblem, Problem, strategy_by_name
-from latchwork_testkit.assign_bench.peers import installed
+from latchwork_testkit.assign_bench.peers import installed_peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-# Slower candidates place only so many pairs; their rate is what is compared.
+# Slower candidates assign only about this number of (item, worker) pairs. Rates are compared, not times.
 _COMPAT_PAIRS = 20_000_000
 _PYTHON_PAIRS = 500_000
 _JOBS = 10
@@ -30,28 +30,28 @@ _STRATEGIES = ("rendezvous", "evenly-rendezvous", "evenly-spread", "balanced")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A piece of work to time: `work` places `items` items."""
+    """A function to time. `work` assigns `items` items."""
 
     name: str
     items: int
     work: Callable[[], object]
 
 
-def _silent(_what: str) -> None:
+def _ignore_progress(_name: str) -> None:
     pass
 
 
 def measure(
-    candidates: list[Candidate], repeats: int, progress: Callable[[str], None] = _silent
+    candidates: list[Candidate], repeats: int, progress: Callable[[str], None] = _ignore_progress
 ) -> list[dict[str, Any]]:
-    """Time candidates, which take turns.
+    """Run each candidate several times, in turn, and return the fastest time of each.
 
     Args:
-        candidates: At least one, with distinct names.
-        repeats: Number of runs of each; the fastest counts.
-        progress: Called with the name of a candidate before each run.
+        candidates: At least one, with different names.
+        repeats: Number of runs of each candidate.
+        progress: Called with the name of a candidate before each of its runs.
     Returns:
-        For each candidate, in the given order: name, items, seconds and items_per_s.
+        A dictionary for each candidate, in the given order: name, items, seconds and items_per_s.
     """
     least = dict.fromkeys((candidate.name for candidate in candidates), float("inf"))
     for _ in range(repeats):
@@ -66,16 +66,18 @@ def measure(
     ]
 
 
-def names(workers: int, items: int) -> tuple[list[str], list[str]]:
-    """Return worker IDs and item keys of realistic length."""
+def worker_ids_and_keys(workers: int, items: int) -> tuple[list[str], list[str]]:
+    """Return this number of worker IDs and of item keys, with lengths that are typical in practice."""
     return [f"worker-{n:05}" for n in range(workers)], [f"job:item-{n:08}" for n in range(items)]
 
 
 def hashing_candidates(workers: int, items: int) -> list[Candidate]:
-    """Return our hasher in both modes, and the same scheme in Python with a hash of the standard library."""
-    ids, keys = names(workers, items)
+    """Return the hashers of latchwork in both modes, and one in pure Python that uses a hash of the standard
+    library.
+    """
+    ids, keys = worker_ids_and_keys(workers, items)
     fast, compat = RendezvousHasher(ids), RendezvousHasher(ids, mode="compat")
-    fewer, fewest = keys[: share(_COMPAT_PAIRS, workers)], keys[: share(_PYTHON_PAIRS, workers)]
+    fewer, fewest = keys[: items_for_pairs(_COMPAT_PAIRS, workers)], keys[: items_for_pairs(_PYTHON_PAIRS, workers)]
     return [
         Candidate("fast", len(keys), lambda: fast.assign(keys)),
         Candidate("compat", len(fewer), lambda: compat.assign(fewer)),
@@ -83,18 +85,23 @@ def hashing_candidates(workers: int, items: int) -> list[Candidate]:
     ]
 
 
-def peers(workers: int, items: int) -> list[Candidate]:
-    """Return the installed peers, each with enough of the items to measure a rate."""
-    ids, keys = names(workers, items)
+def peer_candidates(workers: int, items: int) -> list[Candidate]:
+    """Return a candidate for each installed peer library. Slow libraries get only some of the items."""
+    ids, keys = worker_ids_and_keys(workers, items)
     found = []
-    for peer in installed():
-        work, fewer = peer.make(ids), keys[: min(items, peer.most_items(workers))]
+    for peer in installed_peers():
+        work, fewer = peer.build(ids), keys[: min(items, peer.max_items(workers))]
         found.append(Candidate(peer.name, len(fewer), partial(work, fewer)))
     return found
 
 
 def strategy_candidates(problem: Problem, suffix: str = "") -> list[Candidate]:
-    """Return every strategy on the same problem."""
+    """Return a candidate for each built-in strategy on this problem.
+
+    Args:
+        problem: The assignment problem.
+        suffix: Appended to the names of the strategies.
+    """
     items = sum(len(job.items) for job in problem.jobs)
 
     def candidate(name: str) -> Candidate:
@@ -104,51 +111,53 @@ def strategy_candidates(problem: Problem, suffix: str = "") -> list[Candidate]:
     return [candidate(name) for name in _STRATEGIES]
 
 
-def share(pairs: int, workers: int) -> int:
-    """Return the number of items, at least 10, that makes about this number of pairs with the workers."""
+def items_for_pairs(pairs: int, workers: int) -> int:
+    """Return the number of items, at least 10, that gives about this number of (item, worker) pairs."""
     return max(10, pairs // workers)
 
 
-def kept(workers: int, items: int, repeats: int, progress: Callable[[str], None] = _silent) -> list[dict[str, Any]]:
-    """Time the creation and the changes of an assignment that is kept in Rust, on one thread.
+def measure_stateful(
+    workers: int, items: int, repeats: int, progress: Callable[[str], None] = _ignore_progress
+) -> list[dict[str, Any]]:
+    """Measure how long it takes to create and change an `Assignment`, which stays in Rust memory, on one thread.
 
     Returns:
-        For each operation, in order: name, items, seconds, and ratio, which is the seconds divided by those of a plain
-            assign.
+        A dictionary for each operation: name, items, seconds, and ratio, which is the seconds divided by those of a
+            plain assign.
     """
-    ids, keys = names(workers, items)
-    hasher, kept_items = RendezvousHasher(ids), ItemSet(keys)
+    ids, keys = worker_ids_and_keys(workers, items)
+    hasher, item_set = RendezvousHasher(ids), ItemSet(keys)
     weighted = RendezvousHasher(ids, [1.0 + n % 3 for n in range(workers)])
-    gone = ids[workers // 2]
+    leaving = ids[workers // 2]
 
     def assignment() -> Assignment:
-        return hasher.assign(kept_items, threads=1)
+        return hasher.assign(item_set, threads=1)
 
-    def without() -> Assignment:
-        made = assignment()
-        made.leave(gone)
-        return made
+    def assignment_without_worker() -> Assignment:
+        reduced = assignment()
+        reduced.leave(leaving)
+        return reduced
 
     def nothing() -> None:
         return None
 
     works: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         _PLAIN: (nothing, lambda _: assignment()),
-        "a worker joins": (without, lambda made: made.join(gone)),
-        "a worker leaves": (assignment, lambda made: made.leave(gone)),
-        "the best 3": (nothing, lambda _: hasher.owners(kept_items, min(3, workers))),
-        "weighted": (nothing, lambda _: weighted.assign(kept_items, threads=1)),
-        "evenly": (nothing, lambda _: hasher.assign_evenly(kept_items, threads=1)),
+        "a worker joins": (assignment_without_worker, lambda prepared: prepared.join(leaving)),
+        "a worker leaves": (assignment, lambda prepared: prepared.leave(leaving)),
+        "the best 3": (nothing, lambda _: hasher.owners(item_set, min(3, workers))),
+        "weighted": (nothing, lambda _: weighted.assign(item_set, threads=1)),
+        "evenly": (nothing, lambda _: hasher.assign_evenly(item_set, threads=1)),
         "items in: hash and intern": (nothing, lambda _: ItemSet(keys)),
-        "owners out as u32": (assignment, lambda made: made.indices),
+        "owners out as u32": (assignment, lambda prepared: prepared.indices),
     }
     least = dict.fromkeys(works, float("inf"))
     for _ in range(repeats):
         for name, (prepare, work) in works.items():
             progress(name)
-            ready = prepare()
+            prepared = prepare()
             started = time.perf_counter()
-            work(ready)
+            work(prepared)
             least[name] = min(least[name], time.perf_counter() - started)
     return [
         {"name": name, "items": items, "seconds": seconds, "ratio": seconds / least[_PLAIN]}
@@ -156,30 +165,35 @@ def kept(workers: int, items: int, repeats: int, progress: Callable[[str], None]
     ]
 
 
-def steps(repeats: int, peers: int = 0) -> int:
-    """Return how often ``run`` reports progress."""
+def progress_steps(repeats: int, peers: int = 0) -> int:
+    """Return how often `run_benchmark` calls `progress`.
+
+    Args:
+        repeats: Number of runs of each candidate.
+        peers: Number of additional candidates.
+    """
     return repeats * (3 + peers + 8 + 2 * len(_STRATEGIES))
 
 
-def run(
+def run_benchmark(
     workers: int,
     items: int,
     repeats: int = 3,
     peers: Iterable[Candidate] = (),
-    progress: Callable[[str], None] = _silent,
+    progress: Callable[[str], None] = _ignore_progress,
 ) -> dict[str, Any]:
-    """Time everything at one size.
+    """Measure hashing, stateful assignments and strategies for one number of workers and items.
 
     Args:
         workers: Number of workers, at least 2.
         items: Number of items, at least 1.
-        repeats: Number of runs of each candidate, at least 1; the fastest counts.
-        peers: More hashers to compare, which take turns with ours.
-        progress: Called with the name of what is timed next.
+        repeats: Number of runs of each candidate, at least 1. The fastest counts.
+        peers: Additional candidates to run in turn with the hashers of latchwork.
+        progress: Called with the name of what is measured next.
     Returns:
-        workers, items, repeats, machine; `hashing`: the rows of `measure` for batches of keys; `kept`: the rows of
-            `kept`; `strategies`: the rows for all strategies, without previous owners and after one worker left, each
-            with `moves`.
+        A dictionary with workers, items, repeats, machine; `hashing`: the rows of `measure` for the hashers;
+            `stateful`: the rows of `measure_stateful`; `strategies`: the rows of `measure` for all strategies, once
+            without previous owners and once after a worker left, each with the number of `moves`.
     Raises:
         ValueError: A number is too small.
     """
@@ -190,48 +204,57 @@ def run(
         "workers": workers,
         "items": items,
         "repeats": repeats,
-        "machine": machine(),
+        "machine": describe_machine(),
         "hashing": measure([*hashing_candidates(workers, items), *peers], repeats, progress),
-        "kept": kept(workers, items, repeats, progress),
-        "strategies": [*_strategies(workers, items, repeats, progress)],
+        "stateful": measure_stateful(workers, items, repeats, progress),
+        "strategies": [*_measure_strategies(workers, items, repeats, progress)],
     }
 
 
-def machine() -> dict[str, str]:
-    """Return the processor architecture, system and Python, on which the figures depend."""
+def describe_machine() -> dict[str, str]:
+    """Return the processor architecture, the operating system and the Python version, on which the figures depend."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return {"processor": platform.machine(), "system": platform.system(), "python": python}
 
 
 def cold_problem(workers: int, items: int) -> Problem:
-    """Return a problem of several jobs, with workers of equal weight and no previous owners."""
-    able = dict.fromkeys(names(workers, 0)[0], 1.0)
+    """Return an assignment problem with ten jobs and workers of equal weight. No item has an owner yet."""
+    weights = dict.fromkeys(worker_ids_and_keys(workers, 0)[0], 1.0)
     texts = [f"item-{n:08}" for n in range(items)]
-    return Problem(tuple(JobProblem(f"job-{n}", tuple(texts[n::_JOBS]), able) for n in range(_JOBS)))
+    return Problem(tuple(JobProblem(f"job-{n}", tuple(texts[n::_JOBS]), weights) for n in range(_JOBS)))
 
 
-def after_leaving(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> Problem:
-    """Return the problem after the middle worker has left."""
-    able = dict(problem.jobs[0].workers)
-    del able[sorted(able)[len(able) // 2]]
-    return Problem(tuple(JobProblem(job.job, job.items, able, owners[job.job]) for job in problem.jobs))
+def problem_after_leave(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> Problem:
+    """Return the problem that arises when the middle worker leaves.
+
+    Args:
+        problem: The problem before.
+        owners: Owner of each item before, by job. They become the previous owners.
+    """
+    weights = dict(problem.jobs[0].workers)
+    del weights[sorted(weights)[len(weights) // 2]]
+    return Problem(tuple(JobProblem(job.job, job.items, weights, owners[job.job]) for job in problem.jobs))
 
 
-def _strategies(workers: int, items: int, repeats: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+def _measure_strategies(
+    workers: int, items: int, repeats: int, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
     cold = cold_problem(workers, items)
-    left = after_leaving(cold, strategy_by_name("balanced").assign(cold).owners)
+    left = problem_after_leave(cold, strategy_by_name("balanced").assign(cold).owners)
     rows = measure([*strategy_candidates(cold), *strategy_candidates(left, ", one worker left")], repeats, progress)
     for row in rows:
         name, _, when = row["name"].partition(",")
-        row["moves"] = _moves(name, cold, left=bool(when))
+        row["moves"] = _count_moves(name, cold, left=bool(when))
     return rows
 
 
-def _moves(name: str, cold: Problem, *, left: bool) -> int:
-    """Return the number of moves of a strategy, starting from its own placement."""
+def _count_moves(name: str, cold: Problem, *, left: bool) -> int:
+    """Return how many items a strategy moves, starting from no owners, or from its own assignment after a worker
+    left.
+    """
     strategy = strategy_by_name(name)
     plan = strategy.assign(cold)
-    return len(strategy.assign(after_leaving(cold, plan.owners)).moves if left else plan.moves)
+    return len(strategy.assign(problem_after_leave(cold, plan.owners)).moves if left else plan.moves)
 
 
 def _python_owner(key: str, workers: list[str]) -> str:

@@ -1,6 +1,7 @@
-"""The peers of rendezvous hashing in benchmarks: the same scheme in numpy and Python, and two hash rings.
+"""Other libraries that assign keys to workers, for comparison in benchmarks: rendezvous hashing with numpy and with
+Python, and two consistent-hashing rings.
 
-Peers whose packages are not installed are left out.
+Libraries that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 Assign = Callable[[Sequence[str]], list[str]]
 
-#: Pairs that numpy and Python place at most, and items for a ring: enough for a rate.
+#: The most pairs for numpy and Python, and the number of items for a ring. They are enough to measure a rate.
 _NUMPY_PAIRS = 20_000_000
 _PYTHON_PAIRS = 300_000
 _RING_ITEMS = 20_000
@@ -20,30 +21,30 @@ _RING_ITEMS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer.
+    """A library to compare with.
 
     Attributes:
         name: Name in tables.
-        module: Module that it needs.
-        make: Returns a function that maps keys to owners, for these workers. Its own time is not counted.
-        most_items: Returns the maximum number of items to give it, for a number of workers.
-        goals: The factor by which latchwork should be faster, by number of workers.
+        module: Module that must be installed.
+        build: Returns a function that maps keys to owners, for these workers. The time to build it is not measured.
+        max_items: Returns the greatest number of items to assign, for a number of workers.
+        goals: By number of workers, how many times faster latchwork should be.
     """
 
     name: str
     module: str
-    make: Callable[[Sequence[str]], Assign]
-    most_items: Callable[[int], int]
+    build: Callable[[Sequence[str]], Assign]
+    max_items: Callable[[int], int]
     goals: dict[int, float] = field(default_factory=dict)
 
 
-def installed() -> list[Peer]:
-    """Return the installed peers."""
+def installed_peers() -> list[Peer]:
+    """Return the libraries of `PEERS` that are installed."""
     return [peer for peer in PEERS if importlib.util.find_spec(peer.module)]
 
 
-def _numpy(workers: Sequence[str]) -> Assign:
-    """Hash each text once, mix all pairs of a block at a time, and take the maximum."""
+def _build_numpy(workers: Sequence[str]) -> Assign:
+    """Return a rendezvous hasher that hashes each text once and combines blocks of keys and workers with numpy."""
     import mmh3
     import numpy as np
 
@@ -64,8 +65,10 @@ def _numpy(workers: Sequence[str]) -> Assign:
     return assign
 
 
-def _python(workers: Sequence[str]) -> Assign:
-    """Call a hash written in C for each pair, which is the fastest way in Python."""
+def _build_xxhash(workers: Sequence[str]) -> Assign:
+    """Return a rendezvous hasher that calls a hash written in C for each pair, which is the fastest way in pure
+    Python.
+    """
     import xxhash
 
     digest = xxhash.xxh3_64_intdigest
@@ -77,16 +80,16 @@ def _python(workers: Sequence[str]) -> Assign:
     return lambda keys: [owner(key.encode()) for key in keys]
 
 
-def _uhashring(workers: Sequence[str]) -> Assign:
-    """Use a consistent-hashing ring in Python."""
+def _build_uhashring(workers: Sequence[str]) -> Assign:
+    """Return the consistent-hashing ring of the package uhashring."""
     from uhashring import HashRing
 
     ring: Any = HashRing(nodes=list(workers))
     return lambda keys: [ring.get_node(key) for key in keys]
 
 
-def _tooz(workers: Sequence[str]) -> Assign:
-    """Use the hash ring of OpenStack's services."""
+def _build_tooz(workers: Sequence[str]) -> Assign:
+    """Return the consistent-hashing ring of the package tooz."""
     from tooz.hashring import HashRing
 
     ring: Any = HashRing(list(workers))
@@ -94,10 +97,14 @@ def _tooz(workers: Sequence[str]) -> Assign:
 
 
 PEERS = (
-    Peer("numpy", "numpy", _numpy, lambda workers: _NUMPY_PAIRS // workers, {1000: 15, 100: 10}),
+    Peer("numpy", "numpy", _build_numpy, lambda workers: _NUMPY_PAIRS // workers, {1000: 15, 100: 10}),
     Peer(
-        "python, xxhash", "xxhash", _python, lambda workers: max(200, _PYTHON_PAIRS // workers), {1000: 700, 100: 250}
+        "python, xxhash",
+        "xxhash",
+        _build_xxhash,
+        lambda workers: max(200, _PYTHON_PAIRS // workers),
+        {1000: 700, 100: 250},
     ),
-    Peer("uhashring", "uhashring", _uhashring, lambda _: _RING_ITEMS, {1000: 14, 100: 35}),
-    Peer("tooz HashRing", "tooz", _tooz, lambda _: _RING_ITEMS, {1000: 120, 100: 100}),
+    Peer("uhashring", "uhashring", _build_uhashring, lambda _: _RING_ITEMS, {1000: 14, 100: 35}),
+    Peer("tooz HashRing", "tooz", _build_tooz, lambda _: _RING_ITEMS, {1000: 120, 100: 100}),
 )

@@ -1,4 +1,4 @@
-"""The command `latchwork bench`, which latchwork finds by the entry point group ``latchwork.commands``."""
+"""The command `latchwork bench`. latchwork finds it through the entry point group ``latchwork.commands``."""
 
 from latchwork.spi import CommandSpec
 

@@ -1,4 +1,4 @@
-"""`latchwork bench`: how fast this machine, and a cluster on a store, is."""
+"""The command `latchwork bench`, which measures this machine and clusters."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from latchwork_testkit.cli.bench_cluster import cluster
 )
 def assign(
     *,
-    workers: Annotated[int, typer.Option(min=2, help="Workers to share the items out to.")] = 100,
-    items: Annotated[int, typer.Option(min=1, help="Work items to place.")] = 100_000,
-    repeats: Annotated[int, typer.Option(min=1, help="Times to measure each; the fastest counts.")] = 3,
+    workers: Annotated[int, typer.Option(min=2, help="Number of workers.")] = 100,
+    items: Annotated[int, typer.Option(min=1, help="Number of work items to assign.")] = 100_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs of each. The fastest counts.")] = 3,
     peers: Annotated[
-        bool, typer.Option(help="Compare with numpy, xxhash, uhashring and tooz, those that are installed.")
+        bool, typer.Option(help="Compare with numpy, xxhash, uhashring and tooz, if they are installed.")
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Time hashing and balancing: how long it takes to place items on workers.
+    """Measure how long it takes to assign work items to workers.
 
-    Nothing is stored and no server is needed. The least of the repeats counts; slow peers place fewer of the items, and
-    the rate is what is compared.
+    Stores nothing and needs no server. The fastest of the repeats counts. Slow libraries assign only some of the items,
+    so compare the rates.
     """
-    with Progress(console=console(err=True), transient=True, disable=not sys.stderr.isatty()) as shown:
-        others = bench.peers(workers, items) if peers else []
-        task = shown.add_task("starting", total=bench.steps(repeats, len(others)))
-        figures = bench.run(
-            workers, items, repeats, others, progress=lambda what: shown.update(task, advance=1, description=what)
+    with Progress(console=console(err=True), transient=True, disable=not sys.stderr.isatty()) as display:
+        others = bench.peer_candidates(workers, items) if peers else []
+        task = display.add_task("starting", total=bench.progress_steps(repeats, len(others)))
+        figures = bench.run_benchmark(
+            workers, items, repeats, others, progress=lambda name: display.update(task, advance=1, description=name)
         )
     if as_json:
         say_json(figures)
         return
-    about = f"{counted(items, 'item')}, {counted(workers, 'worker')}, the best of {repeats}"
+    size = f"{counted(items, 'item')}, {counted(workers, 'worker')}, fastest of {repeats}"
     show(
-        f"{about}; {', '.join(figures['machine'].values())}",
+        f"{size}; {', '.join(figures['machine'].values())}",
         "",
-        _table("the owner of each key", figures["hashing"]),
+        _table("find the owner of each key", figures["hashing"]),
         "",
-        _table("kept in Rust, one thread", figures["kept"]),
+        _table("change an Assignment in Rust, one thread", figures["stateful"]),
         "",
         _table("strategies, 10 jobs", figures["strategies"]),
     )

@@ -1,4 +1,4 @@
-"""`latchwork bench cluster`: how a cluster of many workers does on a store."""
+"""The command `latchwork bench cluster`, which measures a cluster of many workers on a store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from latchwork_testkit.cluster_bench import BenchOptions, Figures, Goal, goals, 
 
 
 class Strategy(enum.StrEnum):
-    """Who decides where items go."""
+    """A built-in assignment strategy, by its name."""
 
     balanced = "balanced"
     evenly_spread = "evenly-spread"
@@ -45,41 +45,45 @@ class Strategy(enum.StrEnum):
 def cluster(
     *,
     url: Url = None,
-    workers: Annotated[int, typer.Option(min=2, help="Workers that share the items.")] = 100,
-    items: Annotated[int, typer.Option(min=1, help="Work items over all jobs.")] = 10_000,
-    jobs: Annotated[int, typer.Option(min=1, help="Jobs; every worker can run each.")] = 10,
-    deaths: Annotated[int, typer.Option(min=0, help="Workers that die, one after the other.")] = 3,
-    processes: Annotated[int, typer.Option(min=1, help="Processes that the workers are spread over.")] = 2,
+    workers: Annotated[int, typer.Option(min=2, help="Number of workers.")] = 100,
+    items: Annotated[int, typer.Option(min=1, help="Number of work items of all jobs together.")] = 10_000,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of jobs. Every worker can run every job.")] = 10,
+    deaths: Annotated[int, typer.Option(min=0, help="Number of workers that die, one after another.")] = 3,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes that run the workers.")] = 2,
     strategy: Annotated[
         list[Strategy] | None,
         typer.Option(
-            help="Who decides where items go; given several times, jobs get them in turn.  [default: balanced]"
+            help="Strategy that assigns the items. Repeat it to use several in turn over the jobs.  [default: balanced]"
         ),
     ] = None,
     lock_owners: Annotated[
-        int, typer.Option(min=0, help="Workers that hold the locks of all their items while nothing happens.")
+        int, typer.Option(min=0, help="Number of workers that hold the locks of their items while the cluster is idle.")
     ] = 20,
     debounce_s: Annotated[
-        float, typer.Option("--debounce-s", min=0.0, help="Seconds that the manager waits for a burst to end.")
+        float,
+        typer.Option(
+            "--debounce-s", min=0.0, help="Seconds that the manager waits for further changes before it reassigns."
+        ),
     ] = 0.3,
     idle_s: Annotated[
-        float, typer.Option("--idle-s", min=0.0, help="Seconds for which writes are counted while nothing happens.")
+        float, typer.Option("--idle-s", min=0.0, help="Seconds for which writes are counted while the cluster is idle.")
     ] = 10.0,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Seconds for any one step.")] = 300.0,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a goal is missed.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Maximum seconds of each step.")] = 300.0,
+    check: Annotated[bool, typer.Option("--check", help="Exit with status 1 if a goal is missed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure the job manager: how fast items find a worker, and what is written for it, in a cluster of this size.
+    """Measure how fast the job manager assigns work items in a cluster of this size, and how much it writes for that.
 
-    The manager and the store are real. The workers register, follow and decode their shares with the code of real ones
-    but run nothing, so that a thousand of them fit into few processes; those that die have a session of their own. In
-    turn: the workers register, all items find a worker at once (cold start), nothing happens for a while, during which
-    some workers hold the locks of their items, some workers die, some items are added. After each step every item is
-    with exactly one worker, or the command fails.
+    The job manager and the store are real. The workers register, watch and decode their shares with the code of real
+    workers, but run no jobs, so that a few processes can run a thousand of them. A worker that dies has its own
+    session. The steps are: the workers register, all items are assigned at once (cold start), the cluster is idle while
+    some workers hold the locks of their items, some workers die, and some items are added. The command fails unless,
+    after each step, every item is assigned to exactly one worker.
 
-    The goals are those for 1000 workers, 1,000,000 items and 100 jobs. Everything is below a fresh key under the URL's
-    root, and removed at the end. It needs a store that several processes can use, so not memory://. The default size
-    takes about half a minute, the full size some minutes and, on etcd, more than 100 MB of the server's quota.
+    The goals are for 1000 workers, 1,000,000 items and 100 jobs. All keys are below a new key under the URL's root, and
+    are removed at the end. Several processes must be able to share the store, so memory:// cannot be used. The default
+    size takes about half a minute. The full size takes some minutes and, on etcd, more than 100 MB of the server's
+    quota.
     """
     quiet_logs()
     url = wanted_url(url)
@@ -98,46 +102,46 @@ def cluster(
         idle_s=idle_s,
         timeout_s=timeout_s,
     )
-    figures = _measured(options)
+    figures = _measure_with_progress(options)
     if as_json:
         say_json(figures.to_json())
     else:
-        show(*_parts(figures))
-    if check and not all(goal.met for goal in goals(figures)):
+        show(*_report(figures))
+    if check and not all(goal.is_met for goal in goals(figures)):
         raise typer.Exit(FAILURE)
 
 
-def _measured(options: BenchOptions) -> Figures:
+def _measure_with_progress(options: BenchOptions) -> Figures:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console(err=True), transient=True, disable=not sys.stderr.isatty()) as shown:
         task = shown.add_task("starting", total=None)
         return measure(options, lambda what: shown.update(task, description=what))
 
 
-def _parts(figures: Figures) -> list[RenderableType]:
+def _report(figures: Figures) -> list[RenderableType]:
     options = figures.options
     size = [counted(options.workers, "worker"), counted(options.items, "item"), counted(options.jobs, "job")]
     strategies = " and ".join(options.strategies)
-    found: list[RenderableType] = [
-        f"{figures.backend}: {', '.join(size)}, {strategies}; quiet time {options.debounce_s:g} s",
+    report: list[RenderableType] = [
+        f"{figures.backend}: {', '.join(size)}, {strategies}; debounce time {options.debounce_s:g} s",
         "",
-        _steps(figures),
+        _step_table(figures),
         "",
     ]
     if figures.takeover_s is not None:
-        found.append(f"a new manager had read everything, its quiet time included, after {figures.takeover_s:.3f} s")
+        report.append(f"a new manager took over in {figures.takeover_s:.3f} s, debounce time included")
     idle = figures.idle
     if idle is not None:
-        found.append(
-            f"nothing happens for {idle.seconds:g} s: {counted(idle.changes, 'key')} changed beside "
-            f"{counted(idle.renewals, 'renewal')} of {counted(idle.lock_owners, 'lock owner')}, who hold "
-            f"{counted(idle.locks, 'lock')}; {counted(idle.commits, 'transaction')} "
-            "(renewals of sessions are such on ZooKeeper)"
+        report.append(
+            f"idle for {idle.seconds:g} s: {counted(idle.changes, 'key')} changed, "
+            f"{counted(idle.renewals, 'renewal')} of {counted(idle.lock_owners, 'lock owner')} with "
+            f"{counted(idle.locks, 'lock')}, {counted(idle.commits, 'transaction')} "
+            "(on ZooKeeper, renewals of sessions are transactions)"
         )
-    return [*found, "", _goals(goals(figures))]
+    return [*report, "", _goal_table(goals(figures))]
 
 
-def _steps(figures: Figures) -> Grid:
+def _step_table(figures: Figures) -> Grid:
     steps = [("cold start", figures.cold_start)]
     steps += [(f"worker {number} dies", each) for number, each in enumerate(figures.deaths, 1)]
     steps += [(f"item {number} is added", each) for number, each in enumerate(figures.added, 1)]
@@ -145,8 +149,8 @@ def _steps(figures: Figures) -> Grid:
         {
             "what": what,
             "seconds": f"{step.seconds:.3f}",
-            "of it waiting": f"{step.quiet_s:.1f}",
-            "deciding, writing": f"{step.rebalance_s:.3f}",
+            "debounce": f"{step.quiet_s:.1f}",
+            "rebalance": f"{step.rebalance_s:.3f}",
             "shares": f"{step.shares:,}",
             "moves": f"{step.moves:,}",
             "bytes written": f"{step.written_bytes:,}",
@@ -155,18 +159,18 @@ def _steps(figures: Figures) -> Grid:
         for what, step in steps
         if step is not None
     ]
-    numbers = ("seconds", "of it waiting", "deciding, writing", "shares", "moves", "bytes written", "per moved byte")
-    return Grid(rows, right=numbers, title="until the last worker has decoded its share")
+    numbers = ("seconds", "debounce", "rebalance", "shares", "moves", "bytes written", "per moved byte")
+    return Grid(rows, right=numbers, title="seconds until the last worker has decoded its share")
 
 
-def _goals(found: list[Goal]) -> Grid:
+def _goal_table(measured: list[Goal]) -> Grid:
     rows = (
         {
             "what": goal.what,
-            "found": f"{goal.found:,.3f} {goal.unit}",
-            "at most": f"{goal.goal:,g} {goal.unit}",
-            "verdict": "met" if goal.met else "missed",
+            "measured": f"{goal.found:,.3f} {goal.unit}",
+            "goal": f"{goal.goal:,g} {goal.unit}",
+            "result": "met" if goal.is_met else "missed",
         }
-        for goal in found
+        for goal in measured
     )
-    return Grid(rows, right=("found", "at most"), title="goals, for 1,000 workers and 1,000,000 items")
+    return Grid(rows, right=("measured", "goal"), title="goals (upper limits) for 1,000 workers and 1,000,000 items")

@@ -1,7 +1,8 @@
-"""Measures a cluster of many workers: the real job manager and store, and workers that only record their shares.
+"""Measures a cluster of many workers with the real job manager and a real store. The workers run no jobs.
 
-One process runs the real manager. A few processes run the workers, which register, watch and decode their shares with
-the code of real workers, and run nothing. The workers of one process share a session, except those that will die.
+One process runs the manager. A few other processes run the workers. A worker registers, watches its share of the work
+items and decodes it with the code of a real worker. The workers of a process use one session together, but a worker
+that dies during the bench has its own session.
 """
 
 from latchwork_testkit.cluster_bench.measure import measure

@@ -1,4 +1,4 @@
-"""The bench process with the real manager, which reports to the bench."""
+"""The process of the cluster bench that runs the real job manager and reports what it does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latchwork.jobs import Observer, RebalanceInfo
 from latchwork.jobs.manager import Manager, ManagerCounters, ManagerOptions, Strategies
 from latchwork.jobs.stored import Member, MemberOptions, cluster_store, keys
 from latchwork.store import Observers, connect
-from latchwork_testkit.cluster_bench.model import BenchOptions, Detected, Memory, Ready, Rebalanced
+from latchwork_testkit.cluster_bench.model import BenchOptions, LiveWorkers, MemoryUse, Ready, RebalanceReport
 from latchwork_testkit.cluster_bench.workers import SESSION_TTL_S
 
 if TYPE_CHECKING:
@@ -27,12 +27,22 @@ class _ReportingObserver(Observer):
 
     def rebalanced(self, info: RebalanceInfo) -> None:
         error = "" if info.error is None else f"{type(info.error).__name__}: {info.error}"
-        done = Rebalanced(time.monotonic(), info.seconds, info.shares, info.moves, info.written_bytes, error)
+        done = RebalanceReport(time.monotonic(), info.seconds, info.shares, info.moves, info.written_bytes, error)
         self._connection.send(done)
 
 
-def run(connection: BenchConnection, options: BenchOptions, namespace: str) -> None:
-    """Run the process: lead when commanded, and answer until the bench ends."""
+def run_manager(connection: BenchConnection, options: BenchOptions, namespace: str) -> None:
+    """Run a job manager in this process, and execute commands until the connection closes.
+
+    The commands are "lead", "resign", "memory" (report the memory use), and a number, which is the new debounce time in
+    seconds. Sends `Ready` after each command, `RebalanceReport` after each rebalance, and `LiveWorkers` when the number
+    of live workers changes.
+
+    Args:
+        connection: Connection to the bench.
+        options: Size of the cluster and URL of the store.
+        namespace: Namespace of the keys of the cluster.
+    """
     manager_options = ManagerOptions(
         strategies=Strategies(options.strategy_by_job()),
         debounce_s=options.debounce_s,
@@ -41,7 +51,7 @@ def run(connection: BenchConnection, options: BenchOptions, namespace: str) -> N
         sweep_period_s=0.0,
         sweep=lambda: None,
     )
-    now = [manager_options]
+    current_options = [manager_options]
     with connect(options.url) as root:
         store = cluster_store(root, namespace)
         session = store.open_session(SESSION_TTL_S)
@@ -49,11 +59,11 @@ def run(connection: BenchConnection, options: BenchOptions, namespace: str) -> N
         observers = Observers[Observer]([_ReportingObserver(connection)])
 
         def new_manager() -> Manager:
-            return Manager(store, session, me, lambda: now[0], ManagerCounters(), observers=observers)
+            return Manager(store, session, me, lambda: current_options[0], ManagerCounters(), observers=observers)
 
         manager = new_manager()
         with store.mirror(keys.ALIVE) as alive:
-            _watch(alive, connection)
+            _report_live_workers(alive, connection)
             before = resident_bytes()
             connection.send(Ready(time.monotonic()))
             while (command := connection.recv()) is not None:
@@ -65,28 +75,30 @@ def run(connection: BenchConnection, options: BenchOptions, namespace: str) -> N
                     manager = new_manager()
                     connection.send(Ready(time.monotonic()))
                 elif command == "memory":
-                    connection.send(Memory(before, resident_bytes()))
+                    connection.send(MemoryUse(before, resident_bytes()))
                     connection.send(Ready(time.monotonic()))
                 else:
-                    now[0] = replace(manager_options, debounce_s=command, debounce_max_s=10 * command)
+                    current_options[0] = replace(manager_options, debounce_s=command, debounce_max_s=10 * command)
                     manager.request_check()
                     connection.send(Ready(time.monotonic()))
         manager.close()
 
 
-def _watch(alive: Mirror, connection: BenchConnection) -> None:
-    seen = [-1]
+def _report_live_workers(alive: Mirror, connection: BenchConnection) -> None:
+    reported = [-1]
 
-    def look(_batch: object) -> None:
-        living = len(alive)
-        if living != seen[0]:
-            seen[0] = living
-            connection.send(Detected(time.monotonic(), living))
+    def report(_batch: object) -> None:
+        count = len(alive)
+        if count != reported[0]:
+            reported[0] = count
+            connection.send(LiveWorkers(time.monotonic(), count))
 
-    alive.on_change(look)
+    alive.on_change(report)
 
 
 def resident_bytes() -> int:
-    """Return the physical memory of this process. Linux only."""
+    """Return the physical memory (resident set size) of this process in bytes, after a garbage collection. Linux
+    only.
+    """
     gc.collect()
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()

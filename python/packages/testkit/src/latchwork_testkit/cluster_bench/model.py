@@ -1,4 +1,4 @@
-"""The options of the bench, the messages between its processes, its figures and their goals. Pure."""
+"""The options of the cluster bench, the messages between its processes, and its figures and goals. No I/O."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-#: Longest times, in seconds, from the issue of the project that asked for this; see docs/performance.md.
+#: The goals for the full size; see docs/performance.md. Times are in seconds.
 _DEATH_S, _COLD_S, _ADDED_S = 2.0, 20.0, 0.1
 _DEATH_RATIO, _ADDED_BYTES, _BYTES_PER_ITEM = 20.0, 100_000, 150.0
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The size of the cluster, and how to measure it.
+    """The size of the cluster and how to measure it.
 
     Attributes:
-        url: URL of the store, which must support several processes.
+        url: URL of a store that several processes can share.
         workers: Number of workers.
-        items: Number of work items over all jobs.
+        items: Number of work items of all jobs together.
         jobs: Number of jobs.
-        deaths: Number of workers that die, one after the other; less than `workers`.
-        processes: Number of processes for the workers.
-        strategies: Names of the assignment strategies; with several, jobs use them in turn.
-        lock_owners: Number of workers that hold the locks of all their items during the idle time. Workers that will
-            die are not among them.
-        debounce_s: Debounce time of the manager, in seconds.
-        idle_s: Length of the idle time, in which writes are counted, in seconds.
-        timeout_s: Maximum seconds for each step.
+        deaths: Number of workers that die, one after another. Less than `workers`.
+        processes: Number of processes that run the workers.
+        strategies: Names of assignment strategies. With several, the jobs use them round robin.
+        lock_owners: Number of workers that hold the locks of all their items while writes are counted. Workers that die
+            later are not among them.
+        debounce_s: Debounce time of the manager in seconds: it waits this long for further changes before it reassigns
+            items.
+        idle_s: Seconds for which writes are counted while nothing changes.
+        timeout_s: Maximum seconds of each step.
     """
 
     url: str
@@ -50,29 +51,31 @@ class BenchOptions:
         return [f"w{number:05d}" for number in range(self.workers)]
 
     def workers_by_process(self) -> list[list[str]]:
-        """Return the workers of each process, assigned round robin so that dying workers are spread."""
+        """Return the worker IDs of each process. Workers are distributed round robin, so those that die are in
+        different processes.
+        """
         ids = self.worker_ids()
         return [ids[first :: self.processes] for first in range(min(self.processes, self.workers))]
 
     def dying_workers(self) -> list[str]:
-        """Return the workers that will die, in that order."""
+        """Return the IDs of the workers that die during the bench, in that order."""
         return self.worker_ids()[: self.deaths]
 
     def locking_workers(self) -> list[str]:
-        """Return the workers that hold locks during the idle time."""
+        """Return the IDs of the workers that hold the locks of their items while writes are counted."""
         return self.worker_ids()[self.deaths :][: self.lock_owners]
 
     def strategy_by_job(self) -> dict[str, str]:
-        """Return the strategy of each job; ``*`` stands for all jobs without an entry."""
+        """Return the name of the strategy of each job. The entry ``*`` is for all jobs that are not listed."""
         named = [(job, self.strategies[n % len(self.strategies)]) for n, job in enumerate(self.job_ids())]
         return {"*": self.strategies[0], **{job: name for job, name in named if name != self.strategies[0]}}
 
     def job_ids(self) -> list[str]:
-        """Return the IDs of all jobs, without creating the items, which would leave memory behind."""
+        """Return the IDs of all jobs. Creates no items, so a process that only needs the IDs uses little memory."""
         return [f"job-{number:04d}" for number in range(self.jobs)]
 
     def pools(self) -> dict[str, tuple[str, ...]]:
-        """Return the work items of each job, sorted. All items are distinct."""
+        """Return the work items of each job, sorted. No item occurs twice."""
         found = {}
         for number, job in enumerate(self.job_ids()):
             first, last = number * self.items // self.jobs, (number + 1) * self.items // self.jobs
@@ -80,46 +83,48 @@ class BenchOptions:
         return found
 
 
-def digest(items: Iterable[str]) -> int:
-    """Return a checksum of items that does not depend on which share has which. A lost or doubled item changes the
-    sum.
+def checksum(items: Iterable[str]) -> int:
+    """Return a checksum of items that does not depend on their order.
+
+    The sum over all shares is the same however the items are distributed, and changes if an item is missing or occurs
+    twice.
     """
     return sum(crc32(item.encode()) for item in items)
 
 
-# What the processes tell each other.
+# Messages between the processes.
 
 
 @dataclass(frozen=True, slots=True)
-class Die:
-    """Command: end this worker."""
+class EndWorker:
+    """A command: end this worker."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
-    """Command: acquire the locks of all items of the workers that hold locks."""
+class AcquireLocks:
+    """A command: acquire the locks of all items of the workers that hold locks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unlock:
-    """Command: release these locks."""
+class ReleaseLocks:
+    """A command: release the locks of `AcquireLocks`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
-    """The number of item locks that the workers of one process hold."""
+class LocksHeld:
+    """A message: the number of item locks that the workers of a process hold."""
 
     locks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A process has done its last command.
+    """A message: the process has started, or has executed its last command.
 
     Attributes:
-        at: Time of the monotonic clock that all processes share.
+        at: Time on the monotonic clock, which all processes of the machine share.
     """
 
     at: float = 0.0
@@ -127,39 +132,39 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The number of registered workers of a process."""
+    """A message: the number of workers that a process has registered so far."""
 
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """The items of all workers of one process.
+class ItemsHeld:
+    """A message: the items assigned to all workers of a process together.
 
     Attributes:
-        at: Time at which the last share was decoded.
+        at: Time at which the last share was decoded, on the monotonic clock.
         items: Number of items.
-        digest: Their checksum; see `digest`.
+        checksum: Checksum of the items; see `checksum`.
         decoded: Number of shares decoded since the start.
     """
 
     at: float
     items: int
-    digest: int
+    checksum: int
     decoded: int
 
 
 @dataclass(frozen=True, slots=True)
-class Detected:
-    """The number of live workers that the manager's process sees from this time on."""
+class LiveWorkers:
+    """A message: the number of live workers that the manager sees, and the time from which it sees them."""
 
     at: float
-    living: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Rebalanced:
-    """The manager has completed a rebalance."""
+class RebalanceReport:
+    """A message: the manager has completed a rebalance, with the fields of `RebalanceInfo`."""
 
     at: float
     seconds: float
@@ -170,35 +175,35 @@ class Rebalanced:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory of the manager's process, before it led and now."""
+class MemoryUse:
+    """A message: the memory of the manager's process before it led and now, in bytes."""
 
     before_bytes: int
     now_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """A process failed for this reason."""
+class ProcessFailure:
+    """A message: the process failed, for this reason."""
 
     reason: str
 
 
-# What was measured.
+# Figures.
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Figures of one step in which work items got a worker.
+class StepFigures:
+    """The figures of a step in which work items were assigned to workers.
 
     Attributes:
         seconds: Seconds from the cause until the last affected worker had decoded its share.
-        quiet_s: Part of it in which the manager debounced.
-        rebalance_s: Part of it in which the manager decided and wrote.
-        shares: Number of shares written.
-        moves: Number of items that got a worker or changed it.
-        moved_bytes: Size of these items.
-        written_bytes: Size of the keys and values written.
+        quiet_s: Part of `seconds` in which the manager waited for further changes (debounce).
+        rebalance_s: Part of `seconds` in which the manager computed and wrote the assignment.
+        shares: Number of shares that were written.
+        moves: Number of items that were assigned to a worker or to another worker.
+        moved_bytes: Size of these items in bytes.
+        written_bytes: Size of all keys and values that were written, in bytes.
     """
 
     seconds: float
@@ -211,21 +216,21 @@ class Spread:
 
     @property
     def ratio(self) -> float:
-        """Bytes written for each byte of the moved items."""
+        """Number of bytes written for each byte of the moved items."""
         return self.written_bytes / self.moved_bytes if self.moved_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
-    """The writes during the idle time.
+class IdleFigures:
+    """The writes that were counted while nothing changed in the cluster.
 
     Attributes:
-        seconds: Length of the idle time.
-        changes: Number of changed keys, except those of lock owners.
-        lock_owners: Number of workers that held the locks of all their items, each with one owner.
+        seconds: Seconds for which writes were counted.
+        changes: Number of keys that changed, without the keys of lock owners.
+        lock_owners: Number of workers that held the locks of all their items. Each has one lock owner.
         locks: Number of these locks.
-        renewals: Number of observed renewals of lock owners; more may have been written.
-        commits: Number of transactions that the server counted. On ZooKeeper, this includes the renewals of sessions.
+        renewals: Number of renewals of lock owners that a watch reported. There may have been more.
+        commits: Number of transactions that the server counted. On ZooKeeper, renewals of sessions are included.
     """
 
     seconds: float
@@ -238,21 +243,21 @@ class Idle:
 
 @dataclass(slots=True)
 class Figures:
-    """All figures of a measurement; None for a step that was not done."""
+    """The figures of all steps of a bench. A step that was not measured has None or an empty list."""
 
     options: BenchOptions
     backend: str
     registered_s: float | None = None
     pools_s: float | None = None
-    cold_start: Spread | None = None
-    deaths: list[Spread] = field(default_factory=list)
-    added: list[Spread] = field(default_factory=list)
-    idle: Idle | None = None
+    cold_start: StepFigures | None = None
+    deaths: list[StepFigures] = field(default_factory=list)
+    added: list[StepFigures] = field(default_factory=list)
+    idle: IdleFigures | None = None
     takeover_s: float | None = None
     item_bytes_in_manager: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as a document, without the URL."""
+        """Return the figures and their goals as a dictionary for JSON. It does not contain the URL of the store."""
         options = self.options
         return {
             "backend": self.backend,
@@ -267,17 +272,24 @@ class Figures:
             "deaths": [_json(each) for each in self.deaths],
             "takeover_s": self.takeover_s,
             "added": [_json(each) for each in self.added],
-            "idle": None if self.idle is None else {name: getattr(self.idle, name) for name in Idle.__slots__},
+            "idle": None if self.idle is None else {name: getattr(self.idle, name) for name in IdleFigures.__slots__},
             "manager_bytes_per_item": self.item_bytes_in_manager,
             "goals": [
-                {"what": g.what, "found": g.found, "goal": g.goal, "unit": g.unit, "met": g.met} for g in goals(self)
+                {"what": g.what, "found": g.found, "goal": g.goal, "unit": g.unit, "met": g.is_met} for g in goals(self)
             ],
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure and its goal for the full size. Smaller clusters should do better."""
+    """A measured figure and its goal, which is for the full size. Smaller clusters should do better.
+
+    Attributes:
+        what: What was measured.
+        found: The measured figure.
+        goal: The greatest value that meets the goal.
+        unit: Unit of both.
+    """
 
     what: str
     found: float
@@ -285,13 +297,16 @@ class Goal:
     unit: str
 
     @property
-    def met(self) -> bool:
-        """Whether the figure is at most the goal."""
+    def is_met(self) -> bool:
+        """Whether the figure is not greater than the goal."""
         return self.found <= self.goal
 
 
 def goals(figures: Figures) -> list[Goal]:
-    """Return every goal for which there is a figure: the slowest death, and the median of the added items."""
+    """Return the goals of all figures that were measured.
+
+    Of several deaths the slowest one counts, and of several added items the median.
+    """
     found = []
     if figures.cold_start is not None:
         found.append(Goal("cold start", figures.cold_start.seconds, _COLD_S, "s"))
@@ -308,16 +323,16 @@ def goals(figures: Figures) -> list[Goal]:
         per_item = figures.item_bytes_in_manager
         found.append(Goal("memory of the manager for each item, beyond its text", per_item, _BYTES_PER_ITEM, "bytes"))
     if figures.idle is not None:
-        found.append(Goal("nothing happens: keys written, but for renewals", figures.idle.changes, 0.0, ""))
+        found.append(Goal("idle: keys written, without renewals", figures.idle.changes, 0.0, ""))
     return found
 
 
-def text_bytes(pools: Iterable[Iterable[str]]) -> int:
-    """Return the memory that the texts of all items take."""
+def text_memory_bytes(pools: Iterable[Iterable[str]]) -> int:
+    """Return the memory in bytes that the strings of all items take."""
     return sum(sys.getsizeof(item) for items in pools for item in items)
 
 
-def _json(spread: Spread | None) -> dict[str, Any] | None:
+def _json(spread: StepFigures | None) -> dict[str, Any] | None:
     if spread is None:
         return None
-    return {**{name: getattr(spread, name) for name in Spread.__slots__}, "ratio": spread.ratio}
+    return {**{name: getattr(spread, name) for name in StepFigures.__slots__}, "ratio": spread.ratio}

@@ -1,4 +1,4 @@
-"""The processes of the bench: starts and ends them, sends commands, and receives their messages."""
+"""Starts and ends the processes of the cluster bench, sends them commands, and receives their messages."""
 
 from __future__ import annotations
 
@@ -11,94 +11,107 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Self
 
 from latchwork.errors import LatchworkError
-from latchwork_testkit.cluster_bench.model import Failed, Ready
+from latchwork_testkit.cluster_bench.model import ProcessFailure, Ready
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-_END_S = 10.0
+_JOIN_TIMEOUT_S = 10.0
 
 
 class BenchFailed(LatchworkError):
-    """A cluster could not be measured. The message says why."""
+    """The cluster could not be measured. The message says why."""
 
 
 class BenchRefused(BenchFailed, ValueError):
-    """This store cannot be measured."""
+    """The store cannot be used for this bench, because several processes cannot share it."""
 
 
 class BenchConnection:
-    """A process's connection to the bench. Thread-safe, except `recv` and `poll`, which one thread may use."""
+    """The connection from a process to the bench. Thread-safe, except that only one thread may call `recv` and
+    `poll`.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._mutex = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Send a message to the bench, unless the bench has ended."""
+        """Send a message to the bench. Does nothing if the bench has ended."""
         with self._mutex:
             try:
                 self._connection.send(message)
             except OSError:
-                logging.getLogger(__name__).debug("the bench is gone, it is not told %r", message)
+                logging.getLogger(__name__).debug("could not send %r: the bench has ended", message)
 
     def recv(self) -> Any:
-        """Return the next command; None when the process must end."""
+        """Wait for the next command and return it, or None if the process must end."""
         try:
             return self._connection.recv()
         except (EOFError, OSError):
             return None
 
     def poll(self, timeout_s: float) -> bool:
-        """Return whether a command arrived or the bench has ended."""
+        """Return whether `recv` would return at once, after waiting for at most `timeout_s` seconds."""
         return self._connection.poll(timeout_s)
 
 
 class Processes:
-    """The processes of one bench. Not thread-safe. Leaving the context ends all of them.
+    """The child processes of one bench. Not thread-safe. As a context manager, it ends all of them at the end.
 
     Args:
-        hear: Called with the name of a process and each message from it.
-        timeout_s: Maximum seconds for each wait.
+        on_message: Called with the name of a process and each message that it sent.
+        timeout_s: Maximum seconds of each wait.
     """
 
-    def __init__(self, hear: Callable[[str, object], None], timeout_s: float) -> None:
-        self._hear = hear
+    def __init__(self, on_message: Callable[[str, object], None], timeout_s: float) -> None:
+        self._on_message = on_message
         self._timeout_s = timeout_s
         self._spawn = multiprocessing.get_context("spawn")
         self._processes: dict[str, Any] = {}
-        self._lines: dict[str, Connection] = {}
+        self._connections: dict[str, Connection] = {}
         self._ready: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self._lines:
+        for name in self._connections:
             self._send(name, None)
         for process in self._processes.values():
-            process.join(_END_S)
+            process.join(_JOIN_TIMEOUT_S)
             if process.is_alive():
                 process.kill()
                 process.join()
-        for line in self._lines.values():
-            line.close()
+        for connection in self._connections.values():
+            connection.close()
 
-    def start(self, name: str, work: Callable[..., None], *args: object) -> None:
-        """Start a process that runs ``work(connection, *args)``."""
+    def start(self, name: str, function: Callable[..., None], *args: object) -> None:
+        """Start a child process that calls ``function(connection, *args)``.
+
+        Args:
+            name: Name of the process for `run_command` and for messages.
+            function: A function that can be pickled. Its first argument is a `BenchConnection`.
+            args: Further arguments of the function.
+        """
         ours, theirs = self._spawn.Pipe()
         process = self._spawn.Process(
-            target=_child, args=(work, theirs, *args), name=f"latchwork-bench-{name}", daemon=True
+            target=_run_child, args=(function, theirs, *args), name=f"latchwork-bench-{name}", daemon=True
         )
         process.start()
         theirs.close()
-        self._processes[name], self._lines[name] = process, ours
+        self._processes[name], self._connections[name] = process, ours
 
-    def command(self, name: str, command: object) -> float:
-        """Send a command, wait until it is done, and return the time at which it was.
+    def run_command(self, name: str, command: object) -> float:
+        """Send a command to a process and wait until the process has executed it.
 
+        Args:
+            name: Name of the process.
+            command: The command, which the process understands.
+        Returns:
+            The time at which the process was done, on the monotonic clock.
         Raises:
-            BenchFailed: It was not done in time, or the process failed.
+            BenchFailed: The wait timed out, or the process failed.
         """
         self._ready.pop(name, None)
         self._send(name, command)
@@ -106,51 +119,58 @@ class Processes:
         return self._ready[name]
 
     def wait_ready(self, names: list[str]) -> None:
-        """Wait until all of these processes are ready."""
-        self.wait_until(lambda: all(name in self._ready for name in names), f"{', '.join(names)} to be ready")
-
-    def wait_until(self, done: Callable[[], bool], what: str) -> None:
-        """Receive messages until a condition is true.
+        """Wait until each of these processes has sent `Ready`.
 
         Raises:
-            BenchFailed: It did not become true in time, or a process failed.
+            BenchFailed: The wait timed out, or a process failed.
+        """
+        self.wait_until(lambda: all(name in self._ready for name in names), f"{', '.join(names)} to be ready")
+
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
+        """Receive messages from all processes until a condition is true.
+
+        Args:
+            condition: Called after each message.
+            description: What is waited for, for the error message.
+        Raises:
+            BenchFailed: The wait timed out, or a process failed.
         """
         deadline = time.monotonic() + self._timeout_s
-        while not done():
+        while not condition():
             left = deadline - time.monotonic()
             if left <= 0:
                 raise BenchFailed(
-                    f"waited {self._timeout_s:g} s for {what}; try fewer workers or items, or --timeout-s"
+                    f"waited {self._timeout_s:g} s for {description}; try fewer workers or items, or --timeout-s"
                 )
-            for line in wait(list(self._lines.values()), left):
-                self._take(next(name for name, each in self._lines.items() if each is line))
+            for connection in wait(list(self._connections.values()), left):
+                self._receive_from(next(name for name, each in self._connections.items() if each is connection))
 
-    def _take(self, name: str) -> None:
+    def _receive_from(self, name: str) -> None:
         try:
-            message = self._lines[name].recv()
+            message = self._connections[name].recv()
         except (EOFError, OSError) as error:
             raise BenchFailed(f"process {name} of the bench has died; LATCHWORK_DEBUG=1 shows its log") from error
-        if isinstance(message, Failed):
+        if isinstance(message, ProcessFailure):
             raise BenchFailed(f"process {name} of the bench failed: {message.reason}")
         if isinstance(message, Ready):
             self._ready[name] = message.at
-        self._hear(name, message)
+        self._on_message(name, message)
 
     def _send(self, name: str, command: object) -> None:
         try:
-            self._lines[name].send(command)
+            self._connections[name].send(command)
         except OSError as error:
             if command is not None:
                 raise BenchFailed(f"process {name} of the bench has died; LATCHWORK_DEBUG=1 shows its log") from error
 
 
-def _child(work: Callable[..., None], connection: Connection, *args: object) -> None:
+def _run_child(function: Callable[..., None], pipe: Connection, *args: object) -> None:
     logging.getLogger().addHandler(logging.NullHandler())
-    line = BenchConnection(connection)
+    connection = BenchConnection(pipe)
     try:
-        work(line, *args)
+        function(connection, *args)
     except KeyboardInterrupt:
-        pass  # the bench is interrupted too, and ends its processes
+        pass  # the bench receives the same interrupt and ends its processes
     except Exception as error:
         logging.getLogger(__name__).debug("a process of the bench failed", exc_info=True)
-        line.send(Failed(f"{type(error).__name__}: {error}"))
+        connection.send(ProcessFailure(f"{type(error).__name__}: {error}"))

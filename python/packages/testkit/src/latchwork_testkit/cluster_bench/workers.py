@@ -1,5 +1,5 @@
-"""The bench process with many workers, which register, watch and decode their shares as real workers do, and run
-nothing.
+"""A process of the cluster bench with many workers. They register, and watch and decode their shares as real workers
+do, but run no jobs.
 """
 
 from __future__ import annotations
@@ -15,108 +15,132 @@ from latchwork.jobs.stored import Member, MemberOptions, WorkerShares, cluster_s
 from latchwork.jobs.worker import ItemLocks, LockScheduler, LockWork
 from latchwork.store import connect
 from latchwork_testkit.cluster_bench.model import (
+    AcquireLocks,
     BenchOptions,
-    Die,
-    Holdings,
-    Lock,
-    Locked,
+    EndWorker,
+    ItemsHeld,
+    LocksHeld,
     Progress,
     Ready,
-    Unlock,
-    digest,
+    ReleaseLocks,
+    checksum,
 )
 
 if TYPE_CHECKING:
     from latchwork.store import Session, Store
     from latchwork_testkit.cluster_bench.processes import BenchConnection
 
-_REGISTERING = 8
-_LOCKING = 4
+_REGISTER_THREADS = 8
+_LOCK_THREADS = 4
 _REPORT_EVERY_S = 0.01
 SESSION_TTL_S = 30.0
-#: As a node has it by default.
+#: The default of a job node.
 LOCK_TTL_S = 10.0
 
 
 class BenchWorkers:
-    """The workers of one process. Thread-safe."""
+    """The workers of one process. Thread-safe.
+
+    Args:
+        store: Store of the cluster.
+        options: Size of the cluster.
+        workers: IDs of the workers.
+    """
 
     def __init__(self, store: Store, options: BenchOptions, workers: list[str]) -> None:
         self._store = store
-        self._jobs = options.job_ids()
+        self._job_ids = options.job_ids()
         self._workers = workers
-        self._dying = set(options.dying_workers())
-        self._locking = set(options.locking_workers())
-        self._locks: list[ItemLocks] = []
+        self._dying_workers = set(options.dying_workers())
+        self._locking_workers = set(options.locking_workers())
+        self._item_locks: list[ItemLocks] = []
         self._sessions: dict[str, Session] = {}
-        self._shares: dict[str, _Share] = {}
+        self._shares: dict[str, _WatchedShare] = {}
         self._changed = threading.Event()
         self._mutex = threading.Lock()
-        self._at, self._decoded = 0.0, 0
+        self._decoded_at, self._decoded_shares = 0.0, 0
 
     def register(self, connection: BenchConnection) -> None:
-        """Register all workers, several at a time."""
+        """Register all workers with a few threads, and report the progress to the bench.
+
+        Args:
+            connection: Connection to the bench.
+        Raises:
+            RuntimeError: Another process has registered a worker of this name.
+        """
         shared = self._store.open_session(SESSION_TTL_S)
-        own = {worker: self._store.open_session(SESSION_TTL_S) for worker in self._workers if worker in self._dying}
+        own = {
+            worker: self._store.open_session(SESSION_TTL_S) for worker in self._workers if worker in self._dying_workers
+        }
         self._sessions = own
-        with ThreadPoolExecutor(_REGISTERING, thread_name_prefix="bench-register") as pool:
+        with ThreadPoolExecutor(_REGISTER_THREADS, thread_name_prefix="bench-register") as pool:
             work = [(worker, own.get(worker, shared)) for worker in self._workers]
             for done, _ in enumerate(pool.map(lambda each: self._register(*each), work), 1):
                 if done % 50 == 0:
                     connection.send(Progress(done))
 
-    def follow(self) -> None:
-        """Watch the shares of all workers."""
+    def watch_shares(self) -> None:
+        """Watch the share of each worker, which is the set of items assigned to it."""
         for worker in self._workers:
-            share = self._shares[worker] = _Share()
-            share.source = WorkerShares(self._store, worker, partial(self._update, share))
-            self._update(share)
+            share = self._shares[worker] = _WatchedShare()
+            share.stored = WorkerShares(self._store, worker, partial(self._apply_change, share))
+            self._apply_change(share)
 
-    def lock(self) -> int:
-        """Let some workers acquire the locks of all their items, each with its own lock owner. Return the number of
-        locks.
+    def acquire_locks(self) -> int:
+        """Acquire the locks of all items of the workers that the options choose. Each worker has its own lock owner.
+
+        Returns:
+            The number of locks that are now held.
+        Raises:
+            RuntimeError: A worker did not get all of its locks.
         """
-        mine = [worker for worker in self._workers if worker in self._locking]
-        with ThreadPoolExecutor(_LOCKING, thread_name_prefix="bench-lock") as pool:
-            return sum(pool.map(self._lock_all, mine))
+        workers = [worker for worker in self._workers if worker in self._locking_workers]
+        with ThreadPoolExecutor(_LOCK_THREADS, thread_name_prefix="bench-lock") as pool:
+            return sum(pool.map(self._acquire_locks_of, workers))
 
-    def unlock(self) -> None:
-        """Release the locks."""
-        with ThreadPoolExecutor(_LOCKING, thread_name_prefix="bench-lock") as pool:
-            done = [pool.submit(locks.close, release=True) for locks in self._locks]
-        self._locks.clear()
-        for each in done:
-            each.result()
+    def release_locks(self) -> None:
+        """Release all locks that `acquire_locks` acquired."""
+        with ThreadPoolExecutor(_LOCK_THREADS, thread_name_prefix="bench-lock") as pool:
+            releases = [pool.submit(locks.close, release=True) for locks in self._item_locks]
+        self._item_locks.clear()
+        for release in releases:
+            release.result()
 
-    def die(self, worker: str) -> None:
-        """End a worker. Its items have no owner until the manager reassigns them."""
+    def end_worker(self, worker: str) -> None:
+        """End a worker and its session. Its items have no worker until the manager assigns them to others."""
         share = self._shares.pop(worker)
-        assert share.source is not None
-        share.source.close()
+        assert share.stored is not None
+        share.stored.close()
         self._sessions.pop(worker).close()
         self._changed.set()
 
-    def wait(self, timeout_s: float) -> Holdings | None:
-        """Wait until the items have changed, and return them; None after the timeout."""
+    def take_change(self, timeout_s: float) -> ItemsHeld | None:
+        """Wait until a share changes, and return the items that all workers hold now.
+
+        Args:
+            timeout_s: Seconds to wait.
+        Returns:
+            The items, or None if no share changed in this time.
+        """
         if not self._changed.wait(timeout_s):
             return None
         self._changed.clear()
         with self._mutex:
             shares = list(self._shares.values())
-            items, total = sum(share.items for share in shares), sum(share.digest for share in shares)
-            return Holdings(self._at, items, total, self._decoded)
+            items, total = sum(share.items for share in shares), sum(share.checksum for share in shares)
+            return ItemsHeld(self._decoded_at, items, total, self._decoded_shares)
 
     def _register(self, worker: str, session: Session) -> None:
         member = Member.of_this_process(MemberOptions(worker, session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
         registration = Registration(self._store, session, member)
         if registration.try_join() is not None:
-            raise RuntimeError(f"worker {worker} is there already; the bench needs a root of its own")
-        registration.register_jobs(self._jobs)
+            raise RuntimeError(f"worker {worker} is already registered; give the bench a root that nothing else uses")
+        registration.register_jobs(self._job_ids)
         registration.become_ready()
 
-    def _lock_all(self, worker: str) -> int:
+    def _acquire_locks_of(self, worker: str) -> int:
         locks = ItemLocks(self._store, worker, LOCK_TTL_S, lambda: None)
-        self._locks.append(locks)
+        self._item_locks.append(locks)
         locks.start()
         wanted = self._shares[worker].items_by_job()
         works = [LockWork(locks, job, (), items) for job, items in wanted.items()]
@@ -126,75 +150,92 @@ class BenchWorkers:
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")
         return held
 
-    def _update(self, share: _Share) -> None:
-        if share.source is None:  # told before it was set: it is looked at once it is
+    def _apply_change(self, share: _WatchedShare) -> None:
+        if share.stored is None:  # called before `watch_shares` set it, which then applies the change itself
             return
         with share.mutex:
-            changed = share.update(self._jobs)
+            changed = share.update(self._job_ids)
         if changed:
             with self._mutex:
-                self._decoded += changed
-                self._at = max(self._at, time.monotonic())
+                self._decoded_shares += changed
+                self._decoded_at = max(self._decoded_at, time.monotonic())
             self._changed.set()
 
 
-class _Share:
-    """The items of one worker. ``mutex`` is held while they are updated."""
+class _WatchedShare:
+    """The items assigned to one worker, as last decoded. Hold `mutex` to update them."""
 
     def __init__(self) -> None:
-        self.source: WorkerShares | None = None
+        self.stored: WorkerShares | None = None
         self.mutex = threading.Lock()
         self.items = 0
-        self.digest = 0
-        self._seen: dict[str, tuple[tuple[str, ...], int]] = {}
+        self.checksum = 0
+        self._known: dict[str, tuple[tuple[str, ...], int]] = {}  # items of each job, and their checksum
 
     def items_by_job(self) -> dict[str, tuple[str, ...]]:
-        """Return the items by job."""
+        """Return the items of each job."""
         with self.mutex:
-            return {job: items for job, (items, _) in self._seen.items()}
+            return {job: items for job, (items, _) in self._known.items()}
 
     def update(self, jobs: list[str]) -> int:
-        """Apply the changes of the stored share, and return the number of changed jobs."""
-        assert self.source is not None
-        now = self.source.of(jobs)
-        changed = [job for job, items in now.items() if self._seen.get(job, (None, 0))[0] is not items]
-        gone = [job for job in self._seen if job not in now]
-        for job in (*changed, *gone):
-            before, added = self._seen.pop(job, ((), 0))
-            self.items -= len(before)
-            self.digest -= added
+        """Decode the stored share and update the items, their number and their checksum.
+
+        Args:
+            jobs: IDs of the jobs.
+        Returns:
+            The number of jobs whose items changed.
+        """
+        assert self.stored is not None
+        current = self.stored.of(jobs)
+        changed = [job for job, items in current.items() if self._known.get(job, (None, 0))[0] is not items]
+        removed = [job for job in self._known if job not in current]
+        for job in (*changed, *removed):
+            items, items_checksum = self._known.pop(job, ((), 0))
+            self.items -= len(items)
+            self.checksum -= items_checksum
         for job in changed:
-            added = digest(now[job])
-            self._seen[job] = (now[job], added)
-            self.items += len(now[job])
-            self.digest += added
-        return len(changed) + len(gone)
+            items_checksum = checksum(current[job])
+            self._known[job] = (current[job], items_checksum)
+            self.items += len(current[job])
+            self.checksum += items_checksum
+        return len(changed) + len(removed)
 
 
-def run(connection: BenchConnection, options: BenchOptions, namespace: str, workers: list[str]) -> None:
-    """Run the process: register the workers, watch their shares, and execute commands until the bench ends."""
+def run_workers(connection: BenchConnection, options: BenchOptions, namespace: str, workers: list[str]) -> None:
+    """Run workers in this process, and execute commands until the connection closes.
+
+    Sends `Ready` after the registration and after each command, and `ItemsHeld` when the items of the workers change.
+
+    Args:
+        connection: Connection to the bench.
+        options: Size of the cluster and URL of the store.
+        namespace: Namespace of the keys of the cluster.
+        workers: IDs of the workers of this process.
+    """
     with connect(options.url) as root:
         bench_workers = BenchWorkers(cluster_store(root, namespace), options, workers)
         bench_workers.register(connection)
-        bench_workers.follow()
+        bench_workers.watch_shares()
         connection.send(Ready(time.monotonic()))
         while True:
             if connection.poll(_REPORT_EVERY_S):
                 command = connection.recv()
                 if command is None:
                     return
-                _execute(bench_workers, command, connection)
+                _execute_command(bench_workers, command, connection)
                 connection.send(Ready(time.monotonic()))
-            changed = bench_workers.wait(0.0)
+            changed = bench_workers.take_change(0.0)
             if changed is not None:
                 connection.send(changed)
 
 
-def _execute(bench_workers: BenchWorkers, command: Die | Lock | Unlock, connection: BenchConnection) -> None:
-    if isinstance(command, Lock):
-        connection.send(Locked(bench_workers.lock()))
-    elif isinstance(command, Unlock):
-        bench_workers.unlock()
+def _execute_command(
+    bench_workers: BenchWorkers, command: EndWorker | AcquireLocks | ReleaseLocks, connection: BenchConnection
+) -> None:
+    if isinstance(command, AcquireLocks):
+        connection.send(LocksHeld(bench_workers.acquire_locks()))
+    elif isinstance(command, ReleaseLocks):
+        bench_workers.release_locks()
     else:
-        bench_workers.die(command.worker)
-        connection.send(bench_workers.wait(0.0))
+        bench_workers.end_worker(command.worker)
+        connection.send(bench_workers.take_change(0.0))
