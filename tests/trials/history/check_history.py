@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from backends_table import BY_NAME, is_there
 from latchwork_testkit.histories.calls import REFUSED, UNKNOWN
-from latchwork_testkit.histories.checker import minimize, timeline
+from latchwork_testkit.histories.checker import format_timeline, minimize_history
 from trials.history.run import Run, Summary, repeated
 from trials.history.setups import ON_REQUEST, setup_of
 from trials.remote import Remote, Wire
@@ -91,7 +91,7 @@ def record(wire: Wire, name: str, options: argparse.Namespace) -> None:
     print(f"done: {summary.describe()} {_flaw(summary, options.calls)}", flush=True)
     if summary.bad is not None:
         (out / f"bad-{name}.json").write_text(json.dumps(summary.bad.as_json()) + "\n")
-        small = timeline(minimize(summary.bad))
+        small = format_timeline(minimize_history(summary.bad))
         (out / f"bad-{name}.txt").write_text("\n".join([*summary.problems, "", small]))
         print(f"{name}: the history is in {out}/bad-{name}.json; made small:\n{small}", flush=True)
     wire.report(summary)

@@ -13,8 +13,8 @@ from typing import Any
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork_testkit.histories.calls import CONFLICT, OK, REFUSED, UNKNOWN, Call, History, Seen
-from latchwork_testkit.histories.checker import judge
+from latchwork_testkit.histories.calls import CONFLICT, OK, REFUSED, UNKNOWN, Call, History, ReportedEntry
+from latchwork_testkit.histories.checker import check_history
 from latchwork_testkit.histories.clients import Clients
 from latchwork_testkit.histories.recorder import KEYS, Recorder
 from trials.history.setups import CLIENTS, Setup, setup_of
@@ -132,7 +132,7 @@ class Run:
         self._round_s = round_s
         self._wrap = wrap
         self._started = 0
-        self._start: dict[str, Seen | None] = dict.fromkeys(KEYS)
+        self._start: dict[str, ReportedEntry | None] = dict.fromkeys(KEYS)
         self._after = 0
 
     def until(self, calls: int, *, limit_s: float, progress: Callable[[Summary], None] = lambda _: None) -> Summary:
@@ -174,7 +174,7 @@ class Run:
             specs,
             self._facts.add,
             give_up_after_s=self.setup.give_up_after_s,
-            think_s=self.setup.think_s,
+            mean_pause_s=self.setup.mean_pause_s,
             wrap=self._wrap,
         )
         opened.callback(self.local.close)
@@ -187,7 +187,7 @@ class Run:
             "trials.history.client:serve",
             specs,
             self.setup.give_up_after_s,
-            self.setup.think_s,
+            self.setup.mean_pause_s,
             report=self._facts.add,
         )
         self.processes[process] = [number for _, number, _ in specs]
@@ -204,15 +204,15 @@ class Run:
     def _round(self, store: latchwork.Store) -> None:
         history = self._record(store)
         began = time.monotonic()
-        judgement = judge(history)
+        check = check_history(history)
         summary = self.summary
         summary.judging_s += time.monotonic() - began
         summary.rounds += 1
-        summary.most = max(summary.most, judgement.verdict.most)
-        if not judgement.is_good:
+        summary.most = max(summary.most, check.search.max_configurations)
+        if not check.is_linearizable:
             summary.spoilt = self.witness.describe()
-        if not judgement.is_good and not summary.spoilt:
-            summary.problems += judgement.problems
+        if not check.is_linearizable and not summary.spoilt:
+            summary.problems += check.problems
             summary.bad = history
 
     def _record(self, store: latchwork.Store) -> History:

@@ -40,7 +40,7 @@ class Setup:
         pause_s: between two faults, at least and at most.
         outage_s: how long a fault lasts, at least and at most.
         options: of the stores.
-        give_up_after_s, think_s: of the clients; see ``Recorder`` and ``Workload``.
+        give_up_after_s, mean_pause_s: of the clients; see ``Recorder`` and ``Workload``.
     """
 
     local: int
@@ -50,7 +50,7 @@ class Setup:
     outage_s: tuple[float, float]
     options: dict[str, float] = field(hash=False)
     give_up_after_s: float | None = None
-    think_s: float = 0.0
+    mean_pause_s: float = 0.0
 
 
 def lasting(blow: Callable[..., Context[Any]]) -> Callable[..., bool]:
@@ -136,7 +136,7 @@ MEMORY = Setup(
     outage_s=(0.03, 0.2),
     options={"call_timeout_s": 0.25},
     give_up_after_s=0.02,
-    think_s=0.001,
+    mean_pause_s=0.001,
 )
 #: A file, two clients in this process and six in three others, which are killed and frozen at any moment.
 SQLITE = Setup(
@@ -151,7 +151,7 @@ SQLITE = Setup(
     outage_s=(0.1, 0.6),
     options={"call_timeout_s": 0.4},
     give_up_after_s=0.05,
-    think_s=0.002,
+    mean_pause_s=0.002,
 )
 #: A server, five clients in this process and three in others, each with a way of its own to the server.
 SERVER = Setup(
@@ -169,7 +169,7 @@ SERVER = Setup(
     pause_s=(0.05, 0.25),
     outage_s=(0.3, 0.7),
     options={"call_timeout_s": 0.25, "session_ttl_s": 1.5, "connect_timeout_s": 20},
-    think_s=0.002,
+    mean_pause_s=0.002,
 )
 #: Three servers whose links can be cut; every client has a way of its own to each of them.
 CLUSTER = replace(

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from backends_table import BY_NAME
-from latchwork_testkit.histories.checker import minimize, timeline
+from latchwork_testkit.histories.checker import format_timeline, minimize_history
 from trials.history.run import Run, Summary, repeated
 from trials.history.setups import SERVER, setup_of
 
@@ -31,13 +31,13 @@ def test_eight_clients_under_faults_see_one_order_of_their_calls(backend, tmp_pa
         directory = tmp_path / str(next(tries))
         directory.mkdir()
         usual = setup_of(backend)
-        think_s = SERVER_THINK_S if usual is SERVER else usual.think_s
-        setup = replace(usual, outage_s=min(usual.outage_s, SHORT_OUTAGES_S), think_s=think_s)
+        mean_pause_s = SERVER_THINK_S if usual is SERVER else usual.mean_pause_s
+        setup = replace(usual, outage_s=min(usual.outage_s, SHORT_OUTAGES_S), mean_pause_s=mean_pause_s)
         return Run(backend, directory, seed=1, round_s=2.0, setup=setup).until(CALLS, limit_s=LIMIT_S)
 
     summary = repeated(run)
     print(summary.as_json())
-    shown = timeline(minimize(summary.bad)) if summary.bad is not None else ""
+    shown = format_timeline(minimize_history(summary.bad)) if summary.bad is not None else ""
     assert summary.problems == [], shown
     assert not summary.spoilt
     assert summary.counts, f"not enough went wrong for this to mean something: {summary.as_json()}"

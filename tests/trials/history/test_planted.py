@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork_testkit.histories.checker import judge, minimize, timeline
+from latchwork_testkit.histories.checker import check_history, format_timeline, minimize_history
 from trials.history.planted import LostUpdates, Planted, RestartingVersions, StaleReads
 from trials.history.run import Run
 
@@ -26,10 +26,10 @@ def test_the_minimised_history_of_a_lost_update_is_short_and_still_bad(tmp_path)
     sizes = []
     while len(sizes) < 3 and min(sizes, default=100) >= 100:  # writes stay: with some luck there are many of them
         bad = run(tmp_path, LostUpdates, calls=1_000_000).bad
-        small = minimize(bad)
-        assert not judge(small).is_good
+        small = minimize_history(bad)
+        assert not check_history(small).is_linearizable
         assert len(small.calls) < len(bad.calls)
-        assert len(timeline(small).splitlines()) == len(small.calls) + 1
+        assert len(format_timeline(small).splitlines()) == len(small.calls) + 1
         sizes.append(len(small.calls))
     assert min(sizes) < 100, sizes
 

@@ -16,19 +16,19 @@ from latchwork_testkit.histories.calls import (
     Call,
     Check,
     History,
-    Op,
-    Seen,
+    Operation,
+    ReportedEntry,
     history_from_json,
 )
-from latchwork_testkit.histories.checker import judge, minimize, timeline
-from latchwork_testkit.histories.search import search
+from latchwork_testkit.histories.checker import check_history, format_timeline, minimize_history
+from latchwork_testkit.histories.search import search_linearization
 from latchwork_testkit.histories.tokens import check_tokens
 
 KEYS = ("a", "b")
 
 
 def seen(key, value, token, created=None):
-    return Seen(key, value, token, token if created is None else created)
+    return ReportedEntry(key, value, token, token if created is None else created)
 
 
 class Story:
@@ -47,15 +47,15 @@ class Story:
         return self.call(client, times, "get", key=key, found=found, outcome=OK)
 
     def put(self, client, times, written):
-        ops = (Op("put", written.key, written.value),)
+        ops = (Operation("put", written.key, written.value),)
         return self.call(client, times, "put", ops=ops, token=written.token, written=(written,), outcome=OK)
 
     def delete(self, client, times, key, *, was_there=True):
-        ops = (Op("delete", key),)
+        ops = (Operation("delete", key),)
         return self.call(client, times, "delete", ops=ops, deleted=(key,) if was_there else (), outcome=OK)
 
     def commit(self, client, times, checks, written, *, token):
-        ops = tuple(Op("put", each.key, each.value) for each in written)
+        ops = tuple(Operation("put", each.key, each.value) for each in written)
         fields = {"checks": tuple(checks), "ops": ops, "written": tuple(written), "token": token}
         return self.call(client, times, "commit", outcome=OK, **fields)
 
@@ -64,12 +64,12 @@ class Story:
 
     def conflict(self, client, times, *failed):
         return self.call(
-            client, times, "commit", checks=failed, ops=(Op("put", "a", "x"),), failed=failed, outcome=CONFLICT
+            client, times, "commit", checks=failed, ops=(Operation("put", "a", "x"),), failed=failed, outcome=CONFLICT
         )
 
 
 def is_good(story):
-    return judge(story.history).is_good
+    return check_history(story.history).is_linearizable
 
 
 def test_a_sequence_of_calls_that_agree_is_good():
@@ -87,7 +87,7 @@ def test_a_read_may_show_either_state_while_a_write_is_under_way():
 def test_a_read_of_the_old_value_after_the_write_was_answered_is_bad():
     before = seen("a", "0", 5)
     story = Story(a=before).put("p", (0, 1), seen("a", "1", 11, created=5)).get("q", (2, 3), "a", before)
-    assert not search(story.history).is_good
+    assert not search_linearization(story.history).is_linearizable
     assert any("stale read" in each for each in check_tokens(story.history))
 
 
@@ -95,7 +95,7 @@ def test_two_reads_one_after_the_other_that_go_backwards_during_a_write_are_bad(
     before, after = seen("a", "0", 5), seen("a", "1", 11, created=5)
     story = Story(a=before).put("p", (0, 10), after)
     story.get("q", (1, 2), "a", after).get("r", (3, 4), "a", before)
-    assert not search(story.history).is_good
+    assert not search_linearization(story.history).is_linearizable
     assert any("stale read" in each for each in check_tokens(story.history))
 
 
@@ -106,7 +106,7 @@ def test_a_key_missing_after_it_was_written_and_before_anybody_deletes_it_is_bad
 
 def test_tokens_that_contradict_the_order_of_two_writes_are_bad():
     story = Story().put("p", (0, 1), seen("a", "1", 12)).put("q", (2, 3), seen("b", "2", 11))
-    assert not search(story.history).is_good
+    assert not search_linearization(story.history).is_linearizable
     assert any("smaller token" in each for each in check_tokens(story.history))
 
 
@@ -167,68 +167,72 @@ def test_keys_cannot_be_judged_one_by_one():
 
 
 def test_an_unknown_write_may_never_land():
-    story = Story().unknown("p", (0, None), Op("put", "a", "1")).get("q", (5, 6), "a", None)
+    story = Story().unknown("p", (0, None), Operation("put", "a", "1")).get("q", (5, 6), "a", None)
     assert is_good(story)
 
 
 def test_an_unknown_write_may_land_late():
-    story = Story().unknown("p", (0, None), Op("put", "a", "1")).get("q", (5, 6), "a", None)
+    story = Story().unknown("p", (0, None), Operation("put", "a", "1")).get("q", (5, 6), "a", None)
     assert is_good(story.get("q", (7, 8), "a", seen("a", "1", 11)))
 
 
 def test_an_unknown_write_lands_once():
     late = seen("a", "1", 11)
-    story = Story().unknown("p", (0, None), Op("put", "a", "1")).get("q", (5, 6), "a", late)
+    story = Story().unknown("p", (0, None), Operation("put", "a", "1")).get("q", (5, 6), "a", late)
     story.delete("q", (7, 8), "a").get("q", (9, 10), "a", late)
     assert not is_good(story)
 
 
 def test_an_unknown_write_lands_no_more_after_its_client_has_read():
-    story = Story().unknown("p", (0, None), Op("put", "a", "1")).get("p", (5, 6), "a", None)
+    story = Story().unknown("p", (0, None), Operation("put", "a", "1")).get("p", (5, 6), "a", None)
     assert is_good(story)
     assert not is_good(story.get("q", (7, 8), "a", seen("a", "1", 11)))
 
 
 def test_an_unknown_write_does_not_slip_in_between_its_clients_read_and_that_reads_answer():
     late = seen("a", "1", 11)
-    story = Story().unknown("p", (0, None), Op("put", "a", "1"))
+    story = Story().unknown("p", (0, None), Operation("put", "a", "1"))
     story.get("p", (5, 9), "a", None).get("q", (6, 7), "a", late)
     assert not is_good(story)
 
 
 def test_an_unknown_write_lands_no_more_after_a_moment_that_is_known():
-    story = Story().unknown("p", (0, 4), Op("put", "a", "1")).get("q", (5, 6), "a", None)
+    story = Story().unknown("p", (0, 4), Operation("put", "a", "1")).get("q", (5, 6), "a", None)
     assert is_good(story)
     assert not is_good(story.get("q", (7, 8), "a", seen("a", "1", 11)))
 
 
 def test_an_unknown_write_that_nobody_read_explains_a_failed_check():
     start = seen("a", "0", 5)
-    story = Story(a=start).unknown("p", (0, None), Op("put", "a", "1")).conflict("q", (5, 6), Check("at", "a", 5))
+    story = (
+        Story(a=start).unknown("p", (0, None), Operation("put", "a", "1")).conflict("q", (5, 6), Check("at", "a", 5))
+    )
     assert is_good(story)
     assert not is_good(story.get("q", (7, 8), "a", start))
 
 
 def test_an_unknown_deletion_explains_a_new_creation():
-    story = Story(a=seen("a", "0", 5)).unknown("p", (0, None), Op("delete", "a"))
+    story = Story(a=seen("a", "0", 5)).unknown("p", (0, None), Operation("delete", "a"))
     assert is_good(story.put("q", (5, 6), seen("a", "1", 11)))
     assert not is_good(Story(a=seen("a", "0", 5)).put("q", (5, 6), seen("a", "1", 11)))
 
 
 def test_an_unknown_commit_whose_checks_fail_cannot_land():
-    story = Story(a=seen("a", "0", 5)).unknown("p", (0, None), Op("put", "b", "1"), checks=[Check("absent", "a")])
+    story = Story(a=seen("a", "0", 5)).unknown(
+        "p", (0, None), Operation("put", "b", "1"), checks=[Check("absent", "a")]
+    )
     assert not is_good(story.get("q", (5, 6), "b", seen("b", "1", 11)))
 
 
 def test_an_unknown_creation_that_was_overwritten_unread_shows_in_created():
-    story = Story().unknown("p", (0, None), Op("create", "a", "1"))
+    story = Story().unknown("p", (0, None), Operation("create", "a", "1"))
     assert is_good(story.put("q", (5, 6), seen("a", "2", 12, created=11)))
 
 
 def test_a_refused_write_that_shows_is_bad():
-    story = Story().call("p", (0, 1), "put", ops=(Op("put", "a", "1"),), outcome=REFUSED)
+    story = Story().call("p", (0, 1), "put", ops=(Operation("put", "a", "1"),), outcome=REFUSED)
     story.get("q", (2, 3), "a", seen("a", "1", 11))
-    assert not search(story.history).is_good
+    assert not search_linearization(story.history).is_linearizable
     assert any("refused" in each for each in check_tokens(story.history))
 
 
@@ -255,7 +259,7 @@ def test_a_put_that_keeps_created_across_a_deletion_is_bad():
 def test_many_unknown_writes_at_once_do_not_stop_the_search():
     story = Story()
     for n in range(16):
-        story.unknown(f"p{n}", (n, None), Op("put", "a", f"u{n}"), Op("delete", "b"))
+        story.unknown(f"p{n}", (n, None), Operation("put", "a", f"u{n}"), Operation("delete", "b"))
     for n in range(60):
         story.put("q", (100 + 2 * n, 101 + 2 * n), seen("b", f"v{n}", 11 + n))
         story.history.calls[-1].written = (seen("b", f"v{n}", 11 + n, created=11),)
@@ -302,12 +306,12 @@ def simulate(rng, calls):
 def test_simulated_histories_are_good_and_become_bad_when_one_read_is_made_stale(seed):
     rng = random.Random(seed)
     history = simulate(rng, 2_000)
-    assert judge(history).is_good
+    assert check_history(history).is_linearizable
     reads = [call for call in history.calls if call.found is not None]
     late = rng.choice(reads[len(reads) // 2 :])
     early = next(call for call in reads if call.key == late.key and call.found.token != late.found.token)
     late.found = early.found
-    assert not search(history).is_good
+    assert not search_linearization(history).is_linearizable
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -317,15 +321,15 @@ def test_a_bad_history_is_made_small_and_stays_bad(seed):
     write = rng.choice([call for call in history.calls if call.written and call.checks][20:])
     write.checks = (write.checks[0]._replace(token=write.checks[0].token - 1),)
     assert check_tokens(history) == []
-    small = minimize(history)
-    assert not judge(small).is_good
+    small = minimize_history(history)
+    assert not check_history(small).is_linearizable
     assert len(small.calls) <= 60
-    assert write.describe() in timeline(small)
+    assert write.describe() in format_timeline(small)
 
 
 def test_a_good_history_is_not_made_small():
     with pytest.raises(ValueError, match="good"):
-        minimize(Story().put("p", (0, 1), seen("a", "1", 11)).history)
+        minimize_history(Story().put("p", (0, 1), seen("a", "1", 11)).history)
 
 
 def test_an_unknown_read_says_nothing():

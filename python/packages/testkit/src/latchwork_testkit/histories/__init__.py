@@ -1,6 +1,6 @@
-"""Histories of calls on a store, and the check whether they are linearizable.
+"""Records the calls of several clients on a store, and checks whether the history is linearizable.
 
-- ``recorder``: a store that records its calls, with their answers and times.
+- ``recorder``: a store that records each call with its answer and its times.
 - ``clients``: threads that make random calls through recorders.
-- ``checker``: judges a history, and shortens a bad one.
+- ``checker``: checks a history, and minimizes one that is not linearizable.
 """

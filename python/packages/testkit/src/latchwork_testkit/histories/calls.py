@@ -1,8 +1,8 @@
-"""The records of a history: one per call on a store, with its answer. They can be written as JSON. No I/O.
+"""The record of a history: each call on a store, with its answer and its times. Records can be written as JSON. No I/O.
 
-Each write is recorded as a commit. ``put``, ``create`` and ``delete`` are commits of one operation. Entries and ``At``
-checks are identified by their token, which belongs to one write only. Each value is written once in a history, so a
-value that is read identifies the call that wrote it.
+Each write is recorded as a commit. ``put``, ``create`` and ``delete`` are commits of one operation. A token belongs to
+one write only, so entries and ``At`` checks are recorded by their token. Each value is written once in a history, so a
+value that is read shows which call wrote it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ REFUSED = "refused"  # not applied, and never will be
 UNKNOWN = "unknown"  # applied, or not, or yet to be
 
 
-class Seen(NamedTuple):
-    """An entry as the store reported it."""
+class ReportedEntry(NamedTuple):
+    """An entry as a call of the store reported it."""
 
     key: str
     value: str
@@ -26,15 +26,15 @@ class Seen(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A check: ``at`` with the token of the entry, ``absent`` or ``exists``."""
+    """A check of a commit: ``at`` with the token of the entry, ``absent`` or ``exists``."""
 
     kind: str
     key: str
     token: int = 0
 
 
-class Op(NamedTuple):
-    """An operation: ``put``, ``create`` or ``delete``."""
+class Operation(NamedTuple):
+    """A write operation: ``put``, ``create`` or ``delete``."""
 
     kind: str
     key: str
@@ -43,20 +43,20 @@ class Op(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """One call.
+    """A recorded call.
 
     Attributes:
-        number: Number that is unique in its history.
-        client: Name of the caller. A client is one store, and makes one call at a time.
+        number: Number of the call, unique in its history.
+        client: Name of the client. A client is one store, and makes one call at a time.
         kind: Name of the method.
         key: Key of a get.
         checks, ops: Checks and operations of a write.
-        invoked: Start time in nanoseconds of the machine's monotonic clock.
-        returned: End time. For an unknown outcome, the time from which the call can no longer take effect; None for
-            never.
-        outcome: ``ok``, ``conflict``, ``refused`` or ``unknown``. ``unknown`` until there is an answer.
-        error: Error of the answer, for messages.
-        token: Token of the commit; None if the answer does not contain it (``delete``), 0 if nothing was written.
+        invoked: Time at which the call began, in nanoseconds of the machine's monotonic clock.
+        returned: Time at which the call ended. For an unknown outcome, the time from which the call can no longer take
+            effect, or None if there is no such time.
+        outcome: ``ok``, ``conflict``, ``refused`` or ``unknown``. It is ``unknown`` until there is an answer.
+        error: Name of the error that was raised, for messages.
+        token: Token of the commit. None if the answer does not contain it (``delete``), 0 if nothing was written.
         found: Answer of a get.
         written, deleted: Answer of a commit.
         failed: The checks and creations that a conflict names.
@@ -68,15 +68,15 @@ class Call:
     invoked: int
     key: str = ""
     checks: tuple[Check, ...] = ()
-    ops: tuple[Op, ...] = ()
+    ops: tuple[Operation, ...] = ()
     returned: int | None = None
     outcome: str = UNKNOWN
     error: str = ""
     token: int | None = None
-    found: Seen | None = None
-    written: tuple[Seen, ...] = ()
+    found: ReportedEntry | None = None
+    written: tuple[ReportedEntry, ...] = ()
     deleted: tuple[str, ...] = ()
-    failed: tuple[Check | Op, ...] = ()
+    failed: tuple[Check | Operation, ...] = ()
 
     @property
     def is_read(self) -> bool:
@@ -85,67 +85,73 @@ class Call:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the call is known to have changed nothing."""
+        """Whether the call certainly did not change the store."""
         if self.is_read or self.outcome in {CONFLICT, REFUSED}:
             return True
         return not self.ops or (self.outcome == OK and not self.written and not self.deleted)
 
     def describe(self) -> str:
-        """Describe the call and its answer in one line."""
+        """Return the call and its answer as one line of text."""
         if self.is_read:
-            asked = f"get {self.key}"
+            request = f"get {self.key}"
         else:
             parts = [" ".join(str(part) for part in each if part) for each in (*self.checks, *self.ops)]
-            asked = f"{self.kind} [{'; '.join(parts)}]"
-        return f"{self.client}: {asked} -> {self._answer()}"
+            request = f"{self.kind} [{'; '.join(parts)}]"
+        return f"{self.client}: {request} -> {self._describe_answer()}"
 
-    def _answer(self) -> str:
+    def _describe_answer(self) -> str:
         if self.outcome != OK:
             named = "; ".join(" ".join(str(part) for part in each if part) for each in self.failed)
             return " ".join(part for part in (self.outcome, named, self.error) if part)
         if self.is_read:
-            return "nothing" if self.found is None else _describe(self.found)
-        written = [_describe(each) for each in self.written] + [f"{key} deleted" for key in self.deleted]
+            return "nothing" if self.found is None else _describe_entry(self.found)
+        written = [_describe_entry(each) for each in self.written] + [f"{key} deleted" for key in self.deleted]
         token = "" if self.token is None else f"token {self.token}: "
         return f"ok, {token}{', '.join(written) or 'nothing written'}"
 
 
-def _describe(seen: Seen) -> str:
+def _describe_entry(seen: ReportedEntry) -> str:
     return f"{seen.key}={seen.value} (token {seen.token}, created {seen.created})"
 
 
 @dataclass
 class History:
-    """Calls between two points in time at which no call was in flight.
+    """The calls between two points in time at which no call was in flight.
 
     Attributes:
-        keys: The keys.
+        keys: All keys that the calls use.
         start: Entry of each key at the beginning.
-        after: Every token of the history is greater than this.
+        after: A token before the history. Every token in it is greater.
         calls: The calls.
     """
 
     keys: tuple[str, ...]
-    start: dict[str, Seen | None]
+    start: dict[str, ReportedEntry | None]
     after: int
     calls: list[Call] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
-        """Return the history as a document."""
+        """Return the history as a dictionary for JSON; `history_from_json` reads it."""
         return asdict(self)
 
 
 def history_from_json(data: dict) -> History:
-    """Return the history of a document."""
-    start = {key: None if seen is None else Seen(*seen) for key, seen in data["start"].items()}
+    """Return the history that `History.as_json` wrote as a dictionary."""
+    start = {key: None if seen is None else ReportedEntry(*seen) for key, seen in data["start"].items()}
     calls = [Call(**{name: _from_json(name, value) for name, value in each.items()}) for each in data["calls"]]
     return History(tuple(data["keys"]), start, data["after"], calls)
 
 
 def _from_json(name: str, value: object) -> object:
     if name == "found":
-        return None if value is None else Seen(*value)
-    kinds = {"checks": _check, "ops": _op, "written": lambda each: Seen(*each), "deleted": str, "failed": _failed}
+        return None if value is None else ReportedEntry(*value)
+    kinds = {
+        "checks": _check,
+        "ops": _op,
+        "written": lambda each: ReportedEntry(*each),
+        "deleted": str,
+        "failed": _failed,
+    }
     return tuple(kinds[name](each) for each in value) if name in kinds else value
 
 
@@ -153,9 +159,9 @@ def _check(parts: list) -> Check:
     return Check(*parts)
 
 
-def _op(parts: list) -> Op:
-    return Op(*parts)
+def _op(parts: list) -> Operation:
+    return Operation(*parts)
 
 
-def _failed(parts: list) -> Check | Op:
-    return Op(*parts) if parts[0] in {"put", "create", "delete"} else Check(*parts)
+def _failed(parts: list) -> Check | Operation:
+    return Operation(*parts) if parts[0] in {"put", "create", "delete"} else Check(*parts)

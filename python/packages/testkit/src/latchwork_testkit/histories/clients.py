@@ -1,4 +1,4 @@
-"""Clients of a history. Each has its own store and thread, and makes random calls that are recorded."""
+"""Clients that make random calls on a store. Each has its own store and thread, and its calls are recorded."""
 
 from __future__ import annotations
 
@@ -15,60 +15,65 @@ from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Put
 from latchwork_testkit.histories.calls import Call
 from latchwork_testkit.histories.recorder import KEYS, PAUSE_S, Recorder, Tokens
 
-_REMEMBERED = 6
-_IDLE_S = 60.0
+_KNOWN_ENTRIES = 6
+_FINISH_TIMEOUT_S = 60.0
 
 
 class Workload:
-    """Random calls on few keys, most of them on keys that were just read or written. Not thread-safe.
+    """Makes random calls on a few keys, most of them on keys that were just read or written. Not thread-safe.
 
     Args:
-        recorder: Makes the calls.
+        recorder: Store that records the calls.
         rng: Source of randomness.
-        seen: The last entries of each key that clients of this process have seen, for checks. Shared with other
-            workloads.
-        think_s: Average pause between two calls, in seconds.
+        known_entries: The last entries of each key that clients of this process have read or written. They are used in
+            checks, and shared with other workloads.
+        mean_pause_s: Average pause before a call, in seconds.
     """
 
     def __init__(
-        self, recorder: Recorder, rng: random.Random, seen: dict[str, deque[Entry]], *, think_s: float = 0.0
+        self,
+        recorder: Recorder,
+        rng: random.Random,
+        known_entries: dict[str, deque[Entry]],
+        *,
+        mean_pause_s: float = 0.0,
     ) -> None:
         self._recorder = recorder
         self._rng = rng
-        self._seen = seen
-        self._think_s = think_s
+        self._known_entries = known_entries
+        self._mean_pause_s = mean_pause_s
         self._exists: dict[str, bool] = dict.fromkeys(KEYS, False)
 
-    def step(self) -> None:
-        """Make one call. Its errors are part of the history."""
-        if self._think_s:
-            time.sleep(self._think_s * 2 * self._rng.random())
+    def make_random_call(self) -> None:
+        """Make one random call. An error of the store is recorded and not raised."""
+        if self._mean_pause_s:
+            time.sleep(self._mean_pause_s * 2 * self._rng.random())
         choice = self._rng.choices(_STEPS, _WEIGHTS)[0]
         try:
             getattr(self, choice)(self._rng.choice(KEYS))
         except Unavailable:
             time.sleep(PAUSE_S)
-        except Exception:  # noqa: S110 - the recorder has it
+        except Exception:  # noqa: S110 - the recorder has recorded it
             pass
 
     def _get(self, key: str) -> None:
         entry = self._recorder.get(key)
         self._exists[key] = entry is not None
         if entry is not None:
-            self._seen[key].append(entry)
+            self._known_entries[key].append(entry)
 
     def _put(self, key: str) -> None:
-        self._remember([self._recorder.put(key, self._value())])
+        self._note_entries([self._recorder.put(key, self._value())])
 
     def _create(self, key: str) -> None:
-        self._remember([self._recorder.create(key, self._value())])
+        self._note_entries([self._recorder.create(key, self._value())])
 
     def _delete(self, key: str) -> None:
         self._recorder.delete(key)
         self._exists[key] = False
 
     def _delete_at(self, key: str) -> None:
-        entry = self._remembered(key)
+        entry = self._known_entry(key)
         if entry is not None:
             self._recorder.delete(key, at=entry)
             self._exists[key] = False
@@ -78,7 +83,7 @@ class Workload:
         checks = [self._random_check(key, tokens) for key in self._some_keys(3)]
         ops = [self._random_op(key) for key in self._some_keys(3)] if self._rng.random() < 0.9 else []
         done = self._recorder.commit(checks, ops, tokens)
-        self._remember(done.entries)
+        self._note_entries(done.entries)
         self._exists.update(dict.fromkeys(done.deleted, False))
 
     def _some_keys(self, most: int) -> list[str]:
@@ -86,7 +91,7 @@ class Workload:
 
     def _random_check(self, key: str, tokens: Tokens) -> At | Absent | Exists:
         likely = self._exists[key] == (self._rng.random() < 0.85)
-        entry = self._remembered(key)
+        entry = self._known_entry(key)
         if likely and entry is not None and self._rng.random() < 0.6:
             check = At(entry)
             tokens[check] = entry.token
@@ -101,19 +106,17 @@ class Workload:
             return Create(key, self._value())
         return Put(key, self._value())
 
-    def _remembered(self, key: str) -> Entry | None:
-        """Return the newest known entry of a key, or sometimes an older one, which was overwritten or created again
-        since.
-        """
-        entries = list(self._seen[key])
+    def _known_entry(self, key: str) -> Entry | None:
+        """Return the newest known entry of a key, or sometimes an older one, whose version is no longer current."""
+        entries = list(self._known_entries[key])
         if not entries:
             return None
         return self._rng.choice(entries) if self._rng.random() < 0.25 else max(entries, key=lambda each: each.token)
 
-    def _remember(self, entries: Iterable[Entry]) -> None:
+    def _note_entries(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self._exists[entry.key] = True
-            self._seen[entry.key].append(entry)
+            self._known_entries[entry.key].append(entry)
 
     def _value(self) -> bytes:
         return self._recorder.new_value()
@@ -124,55 +127,66 @@ _WEIGHTS = (30, 14, 14, 5, 5, 32)
 
 
 class Clients:
-    """Several clients of one process, each with its own thread from ``start`` to ``finish``. Not thread-safe.
+    """Several clients in one process. Between `start` and `finish`, each makes calls in its own thread. Not
+    thread-safe.
 
     Args:
-        specs: Name, number of the first call, and store URL of each client.
-        sink: Called twice for each call; see ``Recorder``.
-        give_up_after_s: See ``Recorder``.
-        think_s: See ``Workload``.
-        wrap: Wraps the store that the calls are made on.
+        clients: Name, number of the first call, and store URL of each client.
+        on_update: Called with each call when it begins and when it has ended.
+        give_up_after_s: Seconds after which a client gives up a call; see `Recorder`.
+        mean_pause_s: Average pause before a call, in seconds.
+        wrap: Returns the object on which a client makes its calls, given its store. A test can add faults with it.
     """
 
     def __init__(
         self,
-        specs: list[tuple[str, int, str]],
-        sink: Callable[[Call], None],
+        clients: list[tuple[str, int, str]],
+        on_update: Callable[[Call], None],
         *,
         give_up_after_s: float | None,
-        think_s: float,
+        mean_pause_s: float,
         wrap: Callable[[latchwork.Store], Any] = lambda store: store,
     ) -> None:
         self._stop = threading.Event()
-        self._think_s = think_s
-        self._seen: dict[str, deque[Entry]] = {key: deque(maxlen=_REMEMBERED) for key in KEYS}
+        self._mean_pause_s = mean_pause_s
+        self._known_entries: dict[str, deque[Entry]] = {key: deque(maxlen=_KNOWN_ENTRIES) for key in KEYS}
         self._threads: list[threading.Thread] = []
         self.stores, self._recorders = [], []
-        for name, number, url in specs:
+        for name, number, url in clients:
             self.stores.append(latchwork.connect(url))
-            self._recorders.append(Recorder(wrap(self.stores[-1]), name, number, sink, give_up_after_s=give_up_after_s))
+            self._recorders.append(
+                Recorder(wrap(self.stores[-1]), name, number, on_update, give_up_after_s=give_up_after_s)
+            )
 
     def start(self, seed: int) -> None:
-        """Let every client make random calls until ``stop``."""
+        """Start a thread for each client that makes random calls until `stop`.
+
+        Args:
+            seed: Seed of the random calls.
+        """
         self._stop.clear()
         rng = random.Random(seed)
         for recorder in self._recorders:
-            workload = Workload(recorder, random.Random(rng.random()), self._seen, think_s=self._think_s)
+            workload = Workload(
+                recorder, random.Random(rng.random()), self._known_entries, mean_pause_s=self._mean_pause_s
+            )
             self._threads.append(threading.Thread(target=self._run, args=(recorder, workload), name=recorder.client))
             self._threads[-1].start()
 
     def stop(self) -> None:
-        """Let each client stop after its current call."""
+        """Tell each client to stop after its current call."""
         self._stop.set()
 
     def finish(self) -> list[str]:
-        """Wait until all clients are idle and none of their calls can take effect any more. Return the problems since
-        the last call.
+        """Wait until every client has stopped and none of its calls can take effect any more.
+
+        Returns:
+            A sentence for each unexpected error since the last call, and for each client that hangs.
         """
-        until = time.monotonic() + _IDLE_S
+        deadline = time.monotonic() + _FINISH_TIMEOUT_S
         problems = []
         for thread, recorder in zip(self._threads, self._recorders, strict=True):
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
             problems += recorder.unexpected
             recorder.unexpected = []
             if thread.is_alive():
@@ -181,11 +195,11 @@ class Clients:
         return problems
 
     def close(self) -> None:
-        """Close the stores."""
+        """Close the stores of all clients."""
         for recorder in self._recorders:
             recorder.close()
 
     def _run(self, recorder: Recorder, workload: Workload) -> None:
         while not self._stop.is_set():
-            workload.step()
+            workload.make_random_call()
         recorder.settle()

@@ -1,18 +1,18 @@
-"""Checks linearizability by search: is there an order of the calls that explains every answer? Pure.
+"""Checks linearizability by search: is there an order of the calls that explains every answer? No I/O.
 
-An order is good if each call takes effect at one point in time between its invocation and its return, and the answers
-are those of ``spec`` in that order. The search goes through the history in time and keeps every configuration that
-explains it so far. A configuration is a state, and the set of calls in flight that have taken effect. When a call
-returns, it must have taken effect. Other calls in flight are then tried before it, in every order (just-in-time
-linearization: Lowe, "Testing for linearizability", 2017; after Wing and Gong, 1993). Equal configurations are kept
-once.
+In such an order, each call takes effect at one point in time between its invocation and its return, and the answers are
+those of ``spec`` in that order. The search goes through the history in time and keeps every configuration that explains
+it so far. A configuration is a state, and the set of calls in flight that have taken effect. When a call returns, it
+must have taken effect. Other calls in flight are then tried before it, in every order (just-in-time linearization:
+Lowe, "Testing for linearizability", 2017; after Wing and Gong, 1993). Equal configurations are kept once.
 
-Their number stays small for these reasons:
+The number of configurations stays small for these reasons:
 
 - Tokens are a total order of writes, so of the writes with a known token only the next one can take effect.
-- A call that changes nothing takes effect as soon as its answer fits, which never spoils another order.
-- A write of unknown outcome without a trace may take effect until its client's next answer, which the store gives only
-after settling it. Keeping it in reserve is never worse than having used it for the same state.
+- A call that changes nothing takes effect as soon as its answer fits. This never rules out another order.
+- A write of unknown outcome that no answer shows may take effect until its client's next answer, because the store
+settles it before that answer. Applying it later is never worse than having applied it already, if the state is the
+same.
 """
 
 from __future__ import annotations
@@ -22,48 +22,53 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from latchwork_testkit.histories.calls import REFUSED, UNKNOWN, Call, History, Seen
-from latchwork_testkit.histories.spec import Spec, State, is_optional
+from latchwork_testkit.histories.calls import REFUSED, UNKNOWN, Call, History, ReportedEntry
+from latchwork_testkit.histories.spec import SequentialSpec, State, is_unobserved
 
 _NEVER = 1 << 62
 
 
-class Config(NamedTuple):
-    """One explanation of the history so far: the state, and the bits of the calls in flight that have taken effect."""
+class Configuration(NamedTuple):
+    """One explanation of the history so far: the state of the store, and the calls in flight that have taken effect, as
+    a bit set.
+    """
 
     state: State
     done: int
 
 
 @dataclass(eq=False, slots=True)
-class Pending:
-    """A call of the history in the search.
+class PendingCall:
+    """A call while the search orders it.
 
     Attributes:
-        call: The call.
-        token: Token of its commit, if known from its answer or from reads of others.
-        optional: Whether it may have been applied or not.
+        call: The recorded call.
+        token: Token of its commit, if its answer or an answer to another client shows it.
+        is_unobserved: Whether it may have been applied or not, because no answer shows its effect.
         until: Time at which it must have taken effect, or from which it no longer can.
-        bit: Its bit while it is in flight.
-        closes: Calls of unknown outcome of the same client that can no longer take effect after this one's answer.
+        bit: Its bit in `Configuration.done` while it is in flight.
+        rules_out: Calls of the same client whose outcome is unknown, and which can no longer take effect after the
+            answer to this call.
     """
 
     call: Call
     token: int | None
-    optional: bool
+    is_unobserved: bool
     until: int
     bit: int = 0
-    closes: list[Pending] = field(default_factory=list)
+    rules_out: list[PendingCall] = field(default_factory=list)
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the call is known to have changed nothing."""
+        """Whether the call certainly did not change the store."""
         return self.call.changes_nothing
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A point in time, the state then, and the calls in flight that had taken effect by then."""
+class CertainState:
+    """A time at which only one explanation was left: the state of the store, and the numbers of the calls in flight
+    that had taken effect.
+    """
 
     at: int
     state: State
@@ -71,177 +76,197 @@ class Moment:
 
 
 @dataclass
-class Verdict:
-    """The result of the search.
+class SearchResult:
+    """The result of a search.
 
     Attributes:
-        culprit: The call whose answer no order explains; None if the history is good.
-        before: The possible states just before that call.
-        certain: The last point in time before it with only one explanation.
-        most: Maximum number of configurations that were kept.
+        unexplained: The first call whose answer no order explains. None if the history is linearizable.
+        states_before: The possible states of the store just before that call. Items are in the order of the history's
+            keys.
+        last_certain: The last time before that call with only one explanation.
+        max_configurations: The greatest number of configurations that the search had to keep at once.
     """
 
-    culprit: Call | None = None
-    before: tuple[State, ...] = ()
-    certain: Moment | None = None
-    most: int = 0
+    unexplained: Call | None = None
+    states_before: tuple[State, ...] = ()
+    last_certain: CertainState | None = None
+    max_configurations: int = 0
 
     @property
-    def is_good(self) -> bool:
-        """Whether an order was found."""
-        return self.culprit is None
+    def is_linearizable(self) -> bool:
+        """Whether an order of the calls explains every answer."""
+        return self.unexplained is None
 
 
-def search(history: History) -> Verdict:
-    """Judge a history. The states of the verdict list the keys in the history's order."""
+def search_linearization(history: History) -> SearchResult:
+    """Search for an order of the calls that explains every answer of a history."""
     return _Search(history).run()
 
 
 class _Search:
     def __init__(self, history: History) -> None:
-        seen = _all_seen(history.calls)
-        self.spec = Spec(history.keys, seen)
-        self.pending = _pending_calls(history.calls, seen)
-        self.before = _predecessors(self.pending, history.after)
-        self.active: dict[int, Pending] = {}
-        self.configs = {Config(self.spec.start(history), 0)}
-        self.verdict = Verdict()
-        self.certain: tuple[int, Config, dict[int, Pending]] | None = None
+        entries = _reported_entries(history.calls)
+        self.spec = SequentialSpec(history.keys, entries)
+        self.pending = _pending_calls(history.calls, entries)
+        self._previous_token = _predecessors(self.pending, history.after)
+        self.active: dict[int, PendingCall] = {}
+        self.configurations = {Configuration(self.spec.initial_state(history), 0)}
+        self.result = SearchResult()
+        self._last_certain: tuple[int, Configuration, dict[int, PendingCall]] | None = None
 
-    def run(self) -> Verdict:
+    def run(self) -> SearchResult:
         for at, is_return, each in _events(self.pending):
-            before = self.configs
+            before = self.configurations
             if is_return:
-                self._return(each)
+                self._process_return(each)
             else:
-                self._invoke(each)
-            if not self.configs:
-                self.verdict.culprit = each.call
-                self.verdict.before = tuple({config.state for config in before})
-                self.verdict.certain = self._moment()
-                return self.verdict
-            self.verdict.most = max(self.verdict.most, len(self.configs))
-            if len(self.configs) == 1:
-                self.certain = (at, next(iter(self.configs)), dict(self.active))
-        return self.verdict
+                self._process_invocation(each)
+            if not self.configurations:
+                self.result.unexplained = each.call
+                self.result.states_before = tuple({configuration.state for configuration in before})
+                self.result.last_certain = self._certain_state()
+                return self.result
+            self.result.max_configurations = max(self.result.max_configurations, len(self.configurations))
+            if len(self.configurations) == 1:
+                self._last_certain = (at, next(iter(self.configurations)), dict(self.active))
+        return self.result
 
-    def _moment(self) -> Moment | None:
-        if self.certain is None:
+    def _certain_state(self) -> CertainState | None:
+        if self._last_certain is None:
             return None
-        at, config, active = self.certain
-        return Moment(at, config.state, frozenset(active[bit].call.number for bit in active if config.done & bit))
+        at, configuration, active = self._last_certain
+        return CertainState(
+            at, configuration.state, frozenset(active[bit].call.number for bit in active if configuration.done & bit)
+        )
 
-    def _invoke(self, each: Pending) -> None:
+    def _process_invocation(self, each: PendingCall) -> None:
         bit = 1
         while bit in self.active:
             bit <<= 1
         each.bit = bit
         self.active[bit] = each
         if each.changes_nothing:
-            self.configs = {found for config in self.configs for found in self._settle(config, [each])}
+            self.configurations = {
+                result for current in self.configurations for result in self._apply_unchanging_calls(current, [each])
+            }
 
-    def _return(self, each: Pending) -> None:
-        found = self._configs_after(each)
-        if each.optional:
-            found |= self.configs
+    def _process_return(self, each: PendingCall) -> None:
+        configurations = self._configurations_with(each)
+        if each.is_unobserved:
+            configurations |= self.configurations
         del self.active[each.bit]
-        front = self._front()
-        for config in found:
-            front.add(Config(config.state, config.done & ~each.bit))
-        self.configs = front.all()
+        frontier = self._new_frontier()
+        for configuration in configurations:
+            frontier.add(Configuration(configuration.state, configuration.done & ~each.bit))
+        self.configurations = frontier.configurations()
 
-    def _configs_after(self, target: Pending) -> set[Config]:
-        """Return every configuration in which the target has just taken effect, starting from all current ones."""
-        front = self._front()
-        todo = deque(config for config in self.configs if front.add(config))
-        reached = set()
-        while todo:
-            config = todo.popleft()
-            if config.done & target.bit:
-                reached.add(config)
+    def _configurations_with(self, target: PendingCall) -> set[Configuration]:
+        """Return the configurations in which a call has taken effect, reached from all current ones by further
+        effects.
+        """
+        frontier = self._new_frontier()
+        unexplored = deque(configuration for configuration in self.configurations if frontier.add(configuration))
+        with_target = set()
+        while unexplored:
+            configuration = unexplored.popleft()
+            if configuration.done & target.bit:
+                with_target.add(configuration)
                 continue
-            todo.extend(each for each in self._next_configs(config) if front.add(each))
-        return reached
+            unexplored.extend(each for each in self._next_configurations(configuration) if frontier.add(each))
+        return with_target
 
-    def _next_configs(self, config: Config) -> Iterable[Config]:
-        """Return the configurations after one more effect. Calls that change nothing take effect by themselves."""
+    def _next_configurations(self, configuration: Configuration) -> Iterable[Configuration]:
+        """Return the configurations that one more write leads to. Calls that change nothing are applied at once."""
         for each in self.active.values():
-            if config.done & each.bit or each.changes_nothing:
+            if configuration.done & each.bit or each.changes_nothing:
                 continue
-            if each.token and self.before[each.token] != config.state[1]:
+            if each.token and self._previous_token[each.token] != configuration.state[1]:
                 continue
-            state = self.spec.next(config.state, each.call, each.token)
+            state = self.spec.state_after(configuration.state, each.call, each.token)
             if state is not None:
-                yield from self._settle(Config(state, self._with(config.done, each)), self.active.values())
+                yield from self._apply_unchanging_calls(
+                    Configuration(state, self._mark_effective(configuration.done, each)), self.active.values()
+                )
 
-    def _settle(self, config: Config, candidates: Iterable[Pending]) -> list[Config]:
-        """Let calls that change nothing take effect where their answers fit."""
+    def _apply_unchanging_calls(
+        self, configuration: Configuration, candidates: Iterable[PendingCall]
+    ) -> list[Configuration]:
+        """Return the configurations after calls that change nothing have taken effect, for those whose answer fits the
+        state.
+        """
         choices = []
         for each in candidates:
-            if config.done & each.bit or not each.changes_nothing:
+            if configuration.done & each.bit or not each.changes_nothing:
                 continue
-            if self.spec.next(config.state, each.call, each.token) is not None:
-                if any(closed.bit & ~config.done for closed in each.closes if closed.bit in self.active):
-                    choices.append(each)  # doing so costs something: keep both ways
+            if self.spec.state_after(configuration.state, each.call, each.token) is not None:
+                if any(
+                    ruled_out.bit & ~configuration.done for ruled_out in each.rules_out if ruled_out.bit in self.active
+                ):
+                    choices.append(each)  # taking effect rules out other calls: keep both possibilities
                 else:
-                    config = Config(config.state, config.done | each.bit)
-        found = [config]
+                    configuration = Configuration(configuration.state, configuration.done | each.bit)
+        configurations = [configuration]
         for each in choices:
-            found += [Config(one.state, self._with(one.done, each)) for one in found]
-        return found
+            configurations += [
+                Configuration(earlier.state, self._mark_effective(earlier.done, each)) for earlier in configurations
+            ]
+        return configurations
 
-    def _with(self, done: int, each: Pending) -> int:
-        for closed in each.closes:
-            if self.active.get(closed.bit) is closed:
-                done |= closed.bit
+    def _mark_effective(self, done: int, each: PendingCall) -> int:
+        for ruled_out in each.rules_out:
+            if self.active.get(ruled_out.bit) is ruled_out:
+                done |= ruled_out.bit
         return done | each.bit
 
-    def _front(self) -> _Front:
+    def _new_frontier(self) -> _Frontier:
         active = self.active.values()
-        return _Front(
-            sum(each.bit for each in active if each.optional), sum(each.bit for each in active if each.changes_nothing)
+        return _Frontier(
+            sum(each.bit for each in active if each.is_unobserved),
+            sum(each.bit for each in active if each.changes_nothing),
         )
 
 
-class _Front:
-    """Configurations without those that are equal to another one that has as much or more in reserve."""
+class _Frontier:
+    """A set of configurations, without any that another one makes unnecessary because it has the same state and at
+    least the same calls left to apply.
+    """
 
-    def __init__(self, optional: int, reads: int) -> None:
-        self._optional = optional
+    def __init__(self, unobserved: int, reads: int) -> None:
+        self._unobserved = unobserved
         self._reads = reads
-        self._costs: dict[tuple[State, int], dict[int, Config]] = {}
+        self._costs: dict[tuple[State, int], dict[int, Configuration]] = {}
 
-    def add(self, config: Config) -> bool:
-        """Add a configuration unless one that is as good exists. Return whether it was added."""
-        state, done = config
-        cost = (done & self._optional) | (~done & self._reads)
-        costs = self._costs.setdefault((state, done & ~self._optional & ~self._reads), {})
+    def add(self, configuration: Configuration) -> bool:
+        """Add a configuration, unless another one makes it unnecessary. Return whether it was added."""
+        state, done = configuration
+        cost = (done & self._unobserved) | (~done & self._reads)
+        costs = self._costs.setdefault((state, done & ~self._unobserved & ~self._reads), {})
         if any(other & ~cost == 0 for other in costs):
             return False
         for other in [other for other in costs if cost & ~other == 0]:
             del costs[other]
-        costs[cost] = config
+        costs[cost] = configuration
         return True
 
-    def all(self) -> set[Config]:
-        return {config for costs in self._costs.values() for config in costs.values()}
+    def configurations(self) -> set[Configuration]:
+        return {configuration for costs in self._costs.values() for configuration in costs.values()}
 
 
-def _all_seen(calls: Iterable[Call]) -> dict[tuple[int, str], Seen]:
-    seen = {}
+def _reported_entries(calls: Iterable[Call]) -> dict[tuple[int, str], ReportedEntry]:
+    entries = {}
     for call in calls:
         for each in (*call.written, *([call.found] if call.found else [])):
-            seen.setdefault((each.token, each.key), each)
-    return seen
+            entries.setdefault((each.token, each.key), each)
+    return entries
 
 
-def _pending_calls(calls: list[Call], seen: dict[tuple[int, str], Seen]) -> list[Pending]:
+def _pending_calls(calls: list[Call], entries: dict[tuple[int, str], ReportedEntry]) -> list[PendingCall]:
     """Return the calls that the search must order, with their tokens and the times by which they must take effect.
 
-    Left out are refused calls, and reads without an answer.
+    Calls that were refused, and reads without an answer, are left out.
     """
-    token_of = {(each.key, each.value): each.token for each in seen.values()}
-    found, open_calls = [], {}
+    token_of = {(each.key, each.value): each.token for each in entries.values()}
+    pending, open_calls = [], {}
     for call in sorted(calls, key=lambda each: each.invoked):
         if call.outcome == REFUSED or (call.is_read and call.outcome == UNKNOWN):
             continue
@@ -250,31 +275,31 @@ def _pending_calls(calls: list[Call], seen: dict[tuple[int, str], Seen]) -> list
             tokens = [token_of.get((op.key, op.value)) for op in call.ops if op.kind != "delete"]
             token = next((each for each in tokens if each), None)
         until = _NEVER if call.returned is None else call.returned
-        each = Pending(call, token, is_optional(call, token), until)
+        each = PendingCall(call, token, is_unobserved(call, token), until)
         if call.outcome == UNKNOWN:
             if not call.ops:
                 continue
             open_calls.setdefault(call.client, []).append(each)
         else:
-            each.closes = open_calls.pop(call.client, [])
-            for closed in each.closes:
-                closed.until = min(closed.until, until)
-        found.append(each)
-    return found
+            each.rules_out = open_calls.pop(call.client, [])
+            for ruled_out in each.rules_out:
+                ruled_out.until = min(ruled_out.until, until)
+        pending.append(each)
+    return pending
 
 
-def _predecessors(pending: list[Pending], after: int) -> dict[int, int]:
-    """Return the token just before each token of a write."""
+def _predecessors(pending: list[PendingCall], after: int) -> dict[int, int]:
+    """Return, for the token of each write, the token of the write before it."""
     tokens = sorted({each.token for each in pending if each.token and not each.changes_nothing})
     return dict(zip(tokens, [after, *tokens], strict=False))
 
 
-def _events(pending: list[Pending]) -> list[tuple[int, bool, Pending]]:
-    """Return invocations and returns, sorted by time. At the same time, invocations come first."""
+def _events(pending: list[PendingCall]) -> list[tuple[int, bool, PendingCall]]:
+    """Return the invocations and returns of all calls, sorted by time. At the same time, invocations come first."""
     events = []
     for index, each in enumerate(pending):
         events.append((each.call.invoked, False, index, each))
-        if each.until != _NEVER or not each.optional:
+        if each.until != _NEVER or not each.is_unobserved:
             events.append((each.until, True, index, each))
     events.sort(key=lambda event: event[:3])
     return [(at, is_return, each) for at, is_return, _, each in events]

@@ -1,61 +1,63 @@
-"""The sequential specification of a store: the effect and the answer of each call, one after the other. Pure.
+"""The sequential specification of a store: the effect and the answer of each call if calls are made one after another.
+No I/O.
 
 A state is a tuple with one item per key, and the greatest token so far. An item is (value, token, created). A token of
-0 is unknown: it belongs to a write of unknown outcome whose value no one has read.
+0 is unknown: it belongs to a write of unknown outcome whose value no client has read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latchwork_testkit.histories.calls import CONFLICT, OK, UNKNOWN, Call, Check, History, Op, Seen
+from latchwork_testkit.histories.calls import CONFLICT, OK, UNKNOWN, Call, Check, History, Operation, ReportedEntry
 
 Item = tuple[str, int, int]
 State = tuple[tuple["Item | None", ...], int]
 
 
-class Spec:
-    """The rules for a set of keys.
+class SequentialSpec:
+    """The sequential specification of a store with a fixed set of keys.
 
     Args:
         keys: All keys of the history.
-        seen: Every entry that any answer contained, by token and key. It shows the tokens of writes of unknown outcome.
+        entries: Every entry that any answer contained, by token and key. They show the tokens of writes of unknown
+            outcome.
     """
 
-    def __init__(self, keys: tuple[str, ...], seen: Mapping[tuple[int, str], Seen]) -> None:
+    def __init__(self, keys: tuple[str, ...], entries: Mapping[tuple[int, str], ReportedEntry]) -> None:
         self._index = {key: index for index, key in enumerate(keys)}
-        self._seen = seen
+        self._entries = entries
 
-    def start(self, history: History) -> State:
-        """Return the state at the beginning of a history."""
+    def initial_state(self, history: History) -> State:
+        """Return the state of the store at the beginning of a history."""
         items = [history.start.get(key) for key in history.keys]
         return tuple(None if each is None else (each.value, each.token, each.created) for each in items), history.after
 
-    def next(self, state: State, call: Call, token: int | None) -> State | None:
-        """Return the state after a call; None if the call cannot have given its answer in this state.
+    def state_after(self, state: State, call: Call, token: int | None) -> State | None:
+        """Return the state after a call, or None if the call cannot have given its answer in this state.
 
         Args:
             state: State before the call.
-            call: The call. An unknown outcome counts as applied.
-            token: Token of the commit, if known.
+            call: The call. If its outcome is unknown, it is assumed to be applied.
+            token: Token of the commit, if it is known.
         """
         if call.is_read:
             return state if self._matches(state[0][self._index[call.key]], call.found) else None
         if call.outcome == CONFLICT:
-            return state if all(not self._holds(state[0], each) for each in call.failed) else None
-        if not all(self._holds(state[0], each) for each in (*call.checks, *call.ops)):
+            return state if all(not self._is_satisfied(state[0], each) for each in call.failed) else None
+        if not all(self._is_satisfied(state[0], each) for each in (*call.checks, *call.ops)):
             return None
         if token and token <= state[1]:
             return None
         return self._apply(state, call, token or 0)
 
-    def _matches(self, item: Item | None, found: Seen | None) -> bool:
+    def _matches(self, item: Item | None, found: ReportedEntry | None) -> bool:
         if item is None or found is None:
             return item is None and found is None
         value, token, created = item
         return value == found.value and token == found.token and created in {0, found.created}
 
-    def _holds(self, items: tuple[Item | None, ...], each: Check | Op) -> bool:
+    def _is_satisfied(self, items: tuple[Item | None, ...], each: Check | Operation) -> bool:
         if each.kind in {"put", "delete"}:
             return True
         item = items[self._index[each.key]]
@@ -74,7 +76,7 @@ class Spec:
                     deleted.append(op.key)
                 items[at] = None
                 continue
-            item = self._written(items[at], op, token, answers.get(op.key))
+            item = self._item_after_put(items[at], op, token, answers.get(op.key))
             if item is None:
                 return None
             items[at] = item
@@ -82,17 +84,21 @@ class Spec:
             return None
         return tuple(items), max(state[1], token)
 
-    def _written(self, before: Item | None, op: Op, token: int, answer: Seen | None) -> Item | None:
-        """Return the item of a key after a put; None if the answer or what others read contradicts it."""
+    def _item_after_put(
+        self, before: Item | None, op: Operation, token: int, answer: ReportedEntry | None
+    ) -> Item | None:
+        """Return the item of a key after a put, or None if an answer contradicts it."""
         created = token if before is None else before[2]
-        told = answer or self._seen.get((token, op.key))
-        if told is not None:
-            if created not in {0, told.created} or told.value != op.value or told.created > told.token:
+        reported = answer or self._entries.get((token, op.key))
+        if reported is not None:
+            if created not in {0, reported.created} or reported.value != op.value or reported.created > reported.token:
                 return None
-            created = told.created
+            created = reported.created
         return op.value, token, created
 
 
-def is_optional(call: Call, token: int | None) -> bool:
-    """Return whether a call may have been applied or not, and left no trace in any answer."""
+def is_unobserved(call: Call, token: int | None) -> bool:
+    """Return whether a write has an unknown outcome and no answer shows its effect, so that it may not have been
+    applied.
+    """
     return call.outcome == UNKNOWN and not call.is_read and token is None

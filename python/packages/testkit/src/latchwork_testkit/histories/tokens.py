@@ -1,10 +1,10 @@
-"""Checks a history by its tokens alone, which is cheap and gives plain messages. Pure.
+"""Checks a history by the rules for tokens alone, which is cheap and gives clear messages. No I/O.
 
-The store promises that tokens are a total order of its writes. So before any search:
+The store promises that tokens are a total order of its writes. Therefore:
 
 - A token belongs to one commit, and every answer shows the same write for it.
-- A write that began after another had been answered has the greater token.
-- A read shows the value of some write that was not refused and had begun before the read ended.
+- A write that began after another one had been answered has the greater token.
+- A read shows the value of a write that was not refused and had begun before the read ended.
 - No read shows a write that was overwritten before the read began, or that is older than an earlier read showed.
 
 This finds most violations and names both calls. Deletions, whose token no answer contains, and checks are left to
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from latchwork_testkit.histories.calls import OK, REFUSED, UNKNOWN, Call, History, Seen
+from latchwork_testkit.histories.calls import OK, REFUSED, UNKNOWN, Call, History, ReportedEntry
 
 
 def check_tokens(history: History) -> list[str]:
-    """Return the problems, one sentence each; empty if the tokens show none."""
+    """Return a sentence for each violation of the rules for tokens."""
     return [
         *_check_uniqueness(history),
         *_check_real_time(history),
@@ -33,7 +33,7 @@ def _writes(history: History) -> list[Call]:
 
 
 def _check_uniqueness(history: History) -> list[str]:
-    problems, writer, shown = [], {}, {}
+    problems, writer, first_reports = [], {}, {}
     for call in _writes(history):
         if writer.setdefault(call.token, call) is not call:
             problems.append(
@@ -41,21 +41,21 @@ def _check_uniqueness(history: History) -> list[str]:
             )
         if call.token <= history.after:
             problems.append(f"token {call.token} is not greater than {history.after}, given earlier: {call.describe()}")
-    for call, seen in _shown(history):
-        if shown.setdefault((seen.token, seen.key), seen) != seen:
+    for call, entry in _reported_entries(history):
+        if first_reports.setdefault((entry.token, entry.key), entry) != entry:
             problems.append(
-                f"one write was shown in two ways, first as {shown[seen.token, seen.key]}: {call.describe()}"
+                f"one write was shown in two ways, first as {first_reports[entry.token, entry.key]}: {call.describe()}"
             )
     return problems
 
 
-def _shown(history: History) -> list[tuple[Call, Seen]]:
+def _reported_entries(history: History) -> list[tuple[Call, ReportedEntry]]:
     found = [(call, call.found) for call in history.calls if call.found is not None]
     return found + [(call, each) for call in history.calls for each in call.written]
 
 
 def _check_real_time(history: History) -> list[str]:
-    """Check writes in the order of their invocations: each has a greater token than all writes answered before."""
+    """Check that each write has a greater token than all writes that were answered before it began."""
     problems = []
     writes = _writes(history)
     answered = sorted(writes, key=lambda call: call.returned)
@@ -71,15 +71,15 @@ def _check_real_time(history: History) -> list[str]:
 
 
 def _check_origins(history: History) -> list[str]:
-    """Check that every value read was written by a call that had begun and may have been applied."""
+    """Check that every value that was read was written by a call that had begun and may have been applied."""
     origin = {(op.key, op.value): call for call in history.calls for op in call.ops if op.kind != "delete"}
     problems = []
-    for call, seen in _shown(history):
-        if seen == history.start.get(seen.key):
+    for call, entry in _reported_entries(history):
+        if entry == history.start.get(entry.key):
             continue
-        source = origin.get((seen.key, seen.value))
+        source = origin.get((entry.key, entry.value))
         if source is None:
-            problems.append(f"nobody wrote what was shown: {call.describe()}")
+            problems.append(f"no call wrote the value that was shown: {call.describe()}")
         elif source.outcome not in {OK, UNKNOWN}:
             what = "refused" if source.outcome == REFUSED else "in conflict"
             problems.append(f"a write that was {what} took effect: {source.describe()} | {call.describe()}")
@@ -91,11 +91,11 @@ def _check_origins(history: History) -> list[str]:
 def _check_reads(history: History) -> list[str]:
     problems = []
     for key in history.keys:
-        known = sorted(_known_at(history, key))
-        ends = [returned for returned, _, _ in known]
+        reported = sorted(_reported_tokens(history, key))
+        ends = [returned for returned, _, _ in reported]
         newest: list[tuple[int, str]] = []
-        for _, token, told in known:
-            newest.append(max(newest[-1], (token, told)) if newest else (token, told))
+        for _, token, description in reported:
+            newest.append(max(newest[-1], (token, description)) if newest else (token, description))
         for call in history.calls:
             if call.found is None or call.key != key:
                 continue
@@ -105,11 +105,13 @@ def _check_reads(history: History) -> list[str]:
     return problems
 
 
-def _known_at(history: History, key: str) -> list[tuple[int, int, str]]:
-    """Return when an answer showed which token of a key: (time, token, description of the call)."""
-    known = []
+def _reported_tokens(history: History, key: str) -> list[tuple[int, int, str]]:
+    """Return each token of a key that an answer showed: the time of the answer, the token, and the description of the
+    call.
+    """
+    reported = []
     for call in history.calls:
-        seen = [call.found] if call.found is not None and call.key == key else []
-        seen += [each for each in call.written if each.key == key]
-        known += [(call.returned, each.token, call.describe()) for each in seen]
-    return known
+        entry = [call.found] if call.found is not None and call.key == key else []
+        entry += [each for each in call.written if each.key == key]
+        reported += [(call.returned, each.token, call.describe()) for each in entry]
+    return reported

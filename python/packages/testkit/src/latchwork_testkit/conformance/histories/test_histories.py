@@ -11,7 +11,7 @@ import time
 import pytest
 
 from latchwork_testkit.histories.calls import Call, History
-from latchwork_testkit.histories.checker import judge, minimize, timeline
+from latchwork_testkit.histories.checker import check_history, format_timeline, minimize_history
 from latchwork_testkit.histories.clients import Clients
 from latchwork_testkit.histories.recorder import KEYS
 from latchwork_testkit.proxy import Proxy
@@ -29,7 +29,7 @@ def recorded(urls, hurt=lambda until: None):
             calls[call.number] = call
 
     specs = [(f"c{number}", number * 1_000_000, url) for number, url in enumerate(urls)]
-    clients = Clients(specs, sink, give_up_after_s=None, think_s=0.002)
+    clients = Clients(specs, sink, give_up_after_s=None, mean_pause_s=0.002)
     try:
         clients.start(seed=random.randrange(1 << 30))
         hurt(time.monotonic() + ROUND_S)
@@ -44,8 +44,8 @@ def recorded(urls, hurt=lambda until: None):
 def check(history, problems):
     assert problems == []
     assert len(history.calls) > 20
-    judgement = judge(history)
-    assert judgement.is_good, "\n".join([*judgement.problems, timeline(minimize(history))])
+    check = check_history(history)
+    assert check.is_linearizable, "\n".join([*check.problems, format_timeline(minimize_history(history))])
 
 
 def test_a_history_without_faults_is_linearizable(backend_url):
