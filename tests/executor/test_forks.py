@@ -11,7 +11,7 @@ import pytest
 from executor.conftest import PATIENCE_S
 from executor.work import square, wait
 from latchwork.executor import All
-from latchwork_testkit.conformance.children import in_child
+from latchwork_testkit.conformance.children import run_in_fork
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -51,7 +51,7 @@ def test_each_use_of_an_executor_in_a_child_is_refused_at_once(workers, pool, st
     assert ended.result(PATIENCE_S) == 9
     told = []
     future.add_done_callback(told.append)
-    said = in_child(
+    said = run_in_fork(
         {
             "result": future.result,
             "whole": whole.result,

@@ -78,7 +78,7 @@ def held_by_another_thread(found):
         thread.join()
 
 
-def in_child(thing, calls):
+def run_in_fork(thing, calls):
     """Fork, and make the calls in the child: what each gave or raised, by name."""
     reader, writer = os.pipe()
     with held_by_another_thread(mutexes(thing)):
@@ -113,7 +113,7 @@ def in_child(thing, calls):
 def refused(thing, calls, *, quiet=()):
     """Each call raises ForkedProcess in a child, and the quiet ones give what is expected."""
     quiet = dict(quiet)
-    heard = in_child(thing, {**calls, **{name: call for name, (call, _) in quiet.items()}})
+    heard = run_in_fork(thing, {**calls, **{name: call for name, (call, _) in quiet.items()}})
     assert heard == {**dict.fromkeys(calls, "ForkedProcess"), **{name: want for name, (_, want) in quiet.items()}}
 
 
@@ -155,7 +155,7 @@ def test_a_lock_is_refused(store):
 def test_work_is_told_to_stop(store):
     lock = Lock(store, "a")
     with lock, lock.guard_work() as work:
-        heard = in_child(
+        heard = run_in_fork(
             work,
             {
                 "wait": lambda: work.wait(None),

@@ -133,7 +133,7 @@ def test_paused_server_can_be_stopped(server):
 
 def test_starting_twice_is_refused_and_harmless(server):
     pid = server.pid
-    with pytest.raises(ServerFailed, match="runs already; stop it"):
+    with pytest.raises(ServerFailed, match="is already running; stop it"):
         server.start()
     assert server.pid == pid
     assert answers(server)
@@ -148,7 +148,7 @@ def test_close_leaves_no_process_and_no_data(kind):
     server.close()
     assert gone_within(pid, 0.1)
     assert not data_dir.exists()
-    with pytest.raises(ServerFailed, match="does not run; start it"):
+    with pytest.raises(ServerFailed, match="is not running; start it"):
         server.pause()
 
 
@@ -264,7 +264,7 @@ def test_failed_start_shows_the_end_of_the_log_and_leaves_no_process():
 
 def test_start_that_takes_too_long_is_given_up():
     server = ZooKeeperServer()
-    with pytest.raises(ServerFailed, match="gave no answer in time"):
+    with pytest.raises(ServerFailed, match="did not answer in time"):
         server.start(timeout_s=0)
     assert not server.running
     server.close()

@@ -148,7 +148,7 @@ def test_black_hole_holds_new_connections_too_unless_only_the_present_ones_are_m
     old = dial()
     old.sendall(b"1")
     assert hears(old) == b"1"
-    proxy.hold(present_only=True)
+    proxy.hold(open_only=True)
     new = dial()
     new.sendall(b"2")
     assert hears(new) == b"2"

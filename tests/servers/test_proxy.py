@@ -106,7 +106,7 @@ def test_a_new_connection_is_served_after_a_cut(proxy):
 
 def test_what_was_held_back_is_delivered_after_its_sender_has_gone(proxy, echo):
     with connected(proxy) as client:
-        assert proxy.hold("requests", present_only=True) == 1
+        assert proxy.hold("requests", open_only=True) == 1
         client.sendall(b"late")
     with connected(proxy):  # a new connection is not held
         proxy.release()

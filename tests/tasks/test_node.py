@@ -12,7 +12,7 @@ import pytest
 import latchwork
 from latchwork.errors import Closed, NodeIdInUse, PermissionDenied, Unavailable, WaitTimeout
 from latchwork.testing.faults import FaultyStore
-from latchwork_testkit.conformance.children import in_child
+from latchwork_testkit.conformance.children import run_in_fork
 from patience import eventually
 from signalling import signals_later
 from tasks.nodes import KINDS
@@ -369,6 +369,6 @@ def test_a_close_by_another_thread_ends_run_forever(node):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_of_a_fork_is_refused_and_its_close_leaves_the_node_of_its_parent(ready):
     uses = ("start", "wait_ready", "drain", "health", "stats", "run_forever")
-    said = in_child({**{name: getattr(ready, name) for name in uses}, "close": ready.close})
+    said = run_in_fork({**{name: getattr(ready, name) for name in uses}, "close": ready.close})
     assert said == {**dict.fromkeys(uses, "ForkedProcess"), "close": "[]"}
     assert ready.health().ok

@@ -185,7 +185,7 @@ def test_a_connection_whose_answer_never_comes_holds_up_its_shard_for_a_while_on
     with Master(ours, cut_off.store, node_id="m1", lock_ttl_s=5.0, poll_s=0.5) as one:
         run = cut_off.start(version)
         claim = hand.wait("a")
-        cut_off.proxy.hold(present_only=True)  # the server hears nothing, and has nothing to end
+        cut_off.proxy.hold(open_only=True)  # the server hears nothing, and has nothing to end
         hand.end(claim)
         hand.end(eventually(lambda: hand.take().get("b"), 60.0))
         eventually(lambda: cut_off.state(run) == "success", 60.0)

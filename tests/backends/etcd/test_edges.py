@@ -54,7 +54,7 @@ def test_a_write_that_a_full_server_refuses_is_not_there_and_one_that_is_there_i
 
 
 def test_a_session_opens_although_the_answer_to_its_lease_was_lost(proxy, cut_off):
-    proxy.hold("answers", present_only=True)
+    proxy.hold("answers", open_only=True)
     began = time.monotonic()
     opening = cut_off.open_session(30.0, lambda: None)
     time.sleep(0.3)
@@ -68,7 +68,7 @@ def test_a_session_opens_although_the_answer_to_its_lease_was_lost(proxy, cut_of
 
 def test_a_renewal_that_a_silent_member_does_not_answer_leaves_time_for_another(proxy, cut_off):
     session = cut_off.open_session(4.0, lambda: None).result(5)
-    proxy.hold("requests", present_only=True)
+    proxy.hold("requests", open_only=True)
     began = time.monotonic()
     assert isinstance(session.renew().exception(5), LatchworkError)
     assert time.monotonic() - began < session.ttl_s / 3
@@ -77,7 +77,7 @@ def test_a_renewal_that_a_silent_member_does_not_answer_leaves_time_for_another(
 
 def test_numbered_keys_that_wait_for_their_turn_end_within_the_call_timeout(proxy, cut_off):
     cut_off.create_sequential("q/t", b"", None).result(5)
-    proxy.hold("requests", present_only=True)
+    proxy.hold("requests", open_only=True)
     proxy.refuse(new_only=True)
     began = time.monotonic()
     futures = [cut_off.create_sequential("q/t", b"", None) for _ in range(3)]

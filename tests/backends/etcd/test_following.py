@@ -50,7 +50,7 @@ def test_the_first_write_after_a_disconnect_is_told(behind, root, collector, raw
 
 def test_opening_and_renewals_count_from_before_they_were_sent(behind):
     backend, proxy = behind
-    proxy.hold("answers", present_only=True)
+    proxy.hold("answers", open_only=True)
     began = SYSTEM_CLOCK.now()
     opening = backend.open_session(30.0, lambda: None)
     opening_asked = SYSTEM_CLOCK.now()
@@ -58,7 +58,7 @@ def test_opening_and_renewals_count_from_before_they_were_sent(behind):
     proxy.release()
     session = opening.result(6)
     assert began <= session.opened_at <= opening_asked
-    proxy.hold("answers", present_only=True)
+    proxy.hold("answers", open_only=True)
     renewal = session.renew()
     renewal_asked = SYSTEM_CLOCK.now()
     time.sleep(0.2)

@@ -114,7 +114,7 @@ def hurt_delete(backend, proxy, way, eventually):
     def send_and_hold(method, request, timeout_s, **more):
         operations = pb.TxnRequest.FromString(request).success if method == "Txn" else []
         if not held and operations and operations[0].HasField("request_delete_range"):
-            held.append(proxy.hold(way, present_only=True))
+            held.append(proxy.hold(way, open_only=True))
         return send(method, request, timeout_s, **more)
 
     def cut():
@@ -199,7 +199,7 @@ def test_reads_go_on_after_a_write_that_a_full_server_leaves_unknown(small, root
     backend = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=2")
     beside = opened(small.url(root))
     put(backend, "k", b"before")
-    proxy.hold("requests", present_only=True)
+    proxy.hold("requests", open_only=True)
     writing = backend.commit([], [Put("k", b"delayed")])
     time.sleep(0.2)
     proxy.refuse(new_only=True)

@@ -36,7 +36,7 @@ def often(monkeypatch):
 
 
 def connections(proxy):
-    return list(proxy._pairs)
+    return list(proxy._connections)
 
 
 def test_a_store_that_is_idle_for_long_keeps_its_connection(etcd35, root, opened, often, eventually):
@@ -60,7 +60,7 @@ def test_a_watch_notices_a_silent_connection_by_its_pings(proxy, root, opened, o
     backend.watch("k", seen)
     seen.wait_until(lambda it: it.events)
     before = connections(proxy)
-    proxy.hold(present_only=True)  # new connections pass: only who gives up the old one gets on
+    proxy.hold(open_only=True)  # new connections pass: only who gives up the old one gets on
     count = len(seen.events)
     seen.wait_until(lambda it: len(it.events) > count, 20.0)
     assert connections(proxy) != before

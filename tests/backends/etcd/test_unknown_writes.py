@@ -28,7 +28,7 @@ def cut_off(proxy, root, opened):
 def test_control_a_blind_write_delayed_in_the_network_lands_late(server, proxy, raw, raw_client):
     delayed = raw_client(proxy)
     delayed.put(b"/control", b"1")
-    proxy.hold("requests", present_only=True)
+    proxy.hold("requests", open_only=True)
     late = delayed.kv.Put.future(pb.PutRequest(key=b"/control", value=b"late"), timeout=5)
     time.sleep(0.1)
     proxy.cut_clients()
@@ -40,7 +40,7 @@ def test_control_a_blind_write_delayed_in_the_network_lands_late(server, proxy, 
 
 
 def test_write_delayed_in_the_network_never_lands_once_its_outcome_was_told(proxy, cut_off, backend):
-    proxy.hold("requests", present_only=True)
+    proxy.hold("requests", open_only=True)
     future = cut_off.commit([], [Put("k", b"delayed")])
     time.sleep(0.1)
     proxy.cut_clients()
@@ -56,7 +56,7 @@ def test_write_delayed_in_the_network_never_lands_once_its_outcome_was_told(prox
 @pytest.mark.parametrize("kind", ["put", "create", "delete", "tree", "sequential", "ordered"])
 def test_write_whose_answer_was_lost_is_told_as_it_was_and_applied_once(kind, proxy, cut_off, backend):
     first = backend.commit([], [Put("k/a", b"1"), Put("k/b", b"1"), Put("gone", b"1")]).result(5)
-    proxy.hold("answers", present_only=True)
+    proxy.hold("answers", open_only=True)
     sent = {
         "put": lambda: cut_off.commit([], [Put("k/a", b"2"), Delete("gone"), Delete("never")]),
         "create": lambda: cut_off.commit([], [Create("new", b"2")]),
@@ -93,7 +93,7 @@ def test_write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_st
 ):
     cut_off = opened(f"etcd://{proxy.endpoint}/{root}?call_timeout_s=1")
     cut_off.commit([], [Put("k", b"before")]).result(5)
-    proxy.hold("requests", present_only=True)
+    proxy.hold("requests", open_only=True)
     started = time.monotonic()
     future = cut_off.commit([], [Put("k", b"delayed")])
     time.sleep(0.1)
@@ -119,7 +119,7 @@ def test_write_that_could_not_be_settled_is_unknown_and_the_next_read_of_this_st
 
 
 def test_pipelined_writes_of_the_same_store_survive_the_settling_of_others(proxy, cut_off, backend):
-    proxy.hold("answers", present_only=True)
+    proxy.hold("answers", open_only=True)
     futures = [cut_off.commit([], [Put(f"p/{number}", b"x"), Create(f"once/{number}", b"")]) for number in range(50)]
     time.sleep(0.3)
     proxy.cut_clients()
@@ -149,7 +149,7 @@ def test_closed_stores_leave_no_guards_behind(server, root, opened, raw):
 
 
 def test_close_with_writes_in_flight_ends_every_future_and_nothing_lands_afterwards(proxy, cut_off, backend):
-    proxy.hold("requests", present_only=True)
+    proxy.hold("requests", open_only=True)
     futures = [cut_off.commit([], [Put(f"p/{number}", b"x")]) for number in range(100)]
     started = time.monotonic()
     cut_off.close()

@@ -72,7 +72,7 @@ def test_store_makes_its_calls_in_a_thread_that_waits_and_its_pipeline_does_not(
 
 def test_write_that_waits_is_settled_when_its_answer_is_lost(cut_off, backend):
     writer, proxy = cut_off
-    proxy.hold("answers", present_only=True)
+    proxy.hold("answers", open_only=True)
     timer = threading.Timer(0.3, proxy.cut_clients)
     timer.start()
     told = writer.waiting.commit([], [Put("k", b"1")]).result(8)
@@ -83,7 +83,7 @@ def test_write_that_waits_is_settled_when_its_answer_is_lost(cut_off, backend):
 
 def test_closing_the_store_ends_a_call_that_waits_in_another_thread(cut_off):
     backend, proxy = cut_off
-    proxy.hold("answers", present_only=True)
+    proxy.hold("answers", open_only=True)
     proxy.refuse(new_only=True)
     errors = []
 

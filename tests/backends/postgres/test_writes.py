@@ -139,7 +139,7 @@ def test_a_write_that_hangs_in_the_network_never_lands_once_its_store_has_read_a
 
 def held_beyond_its_timeout(store, proxy):
     """A put that is held before the server; the store then connects anew, past it."""
-    proxy.hold("requests", present_only=True)
+    proxy.hold("requests", open_only=True)
     threading.Timer(4.5, proxy.refuse, kwargs={"new_only": True}).start()
     threading.Timer(5.5, proxy.accept).start()
     threading.Timer(1.0, proxy.cut_clients).start()

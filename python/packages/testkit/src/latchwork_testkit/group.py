@@ -1,4 +1,4 @@
-"""The base of etcd clusters and ZooKeeper ensembles: members that elect a leader, and links that can be cut."""
+"""The base class of etcd clusters and ZooKeeper ensembles: members that elect a leader, and links that can be cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from abc import abstractmethod
 from typing import Generic, Literal, TypeVar
 
-from latchwork_testkit.links import Links
+from latchwork_testkit.links import ProxyLinks
 from latchwork_testkit.network import Network
 from latchwork_testkit.server import Launcher, Server, ServerFailed
 
@@ -15,42 +15,47 @@ _LEADER_INTERVAL_S = 0.05
 
 _Member = TypeVar("_Member", bound=Server)
 #: Whether links between members can be cut, and how: True is by network namespaces.
-NetworkForm = bool | Literal["proxies"]
+NetworkOption = bool | Literal["proxies"]
 
 
 class Group(Launcher, Generic[_Member]):
-    """Servers that elect a leader. `members` can be killed, paused and restarted one by one.
+    """A group of servers that elect a leader. Tests can kill, pause and restart single `members`.
 
     `start` starts the members that are not running.
     """
 
     members: list[_Member]
-    _network: Network | Links | None = None
+    _network: Network | ProxyLinks | None = None
 
-    def _assemble(self, members: list[_Member], network: NetworkForm) -> None:
+    def _set_members(self, members: list[_Member], network: NetworkOption) -> None:
         self.members = members
         if network == "proxies":
             self._network = self._make_links()
             for member in members:
-                member._pin_ports()  # proxies lead to them
+                member._pin_ports()  # the proxies connect to them
         elif network:
-            self._network = made = Network(len(members))
+            self._network = network_namespaces = Network(len(members))
             for number, member in enumerate(members):
-                member._host, member._enter = made.hosts[number], made.enter(number)
+                member._host, member._command_prefix = (
+                    network_namespaces.hosts[number],
+                    network_namespaces.command_prefix(number),
+                )
 
     @abstractmethod
-    def _make_links(self) -> Links:
-        """Create proxies for the links between the members, and make the members use them."""
+    def _make_links(self) -> ProxyLinks:
+        """Create proxies for the links between the members, and configure the members to use them."""
 
     @property
-    def network(self) -> Network | Links:
-        """The links between the members, which can be cut.
+    def network(self) -> Network | ProxyLinks:
+        """The links between the members, which tests can cut.
 
         Raises:
             ServerFailed: The group was created without `network`.
         """
         if self._network is None:
-            raise ServerFailed(f"the links of {self!r} are its own; ask for network=True, or network='proxies'")
+            raise ServerFailed(
+                f"the links of {self!r} cannot be cut; create it with network=True, or network='proxies'"
+            )
         return self._network
 
     @property
@@ -64,12 +69,14 @@ class Group(Launcher, Generic[_Member]):
         return all(member.running for member in self.members)
 
     def leader(self, *, timeout_s: float = 10.0) -> _Member:
-        """Return the member that says it leads, and wait while there is none.
+        """Wait until a member reports that it is the leader, and return it.
 
-        A member that was cut off may still believe that it leads.
+        A member that was cut off may still report so.
 
+        Args:
+            timeout_s: Seconds to wait.
         Raises:
-            ServerFailed: No member led within `timeout_s`.
+            ServerFailed: No member was the leader within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         pause = threading.Event()
@@ -81,26 +88,28 @@ class Group(Launcher, Generic[_Member]):
         raise ServerFailed(f"none of {self.endpoint} leads after {timeout_s} s; a majority must be running")
 
     def followers(self, *, timeout_s: float = 10.0) -> list[_Member]:
-        """Return all members except the leader, including stopped ones.
+        """Wait for a leader, and return all other members, including stopped ones.
 
+        Args:
+            timeout_s: Seconds to wait for a leader.
         Raises:
-            ServerFailed: See `leader`.
+            ServerFailed: No member was the leader within `timeout_s`.
         """
         leader = self.leader(timeout_s=timeout_s)
         return [member for member in self.members if member is not leader]
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Stop every member in an orderly way and keep the data."""
+        """Stop every member, or kill it after `timeout_s` seconds. Keeps the data."""
         for member in self.members:
             member.stop(timeout_s=timeout_s)
 
     def kill(self) -> None:
-        """Kill every member and keep the data."""
+        """Kill every member (SIGKILL) and keep the data."""
         for member in self.members:
             member.kill()
 
     def pause(self) -> None:
-        """Freeze every member."""
+        """Freeze every member (SIGSTOP)."""
         for member in self.members:
             member.pause()
 
@@ -110,7 +119,7 @@ class Group(Launcher, Generic[_Member]):
             member.resume()
 
     def close(self) -> None:
-        """Stop every member and remove its data, then the network."""
+        """Stop every member, remove its data, and remove the links."""
         for member in self.members:
             member.close()
         if self._network is not None:

@@ -1,11 +1,11 @@
-"""A network of Linux namespaces in which the links between servers can be cut, while clients stay connected.
+"""A network of Linux namespaces in which tests can cut the links between servers, while clients stay connected.
 
     with EtcdCluster(3, network=True) as cluster:
-        cluster.network.cut(0, 1)       # members 0 and 1 lose each other without a notice
+        cluster.network.cut(0, 1)       # members 0 and 1 cannot reach each other
         cluster.network.heal()
 
-Each host is a namespace with one address on a bridge, and the tests are on that bridge, too. A cut is a pair of
-black-hole routes: packets vanish and connections stay open, as in a real partition. Needs root and iproute2; Linux
+Each host is a namespace with an address on a bridge. The tests are on the same bridge. A cut is a pair of black-hole
+routes: packets are dropped silently and connections stay open, as in a real partition. Needs root and iproute2. Linux
 only.
 """
 
@@ -36,7 +36,7 @@ class NetworkUnavailable(LatchworkError):
 
 
 class Network:
-    """A bridge with some hosts. Not thread-safe.
+    """A network of several hosts on a bridge, each with its own address. Hosts are numbered from 0. Not thread-safe.
 
     Args:
         size: Number of hosts.
@@ -49,49 +49,49 @@ class Network:
     """
 
     def __init__(self, size: int) -> None:
-        _sweep()
+        _remove_orphaned_namespaces()
         number, pid = next(_numbers), os.getpid()
-        self._name = f"{_PREFIX}{pid}-{number}"  # 15 characters at most, with the cable's number
+        self._name = f"{_PREFIX}{pid}-{number}"  # 15 characters at most, including the number of the cable
         subnet = f"10.{200 + pid % 50}.{(pid // 50 + number * 7) % 256}"
-        self.hosts = [f"{subnet}.{number + 2}" for number in range(size)]
+        self.hosts = [f"{subnet}.{host + 2}" for host in range(size)]
         self._cuts: set[tuple[int, int]] = set()
         try:
-            self._build(subnet)
+            self._create(subnet)
         except BaseException:
             self.close()
             raise
 
-    def enter(self, number: int) -> list[str]:
-        """Return the words to put in front of a command so that it runs on this host."""
-        return [str(find_ip()), "netns", "exec", self._space(number)]
+    def command_prefix(self, host: int) -> list[str]:
+        """Return the arguments to put before a command so that it runs on this host."""
+        return [str(find_ip()), "netns", "exec", self._namespace_of(host)]
 
     def cut(self, one: int, other: int) -> None:
-        """Let no data pass between two hosts from now on. Data sent before may have arrived."""
+        """Cut the link between two hosts until `heal`. Data that was sent before may still arrive."""
         for here, there in ((one, other), (other, one)):
             if (here, there) not in self._cuts:
                 self._cuts.add((here, there))
-                _ip("-n", self._space(here), "route", "add", "blackhole", f"{self.hosts[there]}/32")
+                _run_ip("-n", self._namespace_of(here), "route", "add", "blackhole", f"{self.hosts[there]}/32")
 
-    def isolate(self, number: int) -> None:
-        """Cut all links of one host to the others. The tests still reach it."""
+    def isolate(self, host: int) -> None:
+        """Cut the links between one host and all others until `heal`. The tests can still connect to it."""
         for other in range(len(self.hosts)):
-            if other != number:
-                self.cut(number, other)
+            if other != host:
+                self.cut(host, other)
 
     def heal(self) -> None:
-        """End every cut."""
+        """Restore all links."""
         while self._cuts:
             here, there = self._cuts.pop()
-            _ip("-n", self._space(here), "route", "del", "blackhole", f"{self.hosts[there]}/32")
+            _run_ip("-n", self._namespace_of(here), "route", "del", "blackhole", f"{self.hosts[there]}/32")
 
     def close(self) -> None:
-        """Remove the namespaces and the bridge, after everything in them has ended. Idempotent."""
+        """Remove the hosts and the bridge. Call it after all processes on the hosts have ended. Idempotent."""
         self._cuts.clear()
-        for number in range(len(self.hosts)):
-            if (_NAMESPACES / self._space(number)).exists():
-                _ip("netns", "del", self._space(number))
+        for host in range(len(self.hosts)):
+            if (_NAMESPACES / self._namespace_of(host)).exists():
+                _run_ip("netns", "del", self._namespace_of(host))
         with contextlib.suppress(NetworkUnavailable):
-            _ip("link", "del", self._name)
+            _run_ip("link", "del", self._name)
 
     def __enter__(self) -> Self:
         return self
@@ -99,36 +99,39 @@ class Network:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _build(self, subnet: str) -> None:
-        _ip("link", "add", self._name, "type", "bridge")
-        _ip("addr", "add", f"{subnet}.1/24", "dev", self._name)
-        _ip("link", "set", self._name, "up")
-        for number, host in enumerate(self.hosts):
-            space, cable = self._space(number), f"{self._name}v{number}"
-            _ip("netns", "add", space)
-            _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
-            _ip("link", "set", cable, "master", self._name, "up")
-            _ip("-n", space, "addr", "add", f"{host}/24", "dev", "eth0")
-            _ip("-n", space, "link", "set", "eth0", "up")
-            _ip("-n", space, "link", "set", "lo", "up")
+    def _create(self, subnet: str) -> None:
+        _run_ip("link", "add", self._name, "type", "bridge")
+        _run_ip("addr", "add", f"{subnet}.1/24", "dev", self._name)
+        _run_ip("link", "set", self._name, "up")
+        for host, address in enumerate(self.hosts):
+            namespace, cable = self._namespace_of(host), f"{self._name}v{host}"
+            _run_ip("netns", "add", namespace)
+            _run_ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+            _run_ip("link", "set", cable, "master", self._name, "up")
+            _run_ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+            _run_ip("-n", namespace, "link", "set", "eth0", "up")
+            _run_ip("-n", namespace, "link", "set", "lo", "up")
 
-    def _space(self, number: int) -> str:
-        return f"{self._name}n{number}"
+    def _namespace_of(self, host: int) -> str:
+        return f"{self._name}n{host}"
 
 
-def _ip(*arguments: str) -> None:
+def _run_ip(*arguments: str) -> None:
     done = subprocess.run([str(find_ip()), *arguments], capture_output=True, text=True, check=False, timeout=30)
     if done.returncode:
-        said = done.stderr.strip() or f"status {done.returncode}"
-        raise NetworkUnavailable(f"ip {' '.join(arguments)} failed: {said}; network namespaces need root")
+        message = done.stderr.strip() or f"status {done.returncode}"
+        raise NetworkUnavailable(f"ip {' '.join(arguments)} failed: {message}; network namespaces need root")
 
 
-def _sweep() -> None:
-    """Remove the namespaces of processes that were killed. Their process ID is in the name."""
-    for space in _NAMESPACES.glob(f"{_PREFIX}*-*n*") if _NAMESPACES.is_dir() else ():
-        owner, _, rest = space.name.removeprefix(_PREFIX).partition("-")
+def _remove_orphaned_namespaces() -> None:
+    """Remove the namespaces that killed test processes have left. The name contains the process ID."""
+    for namespace in _NAMESPACES.glob(f"{_PREFIX}*-*n*") if _NAMESPACES.is_dir() else ():
+        owner, _, rest = namespace.name.removeprefix(_PREFIX).partition("-")
         if not owner.isdigit() or Path(f"/proc/{owner}").exists():
             continue
-        for leftover in (("netns", "del", space.name), ("link", "del", f"{_PREFIX}{owner}-{rest.partition('n')[0]}")):
-            with contextlib.suppress(NetworkUnavailable):  # somebody else was faster
-                _ip(*leftover)
+        for leftover in (
+            ("netns", "del", namespace.name),
+            ("link", "del", f"{_PREFIX}{owner}-{rest.partition('n')[0]}"),
+        ):
+            with contextlib.suppress(NetworkUnavailable):  # another process has removed it
+                _run_ip(*leftover)

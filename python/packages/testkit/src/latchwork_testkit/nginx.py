@@ -1,4 +1,4 @@
-"""Finds nginx, the reverse proxy that tests put in front of pages."""
+"""Finds nginx, the reverse proxy that tests put in front of the pages of workflows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from latchwork_testkit.binaries import ServerMissing
 
 
 def find_nginx() -> str:
-    """Return the path of nginx: $LATCHWORK_NGINX, the one from scripts/install_nginx, or the one of the system.
+    """Return the path of nginx: $LATCHWORK_NGINX, the one that scripts/install_nginx installed, or the one of the
+    system.
 
     Raises:
-        ServerMissing: There is none.
+        ServerMissing: nginx is not installed.
     """
     given = os.environ.get("LATCHWORK_NGINX")
     for name in (given,) if given else (f"{sys.prefix}/nginx/usr/sbin/nginx", "nginx", "/usr/sbin/nginx"):

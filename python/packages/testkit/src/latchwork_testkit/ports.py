@@ -24,14 +24,14 @@ _FIRST, _LAST = 20_000, 31_999
 
 
 class PortReservation:
-    """A port of 127.0.0.1 that no other launcher uses until `release`. Thread-safe."""
+    """A port of 127.0.0.1 that no other launcher uses until it is released. Thread-safe."""
 
     def __init__(self, port: int, lock_fd: int) -> None:
         self.port = port
         self._lock_fd: int | None = lock_fd
 
     def release(self) -> None:
-        """Release the port. Idempotent."""
+        """Let other launchers use the port again. Idempotent."""
         lock_fd, self._lock_fd = self._lock_fd, None
         if lock_fd is not None:
             os.close(lock_fd)
@@ -41,12 +41,12 @@ class PortReservation:
 
 
 def reserve_port() -> PortReservation:
-    """Reserve a port on which no server listens.
+    """Reserve a free port of 127.0.0.1 for a server.
 
-    The port is not bound, so another program may take it before the server does.
+    Only other launchers respect the reservation. Another program may take the port before the server uses it.
 
     Raises:
-        OSError: Every port of the range is taken.
+        OSError: No port of the range is free.
     """
     for port in _candidates():
         lock_fd = _try_lock(port)

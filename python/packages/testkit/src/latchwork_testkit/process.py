@@ -22,9 +22,15 @@ _STOPPED_STATES = "Tt"
 
 
 class SupervisedProcess:
-    """A running child process. Its standard output and error are appended to `log_path`.
+    """A child process that ends together with this process, however this process ends. Not thread-safe.
 
-    It ends with this process, however this process ends. Not thread-safe.
+    Its standard output and error are appended to `log_path`.
+
+    Args:
+        command: The program and its arguments.
+        log_path: File for the output.
+        environment: Environment variables of the process.
+        remove_directory: Directory to remove if this process ends first.
     """
 
     def __init__(
@@ -35,7 +41,7 @@ class SupervisedProcess:
         environment: Mapping[str, str],
         remove_directory: Path | None = None,
     ) -> None:
-        """Start it. If the program cannot run, the exit status is 127 and the log has a line."""
+        """Start the process. If the program cannot be executed, the exit status is 127 and the log says why."""
         arguments = [str(os.getpid()), str(remove_directory or ""), *command]
         with log_path.open("ab") as log:
             self._supervisor = subprocess.Popen(
@@ -58,33 +64,39 @@ class SupervisedProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists, even if paused."""
+        """Whether the process exists, even if it is paused."""
         return self._supervisor.poll() is None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end, and return the exit status (256 - N for signal N); None if it is still running."""
+        """Wait until the process ends, and return its exit status.
+
+        Args:
+            timeout_s: Seconds to wait.
+        Returns:
+            The exit status, 256 - N if signal N ended the process, or None if it is still running.
+        """
         try:
             return self._supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def terminate(self, timeout_s: float, number: signal.Signals = signal.SIGTERM) -> None:
-        """Stop it with this signal, or kill it if it has not ended after `timeout_s`."""
+        """Send a signal to stop the process, and kill it if it has not ended after `timeout_s` seconds."""
         self._signal(number)
         self._signal(signal.SIGCONT)
         if self.wait(timeout_s) is None:
             self.kill()
 
     def kill(self) -> None:
-        """Kill it (SIGKILL) and wait until it has ended."""
+        """Kill the process (SIGKILL) and wait until it has ended."""
         self._signal(signal.SIGKILL)
         self._supervisor.wait()
 
     def pause(self) -> None:
-        """Freeze all of its threads. Its sockets stay open and silent.
+        """Freeze the process (SIGSTOP). Its sockets stay open and silent.
 
         Raises:
-            TimeoutError: It was not frozen after 5 s.
+            TimeoutError: The process was not frozen after 5 s.
         """
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + 5.0
@@ -94,7 +106,7 @@ class SupervisedProcess:
             self.wait(0.002)
 
     def resume(self) -> None:
-        """Continue after `pause`."""
+        """Continue the process after `pause`."""
         self._signal(signal.SIGCONT)
 
     def _state(self) -> str:

@@ -1,12 +1,13 @@
-"""A TCP proxy that disturbs the connections through it: cuts, one-way cuts, black holes, delays, refusals.
+"""A TCP proxy that disturbs the connections through it: it cuts, holds, drops, delays and refuses them.
 
     with Proxy(server.endpoint) as proxy:
         store = latchwork.connect(f"etcd://{proxy.endpoint}/test")
         proxy.hold("answers")       # a one-way cut: requests arrive, and no answer returns
         proxy.release()
 
-Held data is not lost: as in a network that drops packets, it arrives on `release`, perhaps long after the client has
-disconnected. A write can arrive late that way. Dropped data never arrives, and its connection ends on `release`.
+Held data is not lost. As in a network that drops packets and sends them again, it arrives on `release`, perhaps long
+after the client has disconnected. A write can arrive late in this way. Dropped data never arrives, and its connection
+ends on `release`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from latchwork_testkit.ports import HOST, PortReservation, reserve_port
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Proxy", "Way"]
+__all__ = ["Direction", "Proxy"]
 
-Way = Literal["requests", "answers", "both"]
+Direction = Literal["requests", "answers", "both"]
 T = TypeVar("T")
 
 _CHUNK = 65_536
 _STEP_TIMEOUT_S = 10.0
 _BIND_ATTEMPTS = 20
-_LOOK_AGAIN_S = 0.02
+_CONNECT_RETRY_S = 0.02
 _LINGER_S = 3.0
 
 
@@ -38,9 +39,9 @@ class Proxy:
     """A proxy between clients and one server, with its own thread. Thread-safe.
 
     Args:
-        target: `host:port` of the server, which need not listen yet.
+        target: `host:port` of the server, which need not be listening yet.
         address: Host and port to listen on. None reserves a port of 127.0.0.1.
-        patience_s: Seconds for which a new connection waits until the server listens. Then it ends.
+        patience_s: Seconds for which a new connection waits for the server to listen, before the proxy closes it.
     """
 
     def __init__(self, target: str, *, address: tuple[str, int] | None = None, patience_s: float = 0.0) -> None:
@@ -49,7 +50,7 @@ class Proxy:
         self._target = (host, int(port))
         self._reservation: PortReservation | None = reserve_port() if address is None else None
         self._host, self._port = address or (HOST, self._reservation.port if self._reservation else 0)
-        self._pairs: set[_ProxiedConnection] = set()
+        self._connections: set[_ProxiedConnection] = set()
         self._held: dict[str, bool] = {"requests": False, "answers": False}
         self._dropped: set[str] = set()
         self._delay_s: dict[str, float] = {"requests": 0.0, "answers": 0.0}
@@ -68,61 +69,81 @@ class Proxy:
 
     @property
     def held_bytes(self) -> int:
-        """Number of bytes that arrived while they were held, so far. A test can check that its fault affected some."""
+        """Number of bytes that were held so far. A test can check with it that its fault had an effect."""
         return self._held_bytes
 
     @property
     def late_bytes(self) -> int:
-        """Number of bytes that reached the server after `cut_clients` had ended their connection for the client."""
+        """Number of bytes that reached the server after `cut_clients` had disconnected their client."""
         return self._late_bytes
 
     def cut(self) -> int:
-        """End the open connections for both sides, and return their number. New ones are accepted."""
-        return self._run_on_loop(self._cut)
+        """Close all open connections on both sides. New connections are accepted.
+
+        Returns:
+            The number of connections that were closed.
+        """
+        return self._run_on_loop(self._cut_now)
 
     def refuse(self, *, new_only: bool = False) -> None:
-        """Refuse new connections until `accept`. Also end the open ones, unless `new_only`."""
+        """Refuse new connections until `accept` is called, and close the open ones.
+
+        Args:
+            new_only: Keep the open connections.
+        """
         self._await(self._refuse(new_only=new_only))
 
     def accept(self) -> None:
         """Accept new connections again after `refuse`."""
         self._await(self._listen())
 
-    def hold(self, way: Way = "both", *, present_only: bool = False) -> int:
-        """Hold all data sent from now on, until `release`. One direction is a one-way cut, both are a black hole.
+    def hold(self, direction: Direction = "both", *, open_only: bool = False) -> int:
+        """Hold all data in this direction until `release` is called. To hold one direction is a one-way cut, to hold
+        both is a black hole.
 
         Args:
-            way: Direction to hold.
-            present_only: Whether connections that are opened later pass.
+            direction: "requests" to the server, "answers" to the clients, or "both".
+            open_only: Hold only the connections that are open now. Later ones pass.
         Returns:
             The number of open connections.
         """
-        return self._run_on_loop(lambda: self._hold(_ways(way), present_only=present_only))
+        return self._run_on_loop(lambda: self._hold(_directions(direction), open_only=open_only))
 
-    def drop(self, way: Way = "both") -> int:
-        """Drop all data sent from now on, also on new connections, until `release`. Return the number of open
-        connections.
+    def drop(self, direction: Direction = "both") -> int:
+        """Drop all data in this direction until `release` is called, also of new connections.
+
+        Args:
+            direction: "requests" to the server, "answers" to the clients, or "both".
+        Returns:
+            The number of open connections.
         """
-        return self._run_on_loop(lambda: self._drop(_ways(way)))
+        return self._run_on_loop(lambda: self._drop(_directions(direction)))
 
     def release(self) -> None:
-        """Forward all held data and everything later. Connections that lost data end."""
+        """Forward all held data, and pass all later data. Close the connections of which data was dropped."""
         self._run_on_loop(self._release)
 
     def cut_clients(self) -> None:
-        """End the open connections for the clients only. The server does not notice while requests are held."""
+        """Close all open connections on the side of the clients only. The server does not notice while requests are
+        held.
+        """
         self._run_on_loop(self._cut_clients)
 
-    def delay(self, seconds: float, way: Way = "both") -> None:
-        """Delay all data sent from now on by these seconds, in order; 0 ends the delay."""
-        self._run_on_loop(lambda: self._delay_s.update(dict.fromkeys(_ways(way), seconds)))
+    def delay(self, seconds: float, direction: Direction = "both") -> None:
+        """Delay all data in this direction. 0 seconds ends the delay.
+
+        Args:
+            seconds: Delay of each chunk of data, in seconds. The order is kept.
+            direction: "requests" to the server, "answers" to the clients, or "both".
+        """
+        self._run_on_loop(lambda: self._delay_s.update(dict.fromkeys(_directions(direction), seconds)))
 
     def close(self) -> None:
-        """End every connection and stop listening. Held data is lost. Idempotent."""
+        """Close all connections and stop listening. Held data is lost. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._await(self._finish())
+        self._await(self._end_connections())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STEP_TIMEOUT_S)
         if self._reservation is not None:
@@ -135,7 +156,7 @@ class Proxy:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Proxy {self.endpoint} -> {self._target[0]}:{self._target[1]}, {len(self._pairs)} connections>"
+        return f"<Proxy {self.endpoint} -> {self._target[0]}:{self._target[1]}, {len(self._connections)} connections>"
 
     # On the loop's thread.
 
@@ -148,24 +169,24 @@ class Proxy:
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
-    def _run_on_loop(self, step: Callable[[], T]) -> T:
-        """Run a function on the loop and wait for its result."""
+    def _run_on_loop(self, function: Callable[[], T]) -> T:
+        """Run a function in the proxy's event loop and return its result."""
 
         async def run() -> T:
-            return step()
+            return function()
 
         return self._await(run())
 
-    def _await(self, steps: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(steps, self._loop).result(_STEP_TIMEOUT_S)
+    def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_STEP_TIMEOUT_S)
 
     async def _listen(self) -> None:
         for attempt in range(_BIND_ATTEMPTS):
             if self._server is not None:
                 return
             try:
-                self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=_CHUNK)
-            except OSError:  # a connection that was refused may hold the port for a moment
+                self._server = await asyncio.start_server(self._serve_connection, self._host, self._port, limit=_CHUNK)
+            except OSError:  # a refused connection may still hold the port
                 if attempt == _BIND_ATTEMPTS - 1:
                     raise
                 await asyncio.sleep(0.05)
@@ -175,18 +196,20 @@ class Proxy:
             self._server.close()
             self._server = None
         if not new_only:
-            self._cut()
+            self._cut_now()
         await asyncio.sleep(0)
 
-    async def _finish(self) -> None:
-        """Let every connection end by itself, because asyncio logs a cancelled connection handler as an error."""
+    async def _end_connections(self) -> None:
+        """Close all connections and wait until their handlers have ended. asyncio would log a cancelled handler as an
+        error.
+        """
         await self._refuse()
         self._delay_s = dict.fromkeys(self._delay_s, 0.0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
             await asyncio.wait(others, timeout=1.0)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         deadline = self._loop.time() + self._patience_s
         while True:
             try:
@@ -196,34 +219,35 @@ class Proxy:
                 if self._loop.time() >= deadline:
                     writer.transport.abort()
                     return
-                await asyncio.sleep(_LOOK_AGAIN_S)
-        pair = _ProxiedConnection(writer, far_writer)
-        for way, held in self._held.items():
-            pair.gate(way, held=held)
-        self._pairs.add(pair)
+                await asyncio.sleep(_CONNECT_RETRY_S)
+        connection = _ProxiedConnection(writer, far_writer)
+        for direction, held in self._held.items():
+            connection.add_gate(direction, held=held)
+        self._connections.add(connection)
         try:
             await asyncio.gather(
-                self._pump(pair, "requests", reader, far_writer), self._pump(pair, "answers", far_reader, writer)
+                self._pump(connection, "requests", reader, far_writer),
+                self._pump(connection, "answers", far_reader, writer),
             )
         finally:
-            pair.abort()
-            self._pairs.discard(pair)
+            connection.abort()
+            self._connections.discard(connection)
 
-    def _target_of(self, near: asyncio.StreamWriter) -> tuple[str, int]:  # noqa: ARG002 - for those who tell them apart
-        """Return the host and port that a client's connection leads to."""
+    def _target_of(self, client: asyncio.StreamWriter) -> tuple[str, int]:  # noqa: ARG002 - used by subclasses
+        """Return the host and port of the server to which a client's connection is forwarded."""
         return self._target
 
     def _rewrite_first_chunk(self, chunk: bytes) -> bytes:
-        """Return what to send to the server instead of a client's first chunk."""
+        """Return the data to send to the server instead of a client's first chunk."""
         return chunk
 
     async def _pump(
-        self, pair: _ProxiedConnection, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, connection: _ProxiedConnection, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Read one direction of a connection, and send each chunk when it is due and not held."""
+        """Read one direction of a connection, and queue each chunk with the time at which it may be sent."""
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        sender = asyncio.ensure_future(self._send(pair, way, queue, writer))
-        chunk, is_first = b"x", way == "requests"
+        sender = asyncio.ensure_future(self._send(connection, direction, queue, writer))
+        chunk, is_first = b"x", direction == "requests"
         while chunk:
             try:
                 chunk = await reader.read(_CHUNK)
@@ -231,99 +255,101 @@ class Proxy:
                 chunk = b""
             if is_first:
                 chunk, is_first = self._rewrite_first_chunk(chunk), False
-            if not pair.gates[way].is_set():
+            if not connection.gates[direction].is_set():
                 self._held_bytes += len(chunk)
-            queue.put_nowait((self._loop.time() + self._delay_s[way], chunk))
+            queue.put_nowait((self._loop.time() + self._delay_s[direction], chunk))
         await sender
 
     async def _send(
         self,
-        pair: _ProxiedConnection,
-        way: str,
+        connection: _ProxiedConnection,
+        direction: str,
         queue: asyncio.Queue[tuple[float, bytes]],
         writer: asyncio.StreamWriter,
     ) -> None:
         while True:
             due, chunk = await queue.get()
             await asyncio.sleep(max(0.0, due - self._loop.time()))
-            await pair.gates[way].wait()
-            if pair.has_client_left and not chunk:
-                await pair.linger()
-            if chunk and way in self._dropped:
-                pair.has_dropped = True
+            await connection.gates[direction].wait()
+            if connection.is_client_disconnected and not chunk:
+                await connection.wait_for_late_data()
+            if chunk and direction in self._dropped:
+                connection.has_dropped_data = True
                 continue
             with contextlib.suppress(OSError, RuntimeError):
                 if writer.is_closing():
-                    pass  # that side has gone
+                    pass  # that end has closed
                 elif chunk:
                     writer.write(chunk)
                     await writer.drain()
-                    self._late_bytes += len(chunk) if pair.has_client_left and way == "requests" else 0
+                    self._late_bytes += (
+                        len(chunk) if connection.is_client_disconnected and direction == "requests" else 0
+                    )
                 elif writer.can_write_eof():
                     writer.write_eof()
             if not chunk:
                 return
 
-    def _hold(self, ways: tuple[str, ...], *, present_only: bool) -> int:
-        for way in ways:
-            self._held[way] = self._held[way] or not present_only
-            for pair in self._pairs:
-                pair.gates[way].clear()
-        return len(self._pairs)
+    def _hold(self, directions: tuple[str, ...], *, open_only: bool) -> int:
+        for direction in directions:
+            self._held[direction] = self._held[direction] or not open_only
+            for connection in self._connections:
+                connection.gates[direction].clear()
+        return len(self._connections)
 
-    def _drop(self, ways: tuple[str, ...]) -> int:
-        self._dropped.update(ways)
-        return len(self._pairs)
+    def _drop(self, directions: tuple[str, ...]) -> int:
+        self._dropped.update(directions)
+        return len(self._connections)
 
     def _release(self) -> None:
         self._dropped.clear()
-        for pair in [pair for pair in self._pairs if pair.has_dropped]:
-            pair.abort()
-        for way in self._held:
-            self._held[way] = False
-            for pair in self._pairs:
-                pair.gates[way].set()
+        for connection in [connection for connection in self._connections if connection.has_dropped_data]:
+            connection.abort()
+        for direction in self._held:
+            self._held[direction] = False
+            for connection in self._connections:
+                connection.gates[direction].set()
 
-    def _cut(self) -> int:
-        for pair in list(self._pairs):
-            pair.abort()
-        return len(self._pairs)
+    def _cut_now(self) -> int:
+        for connection in list(self._connections):
+            connection.abort()
+        return len(self._connections)
 
     def _cut_clients(self) -> None:
-        for pair in self._pairs:
-            pair.has_client_left = True
-            pair.near.transport.abort()
+        for connection in self._connections:
+            connection.is_client_disconnected = True
+            connection.client.transport.abort()
 
 
 class _ProxiedConnection:
-    """A connection of a client and the connection to the server that continues it."""
+    """A client's connection, and the connection to the server that carries its data."""
 
-    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
-        self.near, self.far = near, far
-        self.has_dropped = False
-        self.has_client_left = False  # by the client, of which the server shall know nothing
-        self._over = asyncio.Event()
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.client, self.server = client, server
+        self.has_dropped_data = False
+        self.is_client_disconnected = False  # the server must not notice
+        self._ended = asyncio.Event()
         self.gates: dict[str, asyncio.Event] = {}
 
-    def gate(self, way: str, *, held: bool) -> None:
-        self.gates[way] = asyncio.Event()
+    def add_gate(self, direction: str, *, held: bool) -> None:
+        self.gates[direction] = asyncio.Event()
         if not held:
-            self.gates[way].set()
+            self.gates[direction].set()
 
-    async def linger(self) -> None:
-        """Give the server time for data that arrived late. If the connection ended immediately, the server would cancel
-        the request.
+    async def wait_for_late_data(self) -> None:
+        """Wait some seconds before the connection to the server ends. If it ended at once, the server would cancel the
+        requests that arrived late.
         """
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), _LINGER_S)
+            await asyncio.wait_for(self._ended.wait(), _LINGER_S)
 
     def abort(self) -> None:
-        self._over.set()
-        for end in (self.near, self.far):
+        self._ended.set()
+        for end in (self.client, self.server):
             end.transport.abort()
         for gate in self.gates.values():
             gate.set()
 
 
-def _ways(way: Way) -> tuple[str, ...]:
-    return ("requests", "answers") if way == "both" else (way,)
+def _directions(direction: Direction) -> tuple[str, ...]:
+    return ("requests", "answers") if direction == "both" else (direction,)

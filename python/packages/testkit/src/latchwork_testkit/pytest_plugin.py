@@ -1,7 +1,7 @@
 """pytest fixtures of latchwork: stores, real servers, a virtual clock, and simulated threads.
 
-Every pytest run loads this module if latchwork-testkit is installed, so it imports nothing until a fixture is used. See
-docs/how-to/test-with-latchwork.md.
+Every pytest run loads this module if latchwork-testkit is installed, so it imports nothing else until a fixture is
+used. See docs/how-to/test-with-latchwork.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BACKENDS = ("memory", "sqlite", "etcd", "zookeeper")
 
 
 class RunningServer:
-    """A server that was started outside of the tests, by its address."""
+    """A server that is already running, given by its address."""
 
     def __init__(self, address: str) -> None:
         self._address = address.rstrip("/")
@@ -37,17 +37,17 @@ class RunningServer:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options. Each can also be set in the ini file, with underscores instead of dashes."""
+    """Register the command-line options and the ini settings, which have underscores instead of dashes."""
     group = parser.getgroup("latchwork", "stores and servers of latchwork")
-    for name, about, default in (
+    for name, description, default in (
         ("backend", f"backend of latchwork_store: {', '.join(BACKENDS)}", "memory"),
         ("etcd-version", "minor version of the etcd server that is started: 3.4 or 3.5", "3.5"),
         ("etcd", "use a running etcd instead: etcd://host:port", ""),
         ("zookeeper", "use a running ZooKeeper instead: zk://host:port", ""),
         ("seed", "seed of latchwork_simulation", "0"),
     ):
-        group.addoption(f"--latchwork-{name}", metavar="VALUE", help=f"{about} (default: {default or 'none'})")
-        parser.addini(f"latchwork_{name.replace('-', '_')}", help=about, default=default)
+        group.addoption(f"--latchwork-{name}", metavar="VALUE", help=f"{description} (default: {default or 'none'})")
+        parser.addini(f"latchwork_{name.replace('-', '_')}", help=description, default=default)
     kit = parser.getgroup("latchwork-conformance", "the conformance kit: pytest --pyargs latchwork_testkit.conformance")
     kit.addoption("--backend-url", metavar="URL", default="", help="the backend under test, by a connection URL")
     kit.addoption(
@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, and prepare a run of the conformance kit."""
+    """Register the marker, and set up the conformance kit if the run names it."""
     config.addinivalue_line(
         "markers",
         "latchwork(backend, **options): the backend of latchwork_store and options of its URL, such as session_ttl_s",
@@ -70,15 +70,18 @@ def pytest_configure(config: pytest.Config) -> None:
         plugin.register(config)
 
 
-def _setting(config: pytest.Config, name: str) -> str:
-    given = config.getoption(f"--latchwork-{name}")
-    return str(given if given is not None else config.getini(f"latchwork_{name.replace('-', '_')}"))
+def _option_value(config: pytest.Config, name: str) -> str:
+    value = config.getoption(f"--latchwork-{name}")
+    return str(value if value is not None else config.getini(f"latchwork_{name.replace('-', '_')}"))
 
 
 @pytest.fixture(scope="session")
 def latchwork_etcd(pytestconfig: pytest.Config) -> Iterator[EtcdServer | RunningServer]:
-    """A real etcd server for the whole run, started on first use. ``.url(root)`` returns connection URLs."""
-    address = _setting(pytestconfig, "etcd")
+    """An etcd server for the whole run, started on first use. ``.url(root)`` returns connection URLs.
+
+    The test is skipped if etcd is not installed.
+    """
+    address = _option_value(pytestconfig, "etcd")
     if address:
         yield RunningServer(address)
         return
@@ -86,7 +89,7 @@ def latchwork_etcd(pytestconfig: pytest.Config) -> Iterator[EtcdServer | Running
 
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(EtcdServer(_setting(pytestconfig, "etcd-version")))
+            server = stack.enter_context(EtcdServer(_option_value(pytestconfig, "etcd-version")))
         except ServerMissing as error:
             pytest.skip(f"needs a real etcd: {error}")
         yield server
@@ -94,8 +97,11 @@ def latchwork_etcd(pytestconfig: pytest.Config) -> Iterator[EtcdServer | Running
 
 @pytest.fixture(scope="session")
 def latchwork_zookeeper(pytestconfig: pytest.Config) -> Iterator[ZooKeeperServer | RunningServer]:
-    """A real ZooKeeper server for the whole run, started on first use. ``.url(root)`` returns connection URLs."""
-    address = _setting(pytestconfig, "zookeeper")
+    """A ZooKeeper server for the whole run, started on first use. ``.url(root)`` returns connection URLs.
+
+    The test is skipped if ZooKeeper is not installed.
+    """
+    address = _option_value(pytestconfig, "zookeeper")
     if address:
         yield RunningServer(address)
         return
@@ -111,10 +117,12 @@ def latchwork_zookeeper(pytestconfig: pytest.Config) -> Iterator[ZooKeeperServer
 
 @pytest.fixture
 def latchwork_backend(request: pytest.FixtureRequest) -> str:
-    """Name of the backend: from the indirect parameter, the marker, the option or the ini file; otherwise memory."""
+    """The name of the backend: from the indirect parameter, the marker, the command line or the ini file, else
+    "memory".
+    """
     marker = request.node.get_closest_marker("latchwork")
-    named = (marker.args[0] if marker.args else marker.kwargs.get("backend")) if marker is not None else None
-    name = str(getattr(request, "param", None) or named or _setting(request.config, "backend"))
+    selected = (marker.args[0] if marker.args else marker.kwargs.get("backend")) if marker is not None else None
+    name = str(getattr(request, "param", None) or selected or _option_value(request.config, "backend"))
     if name not in BACKENDS:
         raise pytest.UsageError(f"latchwork backend {name!r} is unknown; use one of {', '.join(BACKENDS)}")
     return name
@@ -122,7 +130,7 @@ def latchwork_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def latchwork_url(request: pytest.FixtureRequest, latchwork_backend: str) -> str:
-    """Connection URL with a root that no other test uses. Several stores opened with it share their keys."""
+    """A connection URL with a root that no other test uses. Stores that are opened with it share their keys."""
     root = f"test-{uuid.uuid4().hex}"
     if latchwork_backend == "memory":
         return f"memory://{root}"
@@ -134,14 +142,14 @@ def latchwork_url(request: pytest.FixtureRequest, latchwork_backend: str) -> str
 
 @pytest.fixture
 def latchwork_store(request: pytest.FixtureRequest, latchwork_url: str) -> Iterator[latchwork.Store]:
-    """An empty store, closed and emptied after the test.
+    """An empty store for one test. After the test its keys are removed and it is closed.
 
-    With ``latchwork_virtual_clock`` or ``latchwork_simulation`` in the same test, it uses their virtual time, which
-    needs the memory backend.
+    If the test also uses ``latchwork_virtual_clock`` or ``latchwork_simulation``, the store uses their virtual time.
+    That needs the memory backend.
     """
     virtual = _virtual_time(request)
     if virtual and not latchwork_url.startswith("memory:"):
-        raise pytest.UsageError(f"{virtual} needs the memory backend: servers and files live by real time")
+        raise pytest.UsageError(f"{virtual} needs the memory backend: servers and files use real time")
     import latchwork
 
     clock = request.getfixturevalue(virtual) if virtual == "latchwork_virtual_clock" else None
@@ -156,14 +164,14 @@ def latchwork_store(request: pytest.FixtureRequest, latchwork_url: str) -> Itera
 def _virtual_time(request: pytest.FixtureRequest) -> str:
     for name in ("latchwork_simulation", "latchwork_virtual_clock"):
         if name in request.fixturenames:
-            request.getfixturevalue(name)  # it begins before the store, and ends after it
+            request.getfixturevalue(name)  # it starts before the store, and ends after it
             return name
     return ""
 
 
 @pytest.fixture
 def latchwork_virtual_clock() -> VirtualClock:
-    """A clock that only moves by ``advance(seconds)``."""
+    """A clock that moves only when the test calls ``advance(seconds)``."""
     from latchwork.testing import VirtualClock
 
     return VirtualClock()
@@ -171,8 +179,8 @@ def latchwork_virtual_clock() -> VirtualClock:
 
 @pytest.fixture
 def latchwork_simulation(request: pytest.FixtureRequest) -> Iterator[Simulation]:
-    """Simulated threads that run one at a time in virtual time, in an order that depends on ``--latchwork-seed``."""
+    """Simulated threads that run one at a time in virtual time. Their order depends on ``--latchwork-seed``."""
     from latchwork.testing import Simulation
 
-    with Simulation(int(_setting(request.config, "seed"))) as simulation:
+    with Simulation(int(_option_value(request.config, "seed"))) as simulation:
         yield simulation

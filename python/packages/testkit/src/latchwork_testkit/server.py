@@ -1,6 +1,6 @@
-"""The base of all server launchers: ports, data directory, process, and waiting until the server is ready.
+"""The base classes of all server launchers: ports, data directory, process, and waiting until the server is ready.
 
-`etcd.py`, `zookeeper.py` and `postgres.py` have the launchers.
+The launchers are in `etcd.py`, `zookeeper.py` and `postgres.py`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ _PORT_TAKEN = "address already in use"
 
 
 class ServerFailed(LatchworkError):
-    """A server did not start, or ended early. The message ends with the last lines of its log."""
+    """A server did not start, ended early, or is in the wrong state. The message may end with the last lines of its
+    log.
+    """
 
 
 @dataclass(frozen=True)
 class Tls:
-    """The certificates of a server, and whether it requires certificates of its clients.
+    """The TLS certificates of a server, and whether clients must have a certificate as well.
 
     All files are PEM. ZooKeeper needs the key as PKCS #8.
     """
@@ -51,20 +53,22 @@ class Tls:
 class Launcher(ABC):
     """Starts and stops a server or a group of servers. Not thread-safe.
 
-    As a context manager, it starts at the beginning and closes at the end.
+    As a context manager, it starts the servers at the beginning and closes them at the end.
     """
 
     SCHEME: str
 
     def start(self, *, timeout_s: float = 30.0) -> None:
-        """Start every server and wait until it is ready. Ports and data stay the same from the first start on.
+        """Start the servers and wait until they are ready. Later starts use the same ports and data.
 
+        Args:
+            timeout_s: Seconds to wait for each attempt.
         Raises:
             ServerMissing: The program is not installed.
-            ServerFailed: It is already running, ended early, or was not ready within `timeout_s`.
+            ServerFailed: The server is already running, ended early, or was not ready within `timeout_s`.
         """
         if self.running:
-            raise ServerFailed(f"{self!r} runs already; stop it before starting it again")
+            raise ServerFailed(f"{self!r} is already running; stop it before you start it again")
         for attempts_left in reversed(range(_START_ATTEMPTS)):
             try:
                 self._spawn()
@@ -79,10 +83,12 @@ class Launcher(ABC):
                 return
 
     def restart(self, *, timeout_s: float = 30.0) -> None:
-        """Stop the server if it is running, then start it again with the same ports and data.
+        """Stop the servers if they are running, and start them again with the same ports and data.
 
+        Args:
+            timeout_s: Seconds to wait until they are ready.
         Raises:
-            ServerFailed: See `start`.
+            ServerFailed: A server ended early, or was not ready within `timeout_s`.
         """
         self.stop()
         self.start(timeout_s=timeout_s)
@@ -95,32 +101,36 @@ class Launcher(ABC):
     @property
     @abstractmethod
     def endpoint(self) -> str:
-        """`host:port` for clients, joined by commas for a group. The ports are reserved on first use."""
+        """`host:port` for clients. A group has one for each member, joined by commas. The first use reserves the
+        ports.
+        """
 
     @property
     @abstractmethod
     def running(self) -> bool:
-        """Whether all of its processes exist, including paused ones."""
+        """Whether all processes exist, even if they are paused."""
 
     @abstractmethod
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Stop it in an orderly way and keep the data. Does nothing if it is not running."""
+        """Stop the servers, or kill them after `timeout_s` seconds. Keeps the data. Does nothing if they are not
+        running.
+        """
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill it (SIGKILL) and keep the data. Does nothing if it is not running."""
+        """Kill the servers (SIGKILL) and keep the data. Does nothing if they are not running."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Freeze it (SIGSTOP). Its connections stay open and silent."""
+        """Freeze the servers (SIGSTOP). Their connections stay open and silent."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Continue after `pause`."""
+        """Continue the servers after `pause`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop it, free the ports, and remove the data unless the directory was given. Idempotent."""
+        """Stop the servers, release the ports, and remove the data unless a data directory was given. Idempotent."""
 
     @abstractmethod
     def _spawn(self) -> None: ...
@@ -130,7 +140,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def _renew_ports(self) -> bool:
-        """Choose other ports for the next attempt. Return False if the ports are already known to others."""
+        """Choose other ports for the next attempt. Return False if clients may already know the ports."""
 
     @abstractmethod
     def _pin_ports(self) -> None: ...
@@ -144,7 +154,12 @@ class Launcher(ABC):
 
 
 class Server(Launcher):
-    """One server process. Subclasses define its ports, its command, and how to check that it is ready."""
+    """A server of one process. Subclasses define its ports, its command, and how to check that it is ready.
+
+    Args:
+        data_dir: Directory of its data, which is kept. None uses a temporary directory that `close` removes.
+        tls: Certificates, if clients connect over TLS.
+    """
 
     PORTS: tuple[str, ...]
     LABEL: str
@@ -152,7 +167,7 @@ class Server(Launcher):
     def __init__(self, *, data_dir: Path | None = None, tls: Tls | None = None) -> None:
         self._tls = tls
         self._host = HOST
-        self._enter: list[str] = []  # what to put in front of the command: it runs on another host of a test network
+        self._command_prefix: list[str] = []  # runs the command on a host of a test network
         self._given_data_dir = data_dir
         self._own_data_dir: Path | None = None
         self._ports: dict[str, PortReservation] = {}
@@ -166,7 +181,10 @@ class Server(Launcher):
         return f"{self._host}:{self._port(self.PORTS[0])}"
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
-        """Return a connection URL with this root and these query options. With TLS, `tls_ca` is set unless given."""
+        """Return a connection URL with this root and these query options.
+
+        With TLS, the option `tls_ca` is added unless it is given.
+        """
         if self._tls is not None:
             options.setdefault("tls_ca", self._tls.ca_file)
         return super().url(root, **options)
@@ -176,18 +194,18 @@ class Server(Launcher):
         """The process ID of the server.
 
         Raises:
-            ServerFailed: It is not running.
+            ServerFailed: The server is not running.
         """
         return self._running_process().pid
 
     @property
     def running(self) -> bool:
-        """Whether the process exists, even if paused."""
+        """Whether the process exists, even if it is paused."""
         return self._process is not None and self._process.running
 
     @property
     def data_dir(self) -> Path:
-        """The directory of its data, configuration and log, created on first use."""
+        """The directory of the data, the configuration and the log. The first use creates it."""
         if self._given_data_dir is not None:
             self._given_data_dir.mkdir(parents=True, exist_ok=True)
             return self._given_data_dir
@@ -198,39 +216,39 @@ class Server(Launcher):
 
     @property
     def log_path(self) -> Path:
-        """The file with the output of all starts."""
+        """The log file, with the output of all starts."""
         return self.data_dir / "server.log"
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Stop it in an orderly way, or kill it after `timeout_s`. Keeps the data."""
+        """Stop the server, or kill it after `timeout_s` seconds. Keeps the data."""
         if self._process is not None:
             self._process.terminate(timeout_s)
             self._process = None
 
     def kill(self) -> None:
-        """Kill it (SIGKILL) and keep the data."""
+        """Kill the server (SIGKILL) and keep the data."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP). Returns once all of its threads have stopped.
+        """Freeze the server (SIGSTOP). Returns after all of its threads have stopped.
 
         Raises:
-            ServerFailed: It is not running.
+            ServerFailed: The server is not running.
         """
         self._running_process().pause()
 
     def resume(self) -> None:
-        """Continue after `pause`.
+        """Continue the server after `pause`.
 
         Raises:
-            ServerFailed: It is not running.
+            ServerFailed: The server is not running.
         """
         self._running_process().resume()
 
     def close(self) -> None:
-        """Stop it, and remove the data unless the directory was given. It is killed if its data is removed anyway."""
+        """Stop the server, release its ports, and remove the data unless a data directory was given. Idempotent."""
         if self._given_data_dir is None:
             self.kill()
         self.stop()
@@ -243,15 +261,15 @@ class Server(Launcher):
 
     @abstractmethod
     def is_leader(self) -> bool:
-        """Return whether it says that it leads its group; False if it does not answer."""
+        """Return whether the server reports that it leads its group. Return False if it does not answer."""
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """Write its configuration into `data_dir`, and return the command line."""
+        """Write the configuration into `data_dir`, and return the command line that starts the server."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Ask the server over the network whether it is ready. An OSError also means not yet."""
+        """Return whether the server answers that it is ready. An OSError means that it is not ready yet."""
 
     def _port(self, name: str) -> int:
         if name not in self._ports:
@@ -260,12 +278,12 @@ class Server(Launcher):
 
     def _running_process(self) -> SupervisedProcess:
         if self._process is None or not self._process.running:
-            raise ServerFailed(f"{self.LABEL} does not run; start it first")
+            raise ServerFailed(f"{self.LABEL} is not running; start it first")
         return self._process
 
     def _spawn(self) -> None:
         self._process = SupervisedProcess(
-            [*self._enter, *self._command()],
+            [*self._command_prefix, *self._command()],
             log_path=self.log_path,
             environment=_environment(),
             remove_directory=self._own_data_dir,
@@ -282,12 +300,12 @@ class Server(Launcher):
                 if self._is_ready():
                     return
             if time.monotonic() > deadline:
-                raise self._failure("gave no answer in time")
+                raise self._failure("did not answer in time")
 
-    def _failure(self, what: str) -> ServerFailed:
+    def _failure(self, reason: str) -> ServerFailed:
         lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         tail = "\n  ".join(lines) or "(empty)"
-        return ServerFailed(f"{self.LABEL} on port {self._port(self.PORTS[0])} {what}; its log ends:\n  {tail}")
+        return ServerFailed(f"{self.LABEL} on port {self._port(self.PORTS[0])} {reason}; its log ends:\n  {tail}")
 
     def _renew_ports(self) -> bool:
         if self._ports_pinned:
@@ -307,13 +325,15 @@ class Server(Launcher):
 
 
 def _remove_unless_forked(directory: Path, owner_pid: int) -> None:
-    """Remove the data of a server that was never closed, but not in a forked child of its owner."""
+    """Remove the data of a server that was not closed. Does nothing in a forked child, because the parent still uses
+    it.
+    """
     if os.getpid() == owner_pid:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _environment() -> Mapping[str, str]:
-    """Return our environment without ETCD_*, because etcd reads flags from it and refuses a flag that is given
+    """Return the environment variables without ETCD_*. etcd reads flags from them, and refuses a flag that is given
     twice.
     """
     return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}

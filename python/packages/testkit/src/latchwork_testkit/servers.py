@@ -1,11 +1,11 @@
-"""Real etcd, ZooKeeper and PostgreSQL servers for tests, started as ordinary processes on free ports of 127.0.0.1.
+"""Real etcd, ZooKeeper and PostgreSQL servers for tests, as ordinary processes on free ports of 127.0.0.1.
 
     with EtcdServer(version="3.5") as server:
         store = latchwork.connect(server.url("/test"))
 
 Each server has its own data directory, keeps its ports and data across `kill()` and `restart()`, and ends with the
-process that started it. Elections are fast (heartbeats of 50 ms, ticks of 100 ms), so that sessions of one second are
-granted. All settings that affect durability are as in production. Linux only.
+process that started it. Elections are fast (heartbeats of 50 ms, ticks of 100 ms), so that the servers grant sessions
+of one second. All settings that affect durability are as in production. Linux only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Runs a server as a child process that never outlives the process that asked for it.
+"""Runs a server as a child process that never outlives the process that started it.
 
 Executed as a script, `supervisor.py PARENT_PID REMOVE_DIR COMMAND...`, with the standard library only. It prints the
-server's process ID, then waits for the end of the server or of the parent. When the server ends, it exits with the same
+server's process ID, then waits until the server or the parent ends. When the server ends, it exits with the same
 status. When the parent ends, even by SIGKILL, it kills the server and removes REMOVE_DIR unless that is empty. If it is
 killed itself, the kernel kills the server.
 
@@ -22,7 +22,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
-    """Run COMMAND until it or the parent ends, and return the exit status for this process."""
+    """Run a command until it or the parent process ends, and return the exit status of the supervisor.
+
+    Args:
+        argv: The parent's process ID, the directory to remove if the parent ends first, and the command.
+    """
     parent_pid, remove_directory, command = int(argv[0]), argv[1], argv[2:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Real ZooKeeper servers for tests, alone or as an ensemble. Import them from `servers.py`."""
+"""Real ZooKeeper servers for tests, single ones or an ensemble. Import them from `servers.py`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from latchwork_testkit.binaries import ZOOKEEPER_VERSION, find_java, find_zookeeper_classpath
-from latchwork_testkit.group import Group, NetworkForm
-from latchwork_testkit.links import Links, NamedLinks
+from latchwork_testkit.group import Group, NetworkOption
+from latchwork_testkit.links import HostsFileLinks, ProxyLinks
 from latchwork_testkit.server import Server, Tls
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ _JVM_ARGS = ("-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzooke
 
 
 class ZooKeeperServer(Server):
-    """One ZooKeeper server. Not thread-safe.
+    """A ZooKeeper server. Not thread-safe.
 
     Args:
         version: "3.8", or "3.9" if it was installed (`scripts/install_zookeeper39`).
         data_dir: Directory of its data, which is kept. None uses a temporary directory that `close` removes.
-        tls: Certificates to serve clients over TLS. Four-letter words then have their own port without TLS.
-        extra_config: More lines for zoo.cfg, which replace ours of the same name.
-        jvm_args: More arguments for Java, such as `-Dzookeeper.authProvider.1=...`.
+        tls: Certificates to serve clients over TLS. Four-letter commands then have their own port without TLS.
+        extra_config: Additional settings of zoo.cfg. They replace the default settings of the same name.
+        jvm_args: Additional arguments for Java, such as `-Dzookeeper.authProvider.1=...`.
     """
 
     SCHEME = "zk"
@@ -59,24 +59,27 @@ class ZooKeeperServer(Server):
         self.version = version
         self.LABEL = f"ZooKeeper {version}"
         if tls is not None:
-            self.PORTS = ("secure", *self.PORTS)  # the first is what clients are given
+            self.PORTS = ("secure", *self.PORTS)  # the first port is the one for clients
         self._extra_config = dict(extra_config or {})
         self._jvm_args = tuple(jvm_args)
         self._ensemble: Sequence[ZooKeeperServer] = (self,)
-        self._links: NamedLinks | None = None
+        self._links: HostsFileLinks | None = None
 
     def is_leader(self) -> bool:
-        """Return whether it says that it leads its ensemble or stands alone; False if it does not answer."""
+        """Return whether the server reports that it leads its ensemble or is a single server. Return False if it does
+        not answer.
+        """
         try:
             return self.mode() in {"leader", "standalone"}
         except OSError:
             return False
 
     def mode(self) -> str:
-        """Return its own word for its mode: leader, follower, standalone, or "" while it does not serve clients.
+        """Return the mode that the server reports: leader, follower or standalone, or "" while it does not serve
+        clients.
 
         Raises:
-            OSError: It does not answer.
+            OSError: The server does not answer.
         """
         for line in self.four_letter_word("srvr").splitlines():
             name, _, value = line.partition(": ")
@@ -84,14 +87,14 @@ class ZooKeeperServer(Server):
                 return value.strip()
         return ""
 
-    def four_letter_word(self, word: str) -> str:
-        """Return the server's answer to a four-letter word such as `srvr`, `cons` or `wchc`.
+    def four_letter_word(self, command: str) -> str:
+        """Return the server's answer to a four-letter command such as `srvr`, `cons` or `wchc`.
 
         Raises:
-            OSError: It does not answer.
+            OSError: The server does not answer.
         """
         with socket.create_connection((self._host, self._port("client")), timeout=_PROBE_TIMEOUT_S) as connection:
-            connection.sendall(word.encode())
+            connection.sendall(command.encode())
             with connection.makefile("rb") as answer:
                 return answer.read().decode(errors="replace")
 
@@ -103,7 +106,7 @@ class ZooKeeperServer(Server):
             "dataDir": str(zookeeper_data),
             "clientPort": str(self._port("client")),
             "clientPortAddress": self._host,
-            **self._membership(),
+            **self._ensemble_config(),
             **self._tls_config(),
             **self._extra_config,
         }
@@ -112,28 +115,28 @@ class ZooKeeperServer(Server):
         if len(self._ensemble) > 1:
             (zookeeper_data / "myid").write_text(f"{self._ensemble.index(self) + 1}\n")
         main_class = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        java = [str(find_java()), *_JVM_ARGS, *self._named_hosts(), *self._jvm_args, "-cp"]
+        java = [str(find_java()), *_JVM_ARGS, *self._hosts_file_arguments(), *self._jvm_args, "-cp"]
         java.append(find_zookeeper_classpath(self.version, tls=self._tls is not None))
         return [*java, main_class, str(config_path)]
 
     def _tls_config(self) -> dict[str, str]:
         if self._tls is None:
             return {}
-        both = self.data_dir / "server.pem"
-        both.touch(mode=0o600)
-        both.write_bytes(self._tls.key_file.read_bytes() + self._tls.cert_file.read_bytes())
+        key_and_certificate = self.data_dir / "server.pem"
+        key_and_certificate.touch(mode=0o600)
+        key_and_certificate.write_bytes(self._tls.key_file.read_bytes() + self._tls.cert_file.read_bytes())
         return {
             "secureClientPort": str(self._port("secure")),
             "secureClientPortAddress": self._host,
             "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
-            "ssl.keyStore.location": str(both),
+            "ssl.keyStore.location": str(key_and_certificate),
             "ssl.keyStore.type": "PEM",
             "ssl.trustStore.location": str(self._tls.ca_file),
             "ssl.trustStore.type": "PEM",
             "ssl.clientAuth": "need" if self._tls.client_cert_auth else "none",
         }
 
-    def _membership(self) -> dict[str, str]:
+    def _ensemble_config(self) -> dict[str, str]:
         if len(self._ensemble) == 1:
             return {}
         return {
@@ -142,8 +145,10 @@ class ZooKeeperServer(Server):
             for number, member in enumerate(self._ensemble)
         }
 
-    def _named_hosts(self) -> list[str]:
-        """What lets this member alone find the others where the proxies are."""
+    def _hosts_file_arguments(self) -> list[str]:
+        """Write the member's hosts file, and return the argument with which Java uses it. Return no argument without
+        proxies.
+        """
         if self._links is None:
             return []
         path = self.data_dir / "hosts"
@@ -159,11 +164,11 @@ class ZooKeeperEnsemble(Group[ZooKeeperServer]):
 
     Args:
         size: Number of members.
-        version: As in `ZooKeeperServer`.
-        extra_config: As in `ZooKeeperServer`.
-        jvm_args: As in `ZooKeeperServer`.
-        network: How the links between members can be cut. True runs each member on its own host of a test network,
-            which needs root. "proxies" puts proxies into the links.
+        version: "3.8", or "3.9" if it was installed.
+        extra_config: Additional settings of zoo.cfg for each member.
+        jvm_args: Additional arguments for Java.
+        network: How tests can cut the links between members. True runs each member on its own host of a test network,
+            which needs root. "proxies" puts proxies into the links. False means that they cannot.
     """
 
     SCHEME = "zk"
@@ -175,15 +180,15 @@ class ZooKeeperEnsemble(Group[ZooKeeperServer]):
         version: str = ZOOKEEPER_VERSION,
         extra_config: Mapping[str, str] | None = None,
         jvm_args: Sequence[str] = (),
-        network: NetworkForm = False,
+        network: NetworkOption = False,
     ) -> None:
         members = [ZooKeeperServer(version, extra_config=extra_config, jvm_args=jvm_args) for _ in range(size)]
-        self._assemble(members, network)
+        self._set_members(members, network)
         for member in self.members:
             member._ensemble = self.members
 
-    def _make_links(self) -> Links:
-        links = NamedLinks([(member._port("quorum"), member._port("election")) for member in self.members])
+    def _make_links(self) -> ProxyLinks:
+        links = HostsFileLinks([(member._port("quorum"), member._port("election")) for member in self.members])
         for member in self.members:
             member._links = links
         return links

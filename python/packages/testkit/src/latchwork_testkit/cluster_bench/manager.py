@@ -1,4 +1,4 @@
-"""The process of the cluster bench that runs the real job manager and reports what it does."""
+"""The process of the cluster bench that runs the real job manager and reports its rebalances."""
 
 from __future__ import annotations
 

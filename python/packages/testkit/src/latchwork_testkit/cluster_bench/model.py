@@ -51,7 +51,7 @@ class BenchOptions:
         return [f"w{number:05d}" for number in range(self.workers)]
 
     def workers_by_process(self) -> list[list[str]]:
-        """Return the worker IDs of each process. Workers are distributed round robin, so those that die are in
+        """Return the worker IDs of each process. Workers are distributed round robin, so the dying ones are in
         different processes.
         """
         ids = self.worker_ids()

@@ -1,4 +1,4 @@
-"""Calls in a child of a fork."""
+"""Runs functions in a forked child process."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
-#: Seconds for all calls of a child before it counts as hanging: none of them does any I/O.
+#: Seconds after which a child counts as hanging. Its calls do no I/O.
 HANG_S = 20
 
 
-def in_child(calls: Mapping[str, Callable[[], object]]) -> dict[str, str]:
-    """Fork, make the calls in the child, and return the repr of each result or the name of its error."""
+def run_in_fork(calls: Mapping[str, Callable[[], object]]) -> dict[str, str]:
+    """Fork this process and call the functions in the child.
+
+    Args:
+        calls: Functions without arguments, by name.
+    Returns:
+        For each name, the repr of the result, or the class name of the error that was raised.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            signal.alarm(HANG_S)  # a hang ends the child
-            said: dict[str, str] = {}
+            signal.alarm(HANG_S)  # the signal ends a child that hangs
+            results: dict[str, str] = {}
             for name, call in calls.items():
                 try:
-                    said[name] = repr(call())
+                    results[name] = repr(call())
                 except BaseException as error:
-                    said[name] = type(error).__name__
-            os.write(writer, json.dumps(said).encode())
+                    results[name] = type(error).__name__
+            os.write(writer, json.dumps(results).encode())
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        heard = pipe.read()
+        output = pipe.read()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the child hung"
-    answers: dict[str, str] = json.loads(heard)
+    answers: dict[str, str] = json.loads(output)
     return answers

@@ -1,4 +1,4 @@
-"""A second client. Every test of the contract runs unchanged on every backend."""
+"""A fixture for a second client. Every test of the contract runs unchanged on every backend."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def other(backend_url: str, store: latchwork.Store) -> Iterator[latchwork.Store]:
-    """A second client of the same root, with connections and sessions of its own."""
+    """A second store with the same root. It has separate connections and sessions."""
     with latchwork.connect(backend_url) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""What a backend declares is true, and every limit is at least that of the contract."""
+"""The declared capabilities of a backend are true, and every limit is at least that of the contract."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import latchwork
 from latchwork.spi import find_spec
 
-#: What a change may need to reach a watch besides the polling interval, on a busy machine.
+#: Seconds that a change may need to reach a watch, in addition to the polling interval, on a busy machine.
 DELIVERY_S = 0.25
 
 WRITE = """
@@ -49,14 +49,14 @@ def test_changes_reach_the_watch_of_another_store_within_the_polling_interval(st
     changed = threading.Event()
     sent_at = 0.0
 
-    def heard(batch):
+    def receive(batch):
         if batch:
             delays.append(time.monotonic() - sent_at)
             changed.set()
 
     with store.watch("watched") as watch:
         watch.next(10)
-        watch.subscribe(heard)
+        watch.subscribe(receive)
         for number in range(10):
             time.sleep(0.15)  # a backend that polls more often after a change is idle again
             changed.clear()
@@ -68,7 +68,7 @@ def test_changes_reach_the_watch_of_another_store_within_the_polling_interval(st
 
 def test_another_process_shares_the_data(backend_url, store):
     if not store.capabilities.multi_process:
-        pytest.skip("multi_process=False: the data is that of one process")
+        pytest.skip("multi_process=False: each process has its own data")
     subprocess.run([sys.executable, "-c", WRITE, backend_url], check=True, timeout=60)
     assert store.get("from-another-process").value == b"v"
 

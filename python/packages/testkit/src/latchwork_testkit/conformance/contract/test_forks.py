@@ -1,4 +1,4 @@
-"""A child of a fork: each call is refused at once, nothing looks alive, and closing leaves the parent's as it is."""
+"""A forked child: each call is refused at once, sessions are lost, and closing does not affect the parent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import latchwork
 from latchwork.testing import FaultyStore
-from latchwork_testkit.conformance.children import HANG_S, in_child
+from latchwork_testkit.conformance.children import HANG_S, run_in_fork
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_closing_a_session_in_a_child_leaves_the_parents_alive(store, other):
     session = store.open_session(4.0)
     store.put("bound", b"", session=session)
-    assert in_child({"close": session.close, "store": store.close}) == {"close": "None", "store": "None"}
-    assert not session.lost.wait(2.0), "a renewal or two"
+    assert run_in_fork({"close": session.close, "store": store.close}) == {"close": "None", "store": "None"}
+    assert not session.lost.wait(2.0), "the parent has renewed the session meanwhile"
     assert session.state == "active"
     assert other.get("bound").owner == session.id
 
@@ -25,7 +25,7 @@ def test_closing_a_session_in_a_child_leaves_the_parents_alive(store, other):
 def test_a_child_that_reopens_its_parents_store_has_one_like_it(backend_url):
     with latchwork.connect(backend_url, session_ttl_s=7) as store:
         if not store.capabilities.multi_process:
-            pytest.skip("multi_process=False: a child of a fork has a memory of its own")
+            pytest.skip("multi_process=False: a forked child does not share the memory")
         inner = store.namespace("inner")
         session_id = store.session.id
 
@@ -34,7 +34,7 @@ def test_a_child_that_reopens_its_parents_store_has_one_like_it(backend_url):
                 again.put("from-the-child", again.session.id.encode())
                 return again.url, again.session.ttl_s
 
-        assert in_child({"reopened": reopened, "theirs": lambda: inner.get("x")}) == {
+        assert run_in_fork({"reopened": reopened, "theirs": lambda: inner.get("x")}) == {
             "reopened": repr((store.url, store.session.ttl_s)),
             "theirs": "ForkedProcess",
         }
@@ -43,12 +43,12 @@ def test_a_child_that_reopens_its_parents_store_has_one_like_it(backend_url):
         assert store.session.state == "active"
 
 
-def test_the_error_in_a_child_names_what_mends_it(store):
+def test_the_error_in_a_child_names_reopen(store):
     def refused():
         with pytest.raises(latchwork.ForkedProcess, match=r"store\.reopen\(\)"):
             store.get("k")
 
-    assert in_child({"refused": refused}) == {"refused": "None"}
+    assert run_in_fork({"refused": refused}) == {"refused": "None"}
 
 
 def test_a_reopened_store_is_another_one(store):
@@ -65,7 +65,7 @@ def test_a_store_built_on_another_is_not_reopened(store):
 
 def test_a_session_is_lost_in_a_child(store):
     session = store.open_session(30.0)
-    assert in_child(
+    assert run_in_fork(
         {
             "state": lambda: session.state,
             "lost": lambda: session.lost.wait(HANG_S / 2),
@@ -88,7 +88,7 @@ def test_a_session_is_lost_in_a_child(store):
     assert not session.lost.is_set()
 
 
-def test_watches_and_mirrors_are_refused_in_a_child_and_go_on_in_the_parent(store, other):
+def test_watches_and_mirrors_are_refused_in_a_child_and_continue_in_the_parent(store, other):
     other.put("m/a", b"1")
     with store.mirror("m") as mirror, store.watch("m") as watch, store.watch("m") as unread:
         watch.next(10.0)
@@ -109,7 +109,7 @@ def test_watches_and_mirrors_are_refused_in_a_child_and_go_on_in_the_parent(stor
             "on_change": lambda: mirror.on_change(print),
         }
         quiet = {"stale_s": mirror.stale_s, "close": mirror.close, "close the watch": watch.close}
-        assert in_child({**calls, **quiet}) == {
+        assert run_in_fork({**calls, **quiet}) == {
             **dict.fromkeys(calls, "ForkedProcess"),
             "stale_s": "inf",
             "close": "None",
@@ -130,7 +130,7 @@ def test_a_full_pipeline_is_refused_in_a_child_without_waiting_for_calls_that_en
         with pipeline:
             raise error
 
-    heard = in_child(
+    results = run_in_fork(
         {
             "call": lambda: pipeline.get("k"),
             "flush": pipeline.flush,
@@ -139,7 +139,7 @@ def test_a_full_pipeline_is_refused_in_a_child_without_waiting_for_calls_that_en
             "begin": lambda: store.start_call("transact", lambda tx: tx.get("k")),
         }
     )
-    assert heard == {
+    assert results == {
         "call": "ForkedProcess",
         "flush": "ForkedProcess",
         "end of a with": "ForkedProcess",
@@ -154,7 +154,7 @@ def test_a_callback_that_is_added_in_a_child_to_a_future_that_has_ended_is_calle
         future = pipeline.get("k")
     future.result(10.0)
     called = []
-    assert in_child({"add": lambda: future.add_done_callback(called.append) or len(called)}) == {"add": "1"}
+    assert run_in_fork({"add": lambda: future.add_done_callback(called.append) or len(called)}) == {"add": "1"}
 
 
 def test_a_child_that_drops_what_the_parent_opened_does_it_no_harm(backend_url):
@@ -165,7 +165,7 @@ def test_a_child_that_drops_what_the_parent_opened_does_it_no_harm(backend_url):
     names = {"drop": lambda: (opened.clear(), gc.collect())[0]}
     holder = {"session": session}
     del session
-    in_child({"drop": lambda: (holder.clear(), names["drop"]())[1]})
+    run_in_fork({"drop": lambda: (holder.clear(), names["drop"]())[1]})
     assert not holder["session"].lost.wait(2.0)
     assert holder["session"].state == "active"
     opened[0].put("bound", b"again")

@@ -31,8 +31,8 @@ BAD_KEYS = [
 ]
 
 
-def doors(store, key):
-    """Every call that takes a key, and those that take a prefix."""
+def calls_with_key(store, key):
+    """Return every call that takes a key or a prefix."""
     return [
         lambda: store.get(key),
         lambda: store.get_many(["ok", key]),
@@ -63,7 +63,7 @@ def doors(store, key):
 
 @pytest.mark.parametrize("key", BAD_KEYS)
 def test_malformed_and_reserved_keys_are_refused_by_every_call(store, key):
-    for call in doors(store, key):
+    for call in calls_with_key(store, key):
         with pytest.raises(InvalidKey):
             call()
 
@@ -91,8 +91,8 @@ def test_the_longest_and_the_deepest_key_can_be_written_read_listed_followed_and
 
 @pytest.mark.large
 @pytest.mark.parametrize("key", [LONGEST + "z", DEEPEST + "/e", "a/" * 20_000 + "a", "x" * 10_000_000], ids=len)
-def test_longer_and_deeper_keys_are_refused_at_every_door(store, key):
-    for call in doors(store, key):
+def test_longer_and_deeper_keys_are_refused_by_every_call(store, key):
+    for call in calls_with_key(store, key):
         with pytest.raises(
             InvalidKey, match=r"has .* characters and .* segments, and may have 5,000 and 64"
         ) as refused:
@@ -108,7 +108,7 @@ def test_a_namespace_counts(store):
     inner = store.namespace("/".join(["n" * 99] * 3))  # 299 characters
     longest = "/".join(["x" * 99] * 47)  # 4,699 characters
     assert inner.get(inner.put(longest + "y", b"v").key) is not None
-    for call in doors(inner, longest + "yz"):
+    for call in calls_with_key(inner, longest + "yz"):
         with pytest.raises(InvalidKey, match="with its namespace has 5,001 characters and 50 segments"):
             call()
 

@@ -1,4 +1,4 @@
-"""Opening, closing, forking."""
+"""Opening, closing and forking of stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import latchwork
 from latchwork import Closed, ForkedProcess
 
 
-def test_a_closed_store_refuses_every_call_and_close_twice_is_fine(backend_url):
+def test_a_closed_store_refuses_every_call_and_close_is_idempotent(backend_url):
     store = latchwork.connect(backend_url)
     store.close()
     store.close()
@@ -30,7 +30,7 @@ def test_a_closed_store_refuses_every_call_and_close_twice_is_fine(backend_url):
             call()
 
 
-def test_what_was_written_is_there_for_the_next_store(backend_url, store):
+def test_written_values_are_there_for_the_next_store(backend_url, store):
     with latchwork.connect(backend_url) as first:
         entry = first.put("kept", b"v")
     with latchwork.connect(backend_url) as second:
@@ -47,7 +47,7 @@ def test_closing_leaves_no_thread_behind(backend_url):
         store.watch("k").subscribe(lambda _batch: None)
         store.mirror("k")
     done = threading.Event()
-    for _ in range(50):  # callback threads end by themselves, a moment later
+    for _ in range(50):  # callback threads end by themselves a little later
         left = {thread.name for thread in threading.enumerate() if "latchwork" in thread.name} - before
         if not left:
             break
@@ -72,7 +72,7 @@ def test_the_url_comes_from_the_environment_when_none_is_given(backend_url, monk
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_gets_a_clear_error_and_the_parent_goes_on(store):
+def test_a_forked_child_gets_a_clear_error_and_the_parent_continues(store):
     store.put("k", b"", session=store.session)
     read_end, write_end = os.pipe()
     child = os.fork()

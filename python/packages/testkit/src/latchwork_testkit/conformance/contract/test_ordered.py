@@ -1,4 +1,4 @@
-"""create_ordered: which older keys of its kind a new key is told of."""
+"""create_ordered: which older keys with the same prefix are named to the creator of a new key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def names(*entries):
     return tuple(entry.key.rpartition("/")[2] for entry in entries)
 
 
-def test_a_new_key_is_told_the_older_ones_in_the_order_of_their_creation(store, other):
+def test_a_new_key_names_the_older_ones_in_the_order_of_their_creation(store, other):
     made = [
         client.create_ordered("q/t-", f"{nine}", b"") for client, nine in zip((store, other) * 3, "958372", strict=True)
     ]
@@ -24,7 +24,7 @@ def test_a_new_key_is_told_the_older_ones_in_the_order_of_their_creation(store, 
         assert each.older in {names(*entries[:place]), None}
 
 
-def test_the_key_begins_as_it_was_asked_for_and_is_an_ordinary_one(store):
+def test_the_key_begins_with_the_given_prefix_and_is_an_ordinary_key(store):
     session = store.session
     entry = store.create_ordered("a/b/q/t-", "one", b"value", session=session).entry
     assert entry.key.startswith("a/b/q/t-one")
@@ -58,13 +58,13 @@ def test_the_order_survives_the_removal_of_all_keys(store):
         store.delete_tree("a")
 
 
-def test_a_key_among_many_is_told_all_of_them_or_that_they_are_not_known(store):
+def test_a_key_among_many_names_all_of_them_or_none_is_known(store):
     entries = [store.create_ordered("q/t-", f"{number:03}", b"").entry for number in range(MAX_OLDER + 2)]
     assert store.create_ordered("q/t-", "new", b"").older in {names(*entries), None}
 
 
-def test_of_many_creators_at_once_each_is_told_every_older_key_that_is_there(store, other):
-    """A key that is not named would be a lock with two holders."""
+def test_each_of_many_concurrent_creators_gets_every_older_key_that_exists(store, other):
+    """If an older key were left out, a lock could have two holders."""
     made, lock = [], threading.Lock()
 
     def create(client, number):
@@ -84,7 +84,7 @@ def test_of_many_creators_at_once_each_is_told_every_older_key_that_is_there(sto
         assert each.older in {names(*(entry for entry in entries if entry.created < each.entry.created)), None}
 
 
-def test_a_key_in_a_namespace_is_told_of_the_keys_there(store):
+def test_a_key_in_a_namespace_names_the_older_keys_there(store):
     inner = store.namespace("inner")
     first = inner.create_ordered("q/t-", "1", b"").entry
     second = inner.create_ordered("q/t-", "2", b"")
@@ -107,7 +107,7 @@ def test_a_key_is_refused_like_any_other(store):
     assert store.children("") == []
 
 
-def test_a_fence_of_a_key_fails_once_it_is_gone_whoever_lines_up_later(store):
+def test_a_fence_of_a_deleted_key_fails_although_a_later_key_exists(store):
     first = store.create_ordered("q/t-", "1", b"").entry
     store.delete(first.key)
     second = store.create_ordered("q/t-", "2", b"").entry

@@ -1,7 +1,7 @@
-"""A version that was read once never passes for a later incarnation of its key, whatever happened in between.
+"""A check with a version that was read never passes after the key was changed, however it was changed.
 
-The ways in which a key can live on (`LIVES`) are tried one by one and in pairs, by the same store and by another one;
-then again inside `transact`, and at random by many writers at once.
+The tests try each kind of change (`CHANGES`) alone and in pairs, by the same store and by another one, then inside
+`transact`, and finally random changes by many concurrent writers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from latchwork.types import At, Create, Delete, Exists, Put
 
 WAIT_S = 30.0
 LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
-CHAOS_S = 20.0 if LONG else 1.5
-#: Commits of its kind that a run under chaos must have seen; it goes on while one comes within so many seconds. On 3 %
-#: of a processor it took through an event loop 44 s for 20: it is the machine that is slow then, and nothing is stuck.
-ENOUGH, PATIENCE_S = 20, 40.0
+RANDOM_WRITES_S = 20.0 if LONG else 1.5
+#: Number of checked commits that a random run needs, and the seconds that it waits for the next one of them. With 3 %
+#: of a processor and an event loop, 20 commits took 44 s.
+MIN_CLAIMS, PATIENCE_S = 20, 40.0
 
 
-# Each leaves the key there, written at least once.
+# Kinds of changes. After each of them the key exists and was written at least once.
 
 
 def overwrite(key, one, two):
@@ -53,7 +53,7 @@ def recreate_in_turns(key, one, two):
 
 
 def recreate_and_write_as_often(key, one, two):
-    """ZooKeeper's own version counts the writes since the creation."""
+    """Create the key again, and write it as often as before, because ZooKeeper's version counts writes."""
     one.delete(key)
     for _ in range(3):
         two.put(key, b"v")
@@ -106,7 +106,7 @@ def be_an_implied_parent(key, one, two):
     two.delete(f"{key}/below")
 
 
-LIVES = (
+CHANGES = (
     overwrite,
     recreate,
     recreate_by_another,
@@ -132,7 +132,7 @@ def with_session(store, fn):
         session.close()
 
 
-# Ways to come by an entry, and to rely on it.
+# Ways to get an entry, and ways to use its version in a check.
 
 
 def by_put(store, key):
@@ -196,7 +196,7 @@ def through_a_fence(store, stale):
     store.commit([store.fence(1, At(stale))], [Put(f"{stale.key}.elsewhere", b"late")])
 
 
-RELIANCES = (check_only, write_the_key, write_elsewhere, delete_the_key, delete_in_a_commit, through_a_fence)
+CHECKED_CALLS = (check_only, write_the_key, write_elsewhere, delete_the_key, delete_in_a_commit, through_a_fence)
 
 
 @pytest.fixture
@@ -205,40 +205,40 @@ def other(backend_url, store):
         yield opened
 
 
-def live_on(lives, key, store, other):
-    """Apply them; one that binds makes the key a leaf, which one that needs descendants has to undo first."""
-    for life in lives:
+def apply_changes(changes, key, store, other):
+    """Change a key in these ways. If a change needs keys below a session-bound key, unbind the key first."""
+    for change in changes:
         before = store.get(key)
-        if life is be_an_implied_parent and before is not None and before.owner is not None:
+        if change is be_an_implied_parent and before is not None and before.owner is not None:
             store.delete(key)
             store.put(key, b"v")
-        life(key, store, other)
+        change(key, store, other)
 
 
-def test_no_life_of_a_key_lets_an_old_version_pass(store, other):
-    """Each life and pairs of them; how the entry was come by, and how it is relied on, takes turns."""
-    pairs = list(itertools.product(LIVES, LIVES))
+def test_no_change_of_a_key_lets_an_old_version_pass(store, other):
+    """Try each change and pairs of changes. The ways to get an entry and to check its version alternate."""
+    pairs = list(itertools.product(CHANGES, CHANGES))
     pairs = pairs if LONG else random.Random(7).sample(pairs, 60)
-    turns = zip(itertools.cycle(SOURCES), itertools.cycle(RELIANCES), strict=False)  # 7 and 6: all combinations
-    for number, lives in enumerate([*itertools.product(LIVES), *pairs]):
-        source, rely = next(turns)
+    turns = zip(itertools.cycle(SOURCES), itertools.cycle(CHECKED_CALLS), strict=False)  # 7 and 6: all combinations
+    for number, changes in enumerate([*itertools.product(CHANGES), *pairs]):
+        source, checked_call = next(turns)
         key = f"k{number}"
         stale = source(store, key)
-        live_on(lives, key, store, other)
-        story = f"{source.__name__}, {', '.join(life.__name__ for life in lives)}, {rely.__name__}"
+        apply_changes(changes, key, store, other)
+        story = f"{source.__name__}, {', '.join(change.__name__ for change in changes)}, {checked_call.__name__}"
         fresh = store.get(key)
         assert fresh.version != stale.version, story
         assert fresh.token > stale.token, story
         for each in (store, other):
             with pytest.raises(Conflict) as caught:
-                rely(each, stale)
-            assert At(stale) in caught.value.failed or rely is through_a_fence, story
+                checked_call(each, stale)
+            assert At(stale) in caught.value.failed or checked_call is through_a_fence, story
         assert store.get(key).version == fresh.version, f"a refused commit wrote: {story}"
-        other.commit([At(fresh)], [])  # and the present version is not refused
+        other.commit([At(fresh)], [])  # the current version is not refused
 
 
-@pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
-def test_a_transaction_is_run_again_when_its_key_lived_on_meanwhile(life, store, other):
+@pytest.mark.parametrize("change_key", CHANGES, ids=lambda change: change.__name__)
+def test_a_transaction_is_repeated_when_its_key_was_changed_meanwhile(change_key, store, other):
     store.put("k", b"first")
     seen = []
 
@@ -246,7 +246,7 @@ def test_a_transaction_is_run_again_when_its_key_lived_on_meanwhile(life, store,
         entry = tx.get("k")
         seen.append(entry.value)
         if len(seen) == 1:
-            life("k", store, other)
+            change_key("k", store, other)
         tx.put("done", b"after " + entry.value)
 
     store.transact(change)
@@ -280,7 +280,7 @@ with latchwork.connect(sys.argv[1]) as store:
 
 
 def bind_until_expiry(url, store, stale):
-    """Bind three keys to a session whose process is killed, read them, and return when they are gone."""
+    """Bind three keys to a session of another process, add their entries to `stale`, and kill the process."""
     doomed = subprocess.Popen(
         [sys.executable, "-c", DOOMED, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -291,7 +291,7 @@ def bind_until_expiry(url, store, stale):
 
 
 def bind_unrenewed(store, stale):
-    """The same for a store that lives in this process only: a session that nobody renews."""
+    """Bind three keys to a session that is not renewed, and add their entries to `stale`. For stores in memory."""
     session = store._core.backend.open_session(0.25, lambda: None).result(WAIT_S)
     for key in "abc":
         store._core.backend.commit([], [Put(key, b"v", SimpleNamespace(id=session.id))]).result(WAIT_S)
@@ -318,8 +318,8 @@ def test_no_version_outlives_the_expiry_of_its_session(backend_url, store, other
     assert store.get("late") is None
 
 
-class Chaos:
-    """Many writers on two keys, each of which notes what it did under which token."""
+class RandomWriters:
+    """Concurrent writers on two keys. They record the token of each write and of each version that they checked."""
 
     def __init__(self, url, seed):
         self.url = url
@@ -337,7 +337,7 @@ class Chaos:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(ENOUGH * PATIENCE_S)
+            thread.join(MIN_CLAIMS * PATIENCE_S)
             assert not thread.is_alive()
 
     def work(self, number, deadline):
@@ -350,12 +350,12 @@ class Chaos:
                         step(store, rng.choice(self.keys), rng)
                     except (Conflict, KeyExists, SessionLost):
                         continue
-        except BaseException as error:  # whatever it is: a writer that ends early is no fair run
+        except BaseException as error:  # a run in which a writer ends early proves nothing
             self.failures.append(error)
 
     def wants_more(self):
-        """A busy machine may take longer."""
-        return len(self.claims) <= ENOUGH and time.monotonic() < self.grew_at + PATIENCE_S
+        """Return whether more checked commits are needed. A busy machine takes longer."""
+        return len(self.claims) <= MIN_CLAIMS and time.monotonic() < self.grew_at + PATIENCE_S
 
     def note(self, key, token):
         with self.lock:
@@ -366,11 +366,11 @@ class Chaos:
         if entry is None:
             return
         if rng.random() < 0.3:
-            time.sleep(rng.uniform(0, 0.004))  # so that it is often stale
+            time.sleep(rng.uniform(0, 0.004))  # so that the entry is often stale
         self.claim(entry, store.commit([At(entry)], [Put(key, b"claimed")]).entries[0])
 
     def rely_in_transact(self, store, key, rng):
-        found, log = [], f"log.{threading.get_ident()}"  # nobody else writes it, and commits have one token
+        found, log = [], f"log.{threading.get_ident()}"  # no other writer uses it, and a commit has one token
 
         def change(tx):
             found[:] = [tx.get(key)]
@@ -404,31 +404,31 @@ class Chaos:
 
         with_session(store, bound)
 
-    def judge(self):
+    def check(self):
         relied = [(key, before.token) for key, before, _ in self.claims]
         assert len(relied) == len(set(relied)), "two commits replaced the same version"
         for key, before, written in self.claims:
             between = [token for token in self.writes[key] if before.token < token < written.token]
             assert not between, f"{key}: At({before.token}) passed at {written.token}, after {between}"
-            assert written.created in {None, before.created}, f"{key}: a commit at {before} created the key anew"
+            assert written.created in {None, before.created}, f"{key}: a commit at {before} created the key again"
 
 
 def test_versions_hold_under_concurrent_writers_deletions_and_ending_sessions(backend_url, store):
-    chaos = Chaos(backend_url, seed=11)
-    chaos.run(CHAOS_S)
-    assert chaos.failures == []
-    assert len(chaos.claims) > ENOUGH
-    chaos.judge()
+    writers = RandomWriters(backend_url, seed=11)
+    writers.run(RANDOM_WRITES_S)
+    assert writers.failures == []
+    assert len(writers.claims) > MIN_CLAIMS
+    writers.check()
 
 
-def test_the_judge_of_the_chaos_notices_a_version_that_lied():
+def test_the_check_of_random_writers_detects_a_version_that_passed_wrongly():
     entry = functools.partial(SimpleNamespace, key="x", created=1)
     for writes, claims in (
         ({5, 7, 9}, [("x", entry(token=5), entry(token=9))]),
         ({5, 7, 9}, [("x", entry(token=5), entry(token=7)), ("x", entry(token=5), entry(token=9))]),
         ({5, 7}, [("x", entry(token=5), SimpleNamespace(token=7, created=7))]),
     ):
-        chaos = Chaos("", seed=0)
-        chaos.writes["x"], chaos.claims = writes, claims
+        writers = RandomWriters("", seed=0)
+        writers.writes["x"], writers.claims = writes, claims
         with pytest.raises(AssertionError):
-            chaos.judge()
+            writers.check()

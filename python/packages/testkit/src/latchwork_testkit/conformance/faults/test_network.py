@@ -1,4 +1,4 @@
-"""A network that cuts, holds back and delays."""
+"""Network faults: connections that are cut, held and refused."""
 
 from __future__ import annotations
 
@@ -19,81 +19,81 @@ def eventually(condition, timeout_s=BACK_S):
     assert found
 
 
-def written(store, key, value):
-    """Write until it works."""
+def put_or_none(store, key, value):
+    """Put a value and return the entry, or None if the store reports an error."""
     try:
         return store.put(key, value)
     except LatchworkError:
         return None
 
 
-def test_every_call_ends_in_time_while_the_server_is_silent(near, way):
-    near.put("k", b"before")
-    way.hold()
-    for call in (lambda: near.get("k"), lambda: near.put("k", b"v"), lambda: near.list("")):
+def test_every_call_ends_in_time_while_the_server_is_silent(proxied_store, proxy):
+    proxied_store.put("k", b"before")
+    proxy.hold()
+    for call in (lambda: proxied_store.get("k"), lambda: proxied_store.put("k", b"v"), lambda: proxied_store.list("")):
         began = time.monotonic()
         with pytest.raises((Unavailable, OutcomeUnknown)):
             call()
         assert time.monotonic() - began < CALL_TIMEOUT_S + 2.0
 
 
-def test_a_write_that_was_reported_as_not_applied_is_never_applied(near, store, way):
+def test_a_write_that_was_reported_as_not_applied_is_never_applied(proxied_store, store, proxy):
     refused = []
     for number in range(30):
         key = f"writes/{number}"
         if number % 3 == 0:
-            way.cut()
+            proxy.cut()
         try:
-            near.create(key, b"v")
+            proxied_store.create(key, b"v")
         except Unavailable:
             refused.append(key)
         except OutcomeUnknown:
             pass
         else:
             assert store.get(key) is not None
-    way.release()
+    proxy.release()
     time.sleep(1.0)
     assert [key for key in refused if store.get(key) is not None] == []
 
 
-def test_a_write_whose_answer_was_lost_is_known_before_the_next_one(near, store, way):
-    near.put("k", b"0")
-    way.hold("answers")
+def test_a_write_whose_answer_was_lost_is_known_before_the_next_one(proxied_store, store, proxy):
+    proxied_store.put("k", b"0")
+    proxy.hold("answers")
     with pytest.raises((OutcomeUnknown, Unavailable)):
-        near.put("k", b"1")
-    way.cut()
-    way.release()
-    eventually(lambda: written(near, "k", b"2"))
+        proxied_store.put("k", b"1")
+    proxy.cut()
+    proxy.release()
+    eventually(lambda: put_or_none(proxied_store, "k", b"2"))
     time.sleep(1.0)
     assert store.get("k").value == b"2"
 
 
-def test_a_watch_goes_on_after_a_cut_without_missing_the_state(near, store, way):
-    with near.mirror("w") as mirror:
+def test_a_watch_continues_after_a_cut_and_reports_the_current_state(proxied_store, store, proxy):
+    with proxied_store.mirror("w") as mirror:
         store.put("w/before", b"v")
         mirror.wait_until(lambda state: "w/before" in state, timeout_s=BACK_S)
-        way.refuse()
+        proxy.refuse()
         store.put("w/meanwhile", b"v")
         store.delete("w/before")
-        way.accept()
+        proxy.accept()
         mirror.wait_until(lambda state: set(state) == {"w/meanwhile"}, timeout_s=BACK_S)
 
 
-def test_a_session_survives_a_short_cut(near, store, way):
-    near.put("bound", b"v", session=near.session)
-    way.cut()
-    eventually(lambda: written(near, "after", b"v"))
-    assert near.session.state == "active"
-    assert store.get("bound").owner == near.session.id
+def test_a_session_survives_a_short_cut(proxied_store, store, proxy):
+    proxied_store.put("bound", b"v", session=proxied_store.session)
+    proxy.cut()
+    eventually(lambda: put_or_none(proxied_store, "after", b"v"))
+    assert proxied_store.session.state == "active"
+    assert store.get("bound").owner == proxied_store.session.id
 
 
-def test_a_session_that_is_cut_off_for_its_ttl_is_lost_here_before_its_keys_disappear(near, store, way):
-    session = near.session
-    near.put("bound", b"v", session=session)
-    way.hold()
+def test_a_session_that_is_cut_off_for_its_ttl_is_lost_here_before_its_keys_disappear(proxied_store, store, proxy):
+    session = proxied_store.session
+    proxied_store.put("bound", b"v", session=session)
+    proxy.hold()
     assert session.lost.wait(session.ttl_s + 2.0)
     eventually(lambda: store.get("bound") is None, 4 * session.ttl_s)
-    way.release()
+    proxy.release()
     with pytest.raises(SessionLost):
-        near.put("bound", b"late", session=session)
+        proxied_store.put("bound", b"late", session=session)
     assert store.get("bound") is None

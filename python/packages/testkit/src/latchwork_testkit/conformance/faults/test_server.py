@@ -1,4 +1,4 @@
-"""A server that is killed and started again."""
+"""Server faults: the server is killed and started again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_acknowledged_writes_survive_a_crash_of_the_server(server, store):
     assert len(found) == 20
 
 
-def test_tokens_go_on_growing_after_a_restart(server, store):
+def test_tokens_keep_growing_after_a_restart(server, store):
     before = store.put("k", b"1").token
     server.kill()
     server.start()
@@ -40,7 +40,7 @@ def test_tokens_go_on_growing_after_a_restart(server, store):
     assert after.token > before
 
 
-def test_a_server_that_is_away_is_reported_in_time(server, backend_url, store):
+def test_a_server_that_does_not_run_is_reported_in_time(server, backend_url, store):
     store.put("k", b"v")
     server.kill()
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The calls of several clients on a few keys have an order that explains every answer."""
+"""The calls of several clients on a few keys are linearizable: one order of them explains every answer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROUND_S = 30.0 if os.environ.get("LATCHWORK_LONG_TESTS") else 4.0
 CLIENTS = 4
 
 
-def recorded(urls, hurt=lambda until: None):
-    """Let clients make random calls, and return their history and what went wrong."""
+def record_history(urls, inject_faults=lambda deadline: None):
+    """Let clients make random calls, and return their history and a sentence for each unexpected error."""
     calls, mutex = {}, threading.Lock()
 
     def sink(call: Call) -> None:
@@ -32,7 +32,7 @@ def recorded(urls, hurt=lambda until: None):
     clients = Clients(specs, sink, give_up_after_s=None, mean_pause_s=0.002)
     try:
         clients.start(seed=random.randrange(1 << 30))
-        hurt(time.monotonic() + ROUND_S)
+        inject_faults(time.monotonic() + ROUND_S)
         time.sleep(0.5)
         clients.stop()
         problems = clients.finish()
@@ -41,34 +41,38 @@ def recorded(urls, hurt=lambda until: None):
     return History(KEYS, dict.fromkeys(KEYS), 0, list(calls.values())), problems
 
 
-def check(history, problems):
+def check_linearizable(history, problems):
     assert problems == []
     assert len(history.calls) > 20
-    check = check_history(history)
-    assert check.is_linearizable, "\n".join([*check.problems, format_timeline(minimize_history(history))])
+    result = check_history(history)
+    assert result.is_linearizable, "\n".join([*result.problems, format_timeline(minimize_history(history))])
 
 
 def test_a_history_without_faults_is_linearizable(backend_url):
-    history, problems = recorded([backend_url] * CLIENTS, lambda until: time.sleep(until - time.monotonic()))
-    check(history, problems)
+    history, problems = record_history(
+        [backend_url] * CLIENTS, lambda deadline: time.sleep(deadline - time.monotonic())
+    )
+    check_linearizable(history, problems)
 
 
 def test_a_history_with_cut_connections_is_linearizable(conformance_server, backend_url):
     endpoint = getattr(conformance_server, "endpoint", "")
     if not endpoint:
-        pytest.skip("no endpoint: the backend has no server of its own")
+        pytest.skip("no endpoint: the backend has no separate server")
     with contextlib.ExitStack() as opened:
-        ways = [opened.enter_context(Proxy(endpoint)) for _ in range(CLIENTS)]
+        proxies = [opened.enter_context(Proxy(endpoint)) for _ in range(CLIENTS)]
 
-        def hurt(until):
+        def inject_faults(deadline):
             rng = random.Random()
-            while time.monotonic() < until:
+            while time.monotonic() < deadline:
                 time.sleep(rng.uniform(0.1, 0.4))
-                way = rng.choice(ways)
-                way.hold(rng.choice(["requests", "answers"]))
+                proxy = rng.choice(proxies)
+                proxy.hold(rng.choice(["requests", "answers"]))
                 time.sleep(rng.uniform(0.05, 0.2))
-                way.cut()
-                way.release()
+                proxy.cut()
+                proxy.release()
 
-        history, problems = recorded([backend_url.replace(endpoint, way.endpoint) for way in ways], hurt)
-    check(history, problems)
+        history, problems = record_history(
+            [backend_url.replace(endpoint, proxy.endpoint) for proxy in proxies], inject_faults
+        )
+    check_linearizable(history, problems)

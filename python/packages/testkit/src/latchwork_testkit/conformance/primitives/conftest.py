@@ -1,4 +1,4 @@
-"""Several clients of one root, each with a session of its own."""
+"""Fixtures for several clients with the same root. Each has a separate session."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import latchwork
 
 @pytest.fixture
 def client(backend_url):
-    """Open another store on the test's root, with a short session; closed after the test."""
+    """A function that opens a store with the root of the test and a session of 1 s, until the test ends."""
     with contextlib.ExitStack() as opened:
         yield lambda: opened.enter_context(latchwork.connect(backend_url, session_ttl_s=1.0))
 
 
 @pytest.fixture
 def together():
-    """Call functions at the same time in threads of their own, and return their results."""
+    """A function that calls functions at the same time, each in a thread, and returns their results."""
 
     def call(*functions, timeout_s=60.0):
         results = [None] * len(functions)

@@ -1,4 +1,4 @@
-"""Locks and elections: one owner, whose fence is refused once another one has taken over."""
+"""Locks and elections: there is one owner, and its fence is refused after another owner has taken over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues, numbers, groups and meetings: nothing is lost and nothing is given twice."""
+"""Queues, counters, groups and barriers: nothing is lost, and nothing is handed out twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from latchwork.primitives import Barrier, Counter, Group, Once, Queue
 WAIT_S = 30.0
 
 
-def drained(queue):
-    """Take and acknowledge items until there are none."""
+def take_all(queue):
+    """Take and acknowledge all items of a queue, and return their numbers."""
     taken = []
     with contextlib.suppress(WaitTimeout):
         while True:
@@ -24,7 +24,7 @@ def drained(queue):
 def test_items_of_a_queue_are_taken_in_the_order_in_which_they_were_put(client):
     producer, consumer = Queue(client(), "work"), Queue(client(), "work")
     producer.put_many([b"%d" % number for number in range(5)])
-    assert drained(consumer) == [0, 1, 2, 3, 4]
+    assert take_all(consumer) == [0, 1, 2, 3, 4]
     producer.close()
     consumer.close()
 
@@ -33,7 +33,7 @@ def test_each_item_of_a_queue_is_taken_by_one_of_many_consumers(client, together
     producer = Queue(client(), "work")
     producer.put_many([b"%d" % number for number in range(20)])
     consumers = [Queue(client(), "work") for _ in range(3)]
-    results = together(*(lambda queue=queue: drained(queue) for queue in consumers))
+    results = together(*(lambda queue=queue: take_all(queue) for queue in consumers))
     assert sorted(number for taken in results for number in taken) == list(range(20))
     for queue in (producer, *consumers):
         queue.close()
@@ -60,7 +60,7 @@ def test_no_addition_to_a_counter_is_lost(client, together):
     assert counters[0].value() == 40
 
 
-def test_a_function_runs_once_for_all_who_ask(client, together):
+def test_once_runs_a_function_once_for_all_callers(client, together):
     runs = []
 
     def work(_work):
@@ -74,7 +74,7 @@ def test_a_function_runs_once_for_all_who_ask(client, together):
         once.close()
 
 
-def test_nobody_passes_a_barrier_before_all_have_come(client, together):
+def test_no_party_passes_a_barrier_before_all_have_arrived(client, together):
     names = ("a", "b", "c")
     barriers = [Barrier(client(), "phase", parties=names, member_id=name) for name in names]
     assert together(*(lambda barrier=barrier: barrier.wait(WAIT_S) for barrier in barriers)) == [0, 0, 0]
