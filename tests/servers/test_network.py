@@ -232,7 +232,7 @@ def test_isolated_leader_is_replaced_while_tests_still_reach_it_and_joins_again_
 @needs_root
 def test_network_leaves_nothing_behind():
     with Network(2) as network:
-        spaces = [command[-1] for command in map(network.enter, range(2))]
+        spaces = [command[-1] for command in map(network.command_prefix, range(2))]
         network.cut(0, 1)
     assert not any(os.path.exists(f"/run/netns/{space}") for space in spaces)  # noqa: PTH110
 
