@@ -162,7 +162,7 @@ def test_a_failover_behind_a_pooler_is_noticed_although_no_connection_breaks(pai
                 leave_behind(standby, primary, lambda: lost.append(store.put("w/lost", b"1")))
             else:
                 fail_over(primary, standby)
-            bouncer.turn_to(standby.endpoint)
+            bouncer.change_target(standby.endpoint)
             eventually(lambda: set(mirror) == set(), 20.0)
             assert session.lost.wait(20.0)
         with pytest.raises(SessionLost):
@@ -183,7 +183,7 @@ def test_the_first_call_behind_a_pooler_finds_the_sessions_ended_whatever_it_is(
         store._core.backend._hub._sweep_at = time.monotonic() + 3600
         token = store.put("k", b"").token
         fail_over(primary, standby)
-        bouncer.turn_to(standby.endpoint)
+        bouncer.change_target(standby.endpoint)
         if first == "write":
             with pytest.raises((Conflict, OutcomeUnknown)):
                 eventually(lambda: store.commit([session.fence], [Put("k", b"late")]), 20.0)

@@ -142,9 +142,9 @@ def test_a_watch_hears_of_a_server_that_has_gone_back_to_a_backup(own, opened, p
 
 def hand_to_the_server(server):
     """A copy that root made belongs to root."""
-    from latchwork_testkit.postgres import other_user
+    from latchwork_testkit.postgres import unprivileged_user
 
-    user = other_user()
+    user = unprivileged_user()
     if user is not None:
         for path in [server.data_dir / "postgres", *(server.data_dir / "postgres").rglob("*")]:
             shutil.chown(path, user)

@@ -15,7 +15,7 @@ import pytest
 import latchwork
 from disks import mounted
 from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown, QuotaExceeded, Unavailable
-from latchwork_testkit.postgres import find_faketime, other_user
+from latchwork_testkit.postgres import find_faketime, unprivileged_user
 from latchwork_testkit.servers import PostgresServer
 from levels import LONG
 from missing import found_or_skipped
@@ -108,8 +108,8 @@ def test_a_full_disk_refuses_writes_and_all_is_well_once_there_is_room(own, open
         ballast, space = disk / "ballast", disk / "space"
         ballast.write_bytes(b"\0" * 4_000_000)
         space.mkdir()
-        if other_user() is not None:
-            shutil.chown(space, other_user())
+        if unprivileged_user() is not None:
+            shutil.chown(space, unprivileged_user())
         store = opened(own.url("app"))
         store.put("k", b"1")
         sql(own, f"create tablespace small location '{space}'")

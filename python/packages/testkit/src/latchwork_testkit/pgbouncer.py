@@ -1,4 +1,4 @@
-"""A real PgBouncer for tests, in front of a PostgreSQL server."""
+"""A real PgBouncer, the connection pooler of PostgreSQL, for tests."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import socket
 from pathlib import Path
 
 from latchwork_testkit.binaries import ServerMissing
-from latchwork_testkit.postgres import STARTUP, PostgresServer, other_user, postgres_url, run_as
+from latchwork_testkit.postgres import STARTUP, PostgresServer, postgres_url, run_as, unprivileged_user
 from latchwork_testkit.server import Server
 
 _PROBE_TIMEOUT_S = 1.0
 
 
 class PgBouncer(Server):
-    """One PgBouncer in front of a server, whose superuser all its clients become. One thread at a time.
+    """A PgBouncer in front of a PostgreSQL server. All its clients are connected as the superuser of the server. Not
+    thread-safe.
 
     Args:
-        target: host and port of the server.
-        mode: when it gives a connection to the server to another client: after each "transaction" or "session".
-        settings: more settings, by name.
+        target: `host:port` of the PostgreSQL server.
+        mode: When a connection to the server is free for another client: after each "transaction", or after each
+            "session".
+        settings: Additional settings, by name.
     """
 
     SCHEME = "postgresql"
@@ -34,22 +36,22 @@ class PgBouncer(Server):
         self._settings = {"pool_mode": mode, **(settings or {})}
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
-        """Connection URL of a store with this root, and these query options."""
+        """Return the connection URL of a store with this root and these query options."""
         return postgres_url(self.endpoint, root, **options)
 
-    def turn_to(self, target: str) -> None:
-        """Use another server from now on; clients stay connected."""
+    def change_target(self, target: str) -> None:
+        """Forward to another server from now on. Clients stay connected."""
         self._target = target
         self._configure()
         os.kill(self.pid, signal.SIGHUP)
 
     def is_leader(self) -> bool:
-        """Whether it runs: it is alone."""
+        """Return whether PgBouncer is running."""
         return self.running
 
     def _command(self) -> list[str]:
         self.data_dir.chmod(0o755)
-        return [*run_as(other_user()), str(find_pgbouncer()), str(self._configure())]
+        return [*run_as(unprivileged_user()), str(find_pgbouncer()), str(self._configure())]
 
     def _configure(self) -> Path:
         host, _, port = self._target.rpartition(":")
@@ -77,28 +79,32 @@ class PgBouncer(Server):
 
 
 class PooledPostgresServer(PostgresServer):
-    """A PostgreSQL server behind a PgBouncer in transaction mode: what is done to it is done to the server alone."""
+    """A PostgreSQL server behind a PgBouncer in transaction mode. `stop`, `kill` and `pause` affect only the PostgreSQL
+    server.
+    """
 
     _bouncer: PgBouncer | None = None
 
     @property
     def endpoint(self) -> str:
-        """`host:port` of the pooler."""
+        """`host:port` of PgBouncer, for clients."""
         if self._bouncer is None:
             self._bouncer = PgBouncer(self.direct_endpoint)
         return self._bouncer.endpoint
 
     @property
     def direct_endpoint(self) -> str:
-        """`host:port` of the server."""
+        """`host:port` of the PostgreSQL server."""
         return super().endpoint
 
     def start(self, *, timeout_s: float = 30.0) -> None:
-        """Start both and wait until they answer.
+        """Start PostgreSQL and PgBouncer, and wait until both are ready.
 
+        Args:
+            timeout_s: Seconds to wait for each.
         Raises:
-            ServerMissing: a program is not installed.
-            ServerFailed: one runs already, ended early, or gave no answer within `timeout_s`.
+            ServerMissing: A program is not installed.
+            ServerFailed: A server is already running, ended early, or was not ready within `timeout_s`.
         """
         super().start(timeout_s=timeout_s)
         if self._bouncer is None:
@@ -107,17 +113,17 @@ class PooledPostgresServer(PostgresServer):
             self._bouncer.start(timeout_s=timeout_s)
 
     def close(self) -> None:
-        """End both and remove the data; idempotent."""
+        """Stop both servers and remove the data. Idempotent."""
         if self._bouncer is not None:
             self._bouncer.close()
         super().close()
 
 
 def find_pgbouncer() -> Path:
-    """The program: $LATCHWORK_PGBOUNCER, or that of the system.
+    """Return the path of PgBouncer: $LATCHWORK_PGBOUNCER, or the one of the system.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: PgBouncer is not installed.
     """
     given = os.environ.get("LATCHWORK_PGBOUNCER")
     found = given or shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")

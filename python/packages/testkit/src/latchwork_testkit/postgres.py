@@ -1,4 +1,4 @@
-"""Real PostgreSQL servers for tests, on loopback and ports of their own: alone, with a standby, behind PgBouncer."""
+"""Real PostgreSQL servers for tests, on 127.0.0.1 and their own ports. Import them from `servers.py`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ STARTUP = b"\x00\x03\x00\x00user\x00latchwork\x00database\x00postgres\x00\x00"
 
 
 class PostgresServer(Server):
-    """One PostgreSQL server, empty but for the database `postgres`. One thread at a time.
+    """A PostgreSQL server with one empty database, `postgres`. Not thread-safe.
 
-    Its user is `latchwork`, without a password: only this machine reaches it. Root cannot run PostgreSQL, so for root
-    it runs as the user `postgres` of Debian's package, or as `nobody`.
+    Clients sign in as `latchwork` without a password, because only this machine can connect. PostgreSQL refuses to run
+    as root. If root starts it, it runs as the user `postgres` of Debian's package, or as `nobody`.
 
     Args:
-        data_dir: where its data go and stay; by default a temporary directory that `close` removes.
-        settings: more settings, by name.
-        standby_of: a running server that this one copies when it is first started, and follows from then on.
-        fake_clock: whether `set_clock` can be used.
+        data_dir: Directory of its data, which is kept. None uses a temporary directory that `close` removes.
+        settings: Additional server settings, by name.
+        standby_of: A running server. The new server is a standby that copies it at the first start and then follows it.
+        fake_clock: Whether tests can call `set_clock`.
     """
 
     SCHEME = "postgresql"
@@ -52,73 +52,81 @@ class PostgresServer(Server):
         self._fake_clock = fake_clock
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
-        """Connection URL of a store with this root, and these query options."""
+        """Return the connection URL of a store with this root and these query options."""
         return postgres_url(self.endpoint, root, **options)
 
     def database_url(self, name: str = "postgres") -> str:
-        """What SQLAlchemy connects to a database of it by."""
+        """Return the URL with which SQLAlchemy connects to a database of this server."""
         return f"postgresql+psycopg://latchwork@{self.endpoint}/{name}"
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End it in order and its clients' sessions with it, by kill -9 after `timeout_s`, and keep the data."""
+        """End the sessions of all clients and stop the server, or kill it after `timeout_s` seconds. Keeps the data."""
         if self._process is not None:
             self._process.terminate(timeout_s, signal.SIGINT)
             self._process = None
 
     def kill(self) -> None:
-        """End all its processes by kill -9 and keep the data."""
+        """Kill all processes of the server (SIGKILL) and keep the data."""
         children = self._children()
         super().kill()
         for child in children:
-            _signal(child, signal.SIGKILL)
-        while any(_state(child) not in "ZX" for child in children):  # one that is left keeps the next from starting
+            _send_signal(child, signal.SIGKILL)
+        while any(
+            _process_state(child) not in "ZX" for child in children
+        ):  # a remaining child would stop the next start
             time.sleep(0.005)
 
     def pause(self) -> None:
-        """Freeze all its processes (SIGSTOP).
+        """Freeze all processes of the server (SIGSTOP).
 
         Raises:
-            ServerFailed: it does not run.
+            ServerFailed: The server is not running.
         """
-        super().pause()  # no new ones from here on
+        super().pause()  # no child is started from now on
         for child in self._children():
-            _signal(child, signal.SIGSTOP)
-        while any(_state(child) not in "TtZX" for child in self._children()):
+            _send_signal(child, signal.SIGSTOP)
+        while any(_process_state(child) not in "TtZX" for child in self._children()):
             time.sleep(0.005)
 
     def resume(self) -> None:
-        """Let it go on after `pause`.
+        """Continue all processes of the server after `pause`.
 
         Raises:
-            ServerFailed: it does not run.
+            ServerFailed: The server is not running.
         """
         for child in self._children():
-            _signal(child, signal.SIGCONT)
+            _send_signal(child, signal.SIGCONT)
         super().resume()
 
     def _children(self) -> list[int]:
         if not self.running:
             return []
         pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-        return [pid for pid in pids if _stat(pid)[1:2] == [str(self.pid)]]
+        return [pid for pid in pids if _stat_fields(pid)[1:2] == [str(self.pid)]]
 
     def is_leader(self) -> bool:
-        """Whether it runs and takes writes."""
+        """Return whether the server is running and accepts writes, which a standby does not."""
         return self.running and not (self._data / "standby.signal").exists()
 
     def promote(self) -> None:
-        """Let a standby take writes, and wait until it does.
+        """Turn a standby into a primary, and wait until it accepts writes.
 
         Raises:
-            ServerFailed: It did not within 30 seconds.
+            ServerFailed: The standby was not promoted within 30 seconds.
         """
         command = [str(find_postgres() / "pg_ctl"), "promote", "-D", str(self._data), "-w", "-t", "30"]
-        done = subprocess.run([*run_as(other_user()), *command], capture_output=True, text=True, check=False, cwd="/")
+        done = subprocess.run(
+            [*run_as(unprivileged_user()), *command], capture_output=True, text=True, check=False, cwd="/"
+        )
         if done.returncode != 0:
             raise ServerFailed(f"{self!r} was not promoted: {done.stderr.strip() or done.stdout.strip()}")
 
     def set_clock(self, ahead_s: float) -> None:
-        """Set the wall clock of the server so far ahead of the machine's, or behind it if negative."""
+        """Set the wall clock of the server relative to that of the machine.
+
+        Args:
+            ahead_s: Seconds by which the clock is ahead. A negative number sets it back.
+        """
         new = self._clock_file.with_suffix(".new")
         new.write_text(f"{ahead_s:+.0f}s\n")
         new.chmod(0o644)
@@ -133,18 +141,18 @@ class PostgresServer(Server):
         return self.data_dir / "clock"
 
     def _command(self) -> list[str]:
-        programs = find_postgres()
-        user = other_user()
+        program_dir = find_postgres()
+        user = unprivileged_user()
         if not self._data.exists():
             self._data.mkdir(mode=0o700)
             if user is not None:
                 self.data_dir.chmod(0o755)
                 shutil.chown(self._data, user)
-            made = subprocess.run(
-                [*run_as(user), *self._make_data(programs)], capture_output=True, text=True, check=False, cwd="/"
+            result = subprocess.run(
+                [*run_as(user), *self._data_command(program_dir)], capture_output=True, text=True, check=False, cwd="/"
             )
-            if made.returncode != 0:
-                raise ServerMissing(f"the database could not be made: {made.stderr.strip()[-500:]}")
+            if result.returncode != 0:
+                raise ServerMissing(f"the database could not be result: {result.stderr.strip()[-500:]}")
         settings = {
             "listen_addresses": self._host,
             "port": str(self._port("client")),
@@ -164,16 +172,26 @@ class PostgresServer(Server):
                 "FAKETIME_DONT_FAKE_MONOTONIC=1",
             ]
         arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return [*run_as(user), *environment, str(programs / "postgres"), "-D", str(self._data), *arguments]
+        return [*run_as(user), *environment, str(program_dir / "postgres"), "-D", str(self._data), *arguments]
 
-    def _make_data(self, programs: Path) -> list[str]:
-        """Return the command that makes the data directory."""
+    def _data_command(self, program_dir: Path) -> list[str]:
+        """Return the command that creates the data directory."""
         data = str(self._data)
         if self._primary is None:
-            return [str(programs / "initdb"), "-D", data, "-U", "latchwork", "-A", "trust", "-E", "UTF8", "-N"]
+            return [str(program_dir / "initdb"), "-D", data, "-U", "latchwork", "-A", "trust", "-E", "UTF8", "-N"]
         host, _, port = self._primary.endpoint.rpartition(":")
-        where = ["-h", host, "-p", port, "-U", "latchwork"]
-        return [str(programs / "pg_basebackup"), "-D", data, "-R", "-X", "stream", "--checkpoint=fast", "-N", *where]
+        connection = ["-h", host, "-p", port, "-U", "latchwork"]
+        return [
+            str(program_dir / "pg_basebackup"),
+            "-D",
+            data,
+            "-R",
+            "-X",
+            "stream",
+            "--checkpoint=fast",
+            "-N",
+            *connection,
+        ]
 
     def _is_ready(self) -> bool:
         with socket.create_connection((self._host, self._port("client")), _PROBE_TIMEOUT_S) as probe:
@@ -183,33 +201,42 @@ class PostgresServer(Server):
 
 
 def postgres_url(endpoint: str, root: str, **options: object) -> str:
-    """Connection URL of a store on such a server, which may be behind a proxy."""
+    """Return the connection URL of a store on a PostgreSQL server of this module.
+
+    Args:
+        endpoint: `host:port` of the server, or of a proxy in front of it.
+        root: Root of the store.
+        options: Query options of the URL.
+    """
     query = urlencode({"root": root.lstrip("/"), **options}, safe="/")
     return f"postgresql://latchwork@{endpoint}/postgres?{query}"
 
 
 def find_postgres() -> Path:
-    """The folder of PostgreSQL's programs: $LATCHWORK_POSTGRES, or the newest of Debian's.
+    """Return the directory with PostgreSQL's programs: $LATCHWORK_POSTGRES, or the newest one of Debian's packages.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: PostgreSQL is not installed.
     """
     given = os.environ.get("LATCHWORK_POSTGRES")
-    folders = [Path(given)] if given else sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version, reverse=True)
+    folders = (
+        [Path(given)] if given else sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_major_version, reverse=True)
+    )
     for folder in folders:
         if (folder / "initdb").exists() and (folder / "postgres").exists():
             return folder
     raise ServerMissing(
         "PostgreSQL is not installed; install Debian's package postgresql, or set LATCHWORK_POSTGRES to the folder of "
-        "its programs"
+        "its program_dir"
     )
 
 
 def find_faketime() -> Path:
-    """The library with which a program sees another wall clock: $LATCHWORK_FAKETIME, or Debian's.
+    """Return the path of libfaketime, which gives a program another wall clock: $LATCHWORK_FAKETIME, or the one of
+    Debian.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: The library is not installed.
     """
     given = os.environ.get("LATCHWORK_FAKETIME")
     found = [Path(given)] if given else sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
@@ -220,40 +247,40 @@ def find_faketime() -> Path:
     return found[0]
 
 
-def _stat(pid: int) -> list[str]:
-    """State, parent and more of a process; nothing of one that has gone."""
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on, or an empty list if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
 
 
-def _state(pid: int) -> str:
-    return (_stat(pid) or ["X"])[0]
+def _process_state(pid: int) -> str:
+    return (_stat_fields(pid) or ["X"])[0]
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _send_signal(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _version(folder: Path) -> int:
+def _major_version(folder: Path) -> int:
     name = folder.parent.name
     return int(name) if name.isdigit() else 0
 
 
-def other_user() -> str | None:
-    """Return the account that servers run as which refuse to run as root; None for other users."""
+def unprivileged_user() -> str | None:
+    """Return the user for servers that refuse to run as root, or None if we are not root."""
     if os.geteuid() != 0:
         return None
-    names = {each.pw_name for each in pwd.getpwall()}
-    return "postgres" if "postgres" in names else "nobody"
+    user_names = {each.pw_name for each in pwd.getpwall()}
+    return "postgres" if "postgres" in user_names else "nobody"
 
 
 def run_as(user: str | None) -> list[str]:
-    """Return what to put in front of a command to run it as this user."""
-    return [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={_group(user)}", "--clear-groups"]
+    """Return the arguments to put before a command so that it runs as this user. None keeps the current user."""
+    return [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={_group_id(user)}", "--clear-groups"]
 
 
-def _group(user: str) -> str:
+def _group_id(user: str) -> str:
     return str(pwd.getpwnam(user).pw_gid)
