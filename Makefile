@@ -57,7 +57,7 @@ help:
 	@echo '                 WHAT=clients           latchwork next to other clients of etcd, each in an environment of its own'
 	@echo '                 WHAT=site              the documentation site in a browser: search, navigation, links'
 	@echo '                 WHAT=operate           the files of docs/operate: promtool, kubeconform, helm, hadolint, systemd-analyze'
-	@echo '                 WHAT=alerts            make every alert fire on real servers, and end it by its runbook (15 minutes)'
+	@echo '                 WHAT=alerts            put real processes into the state of each alert, apply its remedy (15 minutes)'
 	@echo '                 WHAT=dependencies      known vulnerabilities of the installed packages'
 	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, work_queue, workers, executor, plans, postgres, workflows or startup'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy, actionlint'

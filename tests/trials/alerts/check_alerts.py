@@ -1,4 +1,4 @@
-"""Makes every alert of docs/operate fire on real servers, applies the remedy of its runbook, and waits for its end.
+"""Puts real processes into the state of each alert of docs/operate, applies its remedy, and waits for its end.
 
 etcd, one process of each role and Prometheus run on this machine, on the loopback
 interface. The windows and thresholds of the rules are shortened. Exit code 1 if an alert did not fire or did not end.
@@ -44,7 +44,7 @@ from prometheus_client import start_http_server
 
 import latchwork
 from latchwork.assignment import Balanced
-from latchwork.jobs import FixedDelay, Job, Threads
+from latchwork.jobs import FixedDelay, Job
 from latchwork.primitives import Lock
 from latchwork.primitives.metrics import PrimitiveMetrics
 from latchwork.store.observe.metrics import StoreMetrics
@@ -68,11 +68,6 @@ def run(context):
         raise ValueError("fails")
 
 
-def run_slowly(context):
-    while is_on("slow"):
-        time.sleep(0.1)
-
-
 class Odd:
     name = "odd"
 
@@ -84,7 +79,7 @@ class Odd:
 
 jobs = [
     Job("report", work_pool=read_pool, run=run, schedule=FixedDelay(0.3), pool_check_period_s=1.0),
-    Job("slow", work_pool=["a", "b"], run=run_slowly, schedule=FixedDelay(0.3), threads=Threads.at_most(1)),
+    Job("second", work_pool=["a", "b"], run=run, schedule=FixedDelay(0.3)),
 ]
 
 
@@ -230,10 +225,18 @@ class World:
         rules = RULES.read_text()
         rules = re.sub(r"for: \w+", "for: 1s", rules)
         rules = re.sub(r"\[\d+m\]", "[60s]", rules)
-        rules = rules.replace("> 600", "> 4").replace("_seconds > 60", "_seconds > 4").replace("severity", "level")
+        rules = (
+            rules.replace("offset 10m", "offset 60s")
+            .replace("_seconds > 60", "_seconds > 4")
+            .replace("severity", "level")
+        )
         (self.folder / "alerts.yml").write_text(rules)
         jobs = [
-            {"job_name": f"latchwork-{name}", "static_configs": [{"targets": [f"127.0.0.1:{process.port}"]}]}
+            {
+                "job_name": f"latchwork-{name}",
+                "honor_labels": True,
+                "static_configs": [{"targets": [f"127.0.0.1:{process.port}"]}],
+            }
             for name, process in self.processes.items()
             if process.port is not None
         ]
@@ -318,7 +321,7 @@ def world(prometheus: Path, folder: Path) -> Iterator[World]:
         executor = [latchwork, "executor", "run", *tasks, "--max-attempts", "2", "--node-id"]
         made.add("executor", *executor, "e1", **app)
         made.add("executor-2", *executor, "e2", **app)
-        made.add("executor-3", *executor, "e3", "--name", "processes", "--run-in", "process", **app)
+        made.add("executor-3", *executor, "e3", "--name", "deadly", **app)
         made.add("plans", latchwork, "plans", "worker", *tasks, **app)
         made.add("plans-2", latchwork, "plans", "worker", *tasks, **app)
         script = f"while [ ! -e {folder}/exit-1 ]; do sleep 0.2; done; rm -f {folder}/exit-1; exit 1"
@@ -353,10 +356,20 @@ def submit(made: World, function: str, count: int = 1, name: str = "default") ->
         made.run("executor", "submit", f"app:{function}", "--detach", "--name", name)
 
 
+def kill_workers(made: World) -> None:
+    """Submit a task that ends its worker, and start the worker again after each of its two attempts."""
+    submit(made, "die", name="deadly")
+    for _ in range(2):
+        running = made.processes["executor-3"].running
+        assert running is not None
+        running.wait(60)
+        made.start("executor-3")
+
+
 def drop_letters(made: World) -> None:
     """Delete all dead letters."""
-    for each in json.loads(made.run("executor", "dead", "list", "--name", "processes", "--json"))["dead"]:
-        made.run("executor", "dead", "drop", each["letter"], "--name", "processes")
+    for each in json.loads(made.run("executor", "dead", "list", "--name", "deadly", "--json"))["dead"]:
+        made.run("executor", "dead", "drop", each["letter"], "--name", "deadly")
 
 
 def cancel_all(made: World) -> None:
@@ -395,7 +408,7 @@ Step = Callable[[World], object]
 PLAYS: list[tuple[tuple[str, ...], Step, Step]] = [
     (("TargetDown",), lambda w: w.signal("app", signal.SIGKILL), lambda w: w.start("app")),
     (("JobFails",), lambda w: w.turn_on("fail"), lambda w: w.turn_off("fail")),
-    (("JobDoesNotRun",), lambda w: w.turn_on("slow"), lambda w: w.turn_off("slow")),
+    (("JobDoesNotRun",), lambda w: w.run("jobs", "disable", "second"), lambda w: w.run("jobs", "enable", "second")),
     (("WorkPoolUnreadable",), lambda w: w.turn_on("bad-pool"), lambda w: w.turn_off("bad-pool")),
     (
         ("RebalanceFails",),
@@ -403,7 +416,7 @@ PLAYS: list[tuple[tuple[str, ...], Step, Step]] = [
         lambda w: w.turn_off("bad-strategy", "more-items-1"),
     ),
     (("TwoManagers",), lambda w: w.start("other-jobs"), lambda w: w.stop("other-jobs")),
-    (("ExecutorTasksDead",), lambda w: submit(w, "die", name="processes"), drop_letters),
+    (("ExecutorTasksDead",), kill_workers, drop_letters),
     (
         ("ExecutorSaturated",),
         lambda w: submit(w, "wait", 2),  # of two slots; the claims of these tasks are lost in a later play
