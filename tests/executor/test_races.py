@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import time
 from contextlib import closing
 
@@ -298,6 +299,22 @@ def test_a_finish_for_a_submitter_that_is_gone_writes_nothing(workers, pool, sto
     eventually(lambda: worker.stats().running == 0)
     assert worker.stats().done == 0
     eventually(lambda: store.children(f"@executor/default/results/{sid}") == [] and items(store) == [])
+
+
+def test_a_finish_for_a_submitter_that_is_gone_is_no_error_while_no_member_sweeps(
+    workers, pool, store, eventually, caplog, monkeypatch
+):
+    async def no_sweep(_session):
+        """Stand for the oldest member, which sweeps, while it is frozen."""
+
+    monkeypatch.setattr(ExecutorWorkerSession, "_sweep", no_sweep)
+    monkeypatch.setattr(ExecutorWorkerSession, "_drop", no_sweep)
+    worker = workers(own_store=True)
+    pool.submit(wait, "orphan")
+    eventually(lambda: starts(store, "orphan"))
+    pool._submitter._line.session.close()
+    eventually(lambda: worker.stats().released == 1)
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_a_task_whose_submitter_went_before_its_worker_watched_submitters_is_stopped(

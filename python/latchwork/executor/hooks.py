@@ -320,6 +320,9 @@ class ExecutorHooks(WorkerHooks):
         """Return a retry, or the outcome for the task's submitter."""
         item = task_of(claim.value)
         self.over(claim.item.path, claim.item.id)
+        with self._lock:
+            if item.sid in self._gone:
+                return Release("its submitter is gone", count=False)
         if outcome.failure is None:
             return self._done(item, outcome, claim)
         attempt = tries_of(_why(claim)) + 1
