@@ -14,6 +14,8 @@ from latchwork_workflows.services import QueueHead, WorkerStatus
 
 #: The order of a partition with more claimed items is not read.
 _MAX_TAKEN = 1000
+#: A read of workers fails after this time. Scrapes of metrics end after 10 seconds by default.
+_WORKERS_TIMEOUT_S = 3.0
 #: The number of sort keys that are read concurrently.
 _TOGETHER = 16
 
@@ -88,7 +90,9 @@ class StoreCluster:
     def workers(self) -> list[WorkerStatus]:
         """Return the online workers, sorted by name."""
         running: dict[str, list[str]] = {}
-        for entry in self._store.list(self._keys.shards, recursive=True):
+        end_s = self._store.clock.now() + _WORKERS_TIMEOUT_S
+        limited = self._store.within(lambda: end_s - self._store.clock.now())
+        for entry in limited.list(self._keys.shards, recursive=True):
             _, is_running, x = entry.key.rpartition("/running/")
             if is_running:
                 running.setdefault(RunningRecord.from_bytes(entry.value).worker, []).append(x)
