@@ -264,7 +264,13 @@ class World:
                 found = json.load(answer)["data"]["alerts"]
         except OSError:
             return set()
-        return {each["labels"]["alertname"] for each in found if each["state"] == "firing"}
+        unstarted = {f"latchwork-{name}" for name, process in self.processes.items() if process.running is None}
+        return {
+            each["labels"]["alertname"]
+            for each in found
+            if each["state"] == "firing"
+            and not (each["labels"]["alertname"] == "LatchworkTargetDown" and each["labels"]["job"] in unstarted)
+        }
 
     def wait_until(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
         """Wait for a condition, and return whether it came true."""
