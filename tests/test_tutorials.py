@@ -186,7 +186,7 @@ def test_a_fleet_on_postgresql_runs_a_workflow(tmp_path):
         reader = Reader(tmp_path, {"flows@127.0.0.1/flows": at, "/srv/flows/logs": str(tmp_path / "logs")})
         try:
             reader.walk("how-to/run-a-fleet-of-workflows.md")
-            home = Home.of(tmp_path, database=f"postgresql+psycopg://{at}", store=f"postgresql://{at}", environ={})
+            home = Home.of(tmp_path, database=f"postgresql://{at}", environ={})
             with WorkflowClient.local(home) as client:
                 assert [run.state.value for run in client.runs.list("hello")] == ["success"]
                 assert len(client.workers.list()) == 1
