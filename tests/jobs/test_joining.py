@@ -40,7 +40,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
     session = memory.open_session(10.0)
     ticket = memory.create(f"{keys.LEADER}/t", b"", session=session)
     newcomer = Member.of_this_process(MemberOptions("w", 10), since=0, ttl_s=10)
-    registration = Registration(memory, memory.open_session(10.0), newcomer)
+    registration = Registration(memory, memory.open_session(10.0), newcomer, ["report"])
     written, go_on = threading.Event(), threading.Event()
     write_chunks = packed.write_chunks
 
@@ -51,7 +51,7 @@ def test_a_cleanup_spares_the_chunks_of_a_node_that_registers_at_this_moment(mem
 
     def register():
         registration.join(1.0, threading.Event())
-        registration.register_jobs(["report"])
+        registration.settle_jobs()
         registration.write_pool("report", tuple(items), None)
         registration.become_ready()
 
@@ -143,19 +143,54 @@ def test_a_node_that_hangs_in_a_work_pool_can_be_closed_and_does_not_join_later(
 
 def test_a_start_whose_registration_is_removed_says_so_and_leaves_nothing(memory, monkeypatch):
     """The node is suspended between two steps of its start until its session has ended."""
-    register_jobs = Registration.register_jobs
+    write_pool = Registration.write_pool
 
-    def suspended(self, jobs):
+    def suspended(self, *given):
         memory.delete(keys.alive("n1"))
-        register_jobs(self, jobs)
+        return write_pool(self, *given)
 
-    monkeypatch.setattr(Registration, "register_jobs", suspended)
+    monkeypatch.setattr(Registration, "write_pool", suspended)
     with pytest.raises(SessionLost, match="registration of node n1 ended"):
         JobManager(memory, "n1", idle()).start()
     monkeypatch.undo()
     assert memory.list(keys.ALIVE) == memory.list(keys.WORK_POOL) == []
     with JobManager(memory, "n1", idle()):
         pass
+
+
+def test_a_second_node_with_an_id_does_not_touch_the_jobs_of_the_first(memory):
+    """The jobs are written with the node's key, so a start that finds another one writes neither."""
+    made = []
+    for job in ("report", "mail"):
+        member = Member.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
+        made.append(Registration(memory, memory.open_session(5.0), member, [job]))
+    assert made[0].try_join() is None
+    guard = memory.get(keys.GUARD_WORKER)
+    assert made[1].try_join() is not None
+    assert memory.children(keys.available("n1")) == ["report"]
+    assert memory.get(keys.GUARD_WORKER) == guard
+
+
+def test_a_node_that_returns_with_other_jobs_removes_those_of_its_earlier_start(memory):
+    for job in ("report", "mail"):
+        session = memory.open_session(5.0)
+        member = Member.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
+        registration = Registration(memory, session, member, [job])
+        assert registration.try_join() is None
+        registration.settle_jobs()
+        session.close()  # as if it had crashed
+    assert memory.children(keys.available("n1")) == ["mail"]
+
+
+def test_a_node_with_more_jobs_than_a_transaction_holds_registers_and_leaves_all(memory):
+    jobs = [f"job-{number:03d}" for number in range(250)]
+    member = Member.of_this_process(MemberOptions("n1", 5.0), since=0, ttl_s=5.0)
+    registration = Registration(memory, memory.open_session(5.0), member, jobs)
+    assert registration.try_join() is None
+    registration.settle_jobs()
+    assert memory.children(keys.available("n1")) == jobs
+    registration.leave()
+    assert memory.children(keys.available("n1")) == []
 
 
 def test_an_id_is_waited_for_as_long_as_its_holders_session_can_last(memory):

@@ -76,13 +76,29 @@ def test_a_node_that_comes_while_the_last_one_tidies_up_loses_nothing(memory, cl
 
     results = []
     real = remove_cluster_state
-    monkeypatch.setattr(
-        membership, "remove_cluster_state", lambda _store, me, fences: results.append(real(Late(), me, fences))
-    )
+    monkeypatch.setattr(membership, "remove_cluster_state", lambda _store, *given: results.append(real(Late(), *given)))
     first.close()
     assert results == [False]
     assert inspect(memory).pools == {"report": ("a", "b")}
     eventually(lambda: set(cluster.log.owners().values()) == {"n2"} and len(cluster.log.owners()) == 2)
+
+
+def test_a_node_that_leaves_while_another_tidies_up_stops_the_removal_and_does_it_itself(memory, cluster, monkeypatch):
+    """Both have left when the first one lists the nodes: only the last one to leave may remove keys."""
+    first, second = (cluster.node(memory, name, cluster.endless(items=["a"])) for name in ("n1", "n2"))
+    results = []
+    real = remove_cluster_state
+
+    def remove(store, me, *given):
+        if me == "n1":
+            second.close()
+        results.append((me, real(store, me, *given)))
+        return results[-1][1]
+
+    monkeypatch.setattr(membership, "remove_cluster_state", remove)
+    first.close()
+    assert results == [("n2", True), ("n1", False)]
+    assert left(memory) == []
 
 
 def test_the_last_node_removes_more_keys_than_one_listing_or_transaction_holds(memory, cluster):

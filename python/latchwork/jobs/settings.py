@@ -306,9 +306,9 @@ class LiveSettings:
         Raises:
             Unavailable: The store did not answer.
         """
-        self._adopt(store.list(SETTINGS, recursive=True))
-        self._schedules.clear()  # nothing has run yet, so the stored settings count from the start
         self._mirror = store.mirror(SETTINGS)
+        self._adopt(self._mirror.snapshot().values())
+        self._schedules.clear()  # nothing has run yet, so the stored settings count from the start
         self._mirror.on_change(lambda _batch: self._reread())
 
     def close(self) -> None:

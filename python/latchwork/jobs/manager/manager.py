@@ -178,12 +178,17 @@ class Manager:
         """Check again because options may have changed. Never blocks."""
         self._wake.set()
 
-    def close(self) -> None:
-        """Resign. Idempotent; callable from any thread except its own."""
+    def resign(self) -> None:
+        """Stop managing, and resign in the background. Idempotent; callable from any thread except its own."""
         self._closing.set()
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
+        self._latch.end_soon()
+
+    def close(self) -> None:
+        """Resign, and wait until that is stored. Idempotent; callable from any thread except its own."""
+        self.resign()
         self._latch.close()
 
     def _run(self) -> None:

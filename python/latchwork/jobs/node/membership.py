@@ -4,9 +4,10 @@ Thread ``latchwork-member-<node>``: waits for the loss of the session and regist
 continue meanwhile, as long as their locks last.
 
 The last node to close removes everything from the store except what is kept on purpose: settings, node marks, the audit
-log, cron progress, outcomes, and requested runs. A node sets its state to ``leaving`` before it checks whether others
-are running. Of nodes that close at the same time, the last one to do so finds no other. A node that joins meanwhile
-rewrites ``versions/worker`` before it writes anything else, which stops the removal.
+log, cron progress, outcomes, and requested runs. A node sets its state to ``leaving`` and rewrites ``versions/worker``
+in one transaction before it checks whether others are running. Of nodes that close at the same time, the last one to do
+so finds no other, and the removals of earlier ones stop. A node that joins meanwhile also rewrites ``versions/worker``
+in its first transaction, which stops the removal.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from latchwork.jobs.stored.nodes import Member, MemberOptions
 from latchwork.jobs.stored.packed import commit_all
 from latchwork.primitives import forget_free_locks
 from latchwork.store import Backoff, Observers, Session, Store
-from latchwork.types import Absent, At, Check, Delete
+from latchwork.types import Check, Delete
 
 log = logging.getLogger(__name__)
 #: Seconds after which the removal stops; the next leader removes the rest.
@@ -47,18 +48,17 @@ _REGISTRATION_GRACE_S = 2.0
 _GRACE_S = 1.0
 
 
-def remove_cluster_state(store: Store, node_id: str, fences: list[Check]) -> bool:
+def remove_cluster_state(store: Store, node_id: str, fences: list[Check], unchanged: Check) -> bool:
     """Remove the remaining keys if no other node stays. Return False, without removing anything, if one does.
 
     Args:
         store: The cluster's store.
         node_id: ID of this node, which is leaving and no longer manages.
         fences: Checks that hold as long as this node may write.
+        unchanged: The check that no other node has joined or left since this one is leaving.
     Raises:
         LatchworkError: The store could not be used. The rest is left behind.
     """
-    guard = store.get(keys.GUARD_WORKER)
-    unchanged: Check = Absent(keys.GUARD_WORKER) if guard is None else At(guard)
     members = [Member.decode(entry.key.partition("/")[2], entry.value) for entry in store.list(keys.ALIVE)]
     if any(member.worker != node_id and member.state != "leaving" for member in members):
         return False
@@ -70,7 +70,7 @@ def remove_cluster_state(store: Store, node_id: str, fences: list[Check]) -> boo
         guards = [keys.GUARD_POOL, keys.GUARD_ASSIGNMENT, keys.GUARD_WORKER]
         store.commit([*fences, unchanged], [Delete(key) for key in guards])
     except Conflict as error:
-        log.info("node %s stops removing keys because another node has joined: %s", node_id, error)
+        log.info("node %s stops removing keys because another node has joined or left: %s", node_id, error)
         return False
     log.info("node %s was the last to leave and has removed the cluster's keys", node_id)
     return True
@@ -204,20 +204,22 @@ class NodeMembership:
             session, registration, manager = self._session, self._registration, self._manager
             self._registration = self._manager = None
         if manager is not None:
-            manager.close()
+            manager.resign()  # its answer comes while this node unregisters
         if session is None:
             return
         if registration is not None and session.state in {"active", "suspect"}:
             try:
-                registration.leave()
+                unchanged = registration.leave()
                 if no_runs_left:
-                    remove_cluster_state(self._store, self._options.node_id, registration.fences)
+                    remove_cluster_state(self._store, self._options.node_id, registration.fences, unchanged)
             except LatchworkError as error:
                 log.info(
                     "node %s could not unregister or remove keys; other nodes or the next start will do it: %s",
                     self._options.node_id,
                     error,
                 )
+        if manager is not None:
+            manager.close()
         session.close()
 
     def _settings_changed(self) -> None:
@@ -261,9 +263,9 @@ class NodeMembership:
     def _register_on(self, session: Session) -> None:
         options = self._options
         member = Member.of_this_process(options, since=self._since, ttl_s=session.ttl_s, start=self._start_id)
-        registration = Registration(self._store, session, member)
+        registration = Registration(self._store, session, member, self._jobs)
         registration.join(_GRACE_S, self._closing)
-        registration.register_jobs(self._jobs)
+        registration.settle_jobs()
         self._pools.register_on(registration, self._refuse_closing)
         self._refuse_closing()
         registration.become_ready()

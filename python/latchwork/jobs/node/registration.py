@@ -1,7 +1,8 @@
-"""Registration of a worker: first alive and ``joining``, then its jobs, then their items, then ``ready``.
+"""Registration of a worker: first alive and ``joining`` with its jobs, then their items, then ``ready``.
 
 Every step after the first is fenced by the first: by the session, and by the ``alive`` key as this start has written
 it. A start that was cut off, or a second node with the same ID, therefore cannot write after another start took over.
+The jobs are written in one transaction with ``alive``. Those that an earlier start left behind are then removed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from latchwork._base.event import Signal
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.nodes import Member
-from latchwork.jobs.stored.packed import ChunkNamer, commit_all, replace
+from latchwork.jobs.stored.packed import MAX_OPS, ChunkNamer, commit_all, replace
 from latchwork.store import Session, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 
@@ -43,10 +44,11 @@ def pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hashable:
 class Registration:
     """One incarnation of a node on one session. Used by one thread at a time."""
 
-    def __init__(self, store: Store, session: Session, member: Member) -> None:
+    def __init__(self, store: Store, session: Session, member: Member, jobs: Collection[str] = ()) -> None:
         self._store = store
         self._session = session
         self.member = member
+        self._jobs = tuple(sorted(jobs))
         self.names = ChunkNamer(member.incarnation)
         self._alive: Entry | None = None
 
@@ -58,10 +60,13 @@ class Registration:
 
     def try_join(self) -> Member | None:
         """Try to create the ``alive`` key. Return None on success, or the other node that uses the ID."""
-        key = keys.alive(self.member.worker)
+        me = self.member.worker
+        key = keys.alive(me)
+        ops = [Put(key, self.member.encode(), session=self._session), Put(keys.GUARD_WORKER, b"{}")]
+        ops += [Put(keys.available(me, job), b"{}") for job in self._jobs[: MAX_OPS - len(ops)]]
         for attempt in range(_JOIN_ATTEMPTS):
             try:
-                done = self._store.commit([Absent(key)], [Put(key, self.member.encode(), session=self._session)])
+                done = self._store.commit([Absent(key)], ops)
                 self._alive = done.entries[0]
             except (Conflict, OutcomeUnknown):
                 found = self._store.get(key)
@@ -69,7 +74,7 @@ class Registration:
                     if attempt + 1 == _JOIN_ATTEMPTS:
                         raise
                     continue
-                other = Member.decode(self.member.worker, found.value)
+                other = Member.decode(me, found.value)
                 if other.incarnation != self.member.incarnation:
                     return other
                 self._alive = found
@@ -117,14 +122,16 @@ class Registration:
                     raise Closed(msg)
                 other = self.try_join()
 
-    def register_jobs(self, jobs: Collection[str]) -> None:
-        """Set the available jobs. Must precede the pools; ``Leadership.cleanup`` explains why."""
+    def settle_jobs(self) -> None:
+        """Remove the jobs of an earlier start, and add those that were too many for the transaction of ``join``.
+
+        Must precede the pools; ``Leadership.cleanup`` explains why.
+        """
         me = self.member.worker
         stored = set(self._store.children(keys.available(me)))
-        ops: list[Op] = [Delete(keys.available(me, job)) for job in sorted(stored - set(jobs))]
-        ops += [Put(keys.available(me, job), b"{}") for job in sorted(set(jobs) - stored)]
-        ops.append(Put(keys.GUARD_WORKER, b"{}"))
-        commit_all(self._store, self.fences, ops)
+        ops: list[Op] = [Delete(keys.available(me, job)) for job in sorted(stored.difference(self._jobs))]
+        ops += [Put(keys.available(me, job), b"{}") for job in self._jobs if job not in stored]
+        commit_all(self._store, self.fences, [*ops, Put(keys.GUARD_WORKER, b"{}")] if ops else [])
 
     def write_pool(self, job: str, items: tuple[str, ...], seen: Hashable) -> WrittenPool:
         """Set the items of a job's work pool, unless another pool was stored since version ``seen``.
@@ -179,14 +186,21 @@ class Registration:
         """
         self._store.commit(self.fences, ops)
 
-    def leave(self) -> None:
+    def leave(self) -> Check:
         """Publish that the node is leaving, and delete its available jobs.
 
         The ``alive`` key is deleted with the session.
+
+        Returns:
+            A check that no other node has joined or left since.
         """
         me = self.member.worker
         self.member = self.member.with_state("leaving")
-        ops = [Put(keys.alive(me), self.member.encode(), session=self._session)]
-        self._alive = self._store.commit(self.fences, ops).entries[0]
-        jobs = self._store.children(keys.available(me))
-        commit_all(self._store, self.fences, [Delete(keys.available(me, job)) for job in jobs])
+        ops: list[Op] = [
+            Put(keys.alive(me), self.member.encode(), session=self._session),
+            Put(keys.GUARD_WORKER, b"{}"),
+        ]
+        ops += [Delete(keys.available(me, job)) for job in self._jobs]
+        self._alive, guard = self._store.commit(self.fences, ops[:MAX_OPS]).entries
+        commit_all(self._store, self.fences, ops[MAX_OPS:])
+        return At(guard)

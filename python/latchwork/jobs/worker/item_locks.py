@@ -106,7 +106,8 @@ class ItemLocks:
         """Start to follow other owners, so that a takeover does not have to wait for another TTL. Best called early."""
         self._keeper.on_lost(lambda _names: self._wake())
         self._keeper.start()
-        self._audit = audit = self._store.mirror(AUDIT)
+        # Its first state may arrive later: a forced release concerns locks that are held, and there are none yet.
+        self._audit = audit = self._store.mirror(AUDIT, wait=False)
         audit.on_change(lambda _batch: self._update_force_released(audit))
 
     def held(self) -> dict[str, dict[str, HeldLock]]:

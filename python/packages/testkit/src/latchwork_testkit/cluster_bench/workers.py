@@ -132,10 +132,10 @@ class BenchWorkers:
 
     def _register(self, worker: str, session: Session) -> None:
         member = Member.of_this_process(MemberOptions(worker, session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
-        registration = Registration(self._store, session, member)
+        registration = Registration(self._store, session, member, self._job_ids)
         if registration.try_join() is not None:
             raise RuntimeError(f"worker {worker} is already registered; give the bench a root that nothing else uses")
-        registration.register_jobs(self._job_ids)
+        registration.settle_jobs()
         registration.become_ready()
 
     def _acquire_locks_of(self, worker: str) -> int:

@@ -1,0 +1,25 @@
+"""How many answers a node waits for one after the other when it starts and when it closes."""
+
+from __future__ import annotations
+
+import pytest
+
+from far import FAR_SERVERS, far_store
+from latchwork.jobs import FixedRate, Job, JobManager
+
+#: At most for a start and for a close. The goals are 8 and 4 on etcd, 12 and 6 on ZooKeeper.
+MOST = {"etcd35": (14, 7), "zookeeper": (20, 11)}
+pytestmark = [pytest.mark.serial, pytest.mark.threads]
+
+
+@pytest.mark.parametrize("name", FAR_SERVERS)
+def test_a_node_starts_and_closes_in_a_bounded_number_of_round_trips(request, name):
+    job = Job("walk", work_pool=["a", "b"], run=lambda _context: None, schedule=FixedRate(3600.0))
+    found = []
+    with far_store(request.getfixturevalue(name)) as far, JobManager(far.store, "n0", job):
+        for number in range(3):  # on a busy machine some take longer
+            node = JobManager(far.store, f"n{number + 1}", job)
+            found.append((far.trips(node.start, 1), far.trips(node.close, 1)))
+            if all(trips <= most for trips, most in zip(map(min, zip(*found, strict=True)), MOST[name], strict=True)):
+                return
+    pytest.fail(f"starts and closes took {found} round trips, more than {MOST[name]}")
