@@ -164,9 +164,10 @@ def test_a_task_that_kills_its_nodes_becomes_a_dead_letter(processes, workers, p
     eventually(lambda: len(starts(store, "poison")) == 1)
     processes("serve_worker", "n2", options)
     eventually(lambda: len(starts(store, "poison")) == 2)
-    workers("n3", max_attempts=2, own_store=True)
+    worker = workers("n3", max_attempts=2, own_store=True)
     with pytest.raises(TaskDied, match="taken 2 times"):
         future.result(PATIENCE_S)
+    eventually(lambda: worker.stats().buried == 1)
     assert len(starts(store, "poison")) == 2
     assert len(store.children("@executor/default/backlog/dead")) == 1
 

@@ -607,6 +607,7 @@ class WorkQueue:
         extra: Extra | None = None,
         extra_dead: Extra | None = None,
         on_refused: Callable[[QueueItem], object] | None = None,
+        on_dead: Callable[[QueueItem], object] | None = None,
         share: Callable[[str], Share] | None = None,
     ) -> list[QueueClaim]: ...
     async def wait_free(

@@ -79,6 +79,7 @@ class Wish(Struct, frozen=True):
         extra: checks and writes in the transaction that takes an item.
         extra_dead: checks and writes in the transaction that makes a dead letter of an item.
         on_refused: called for an item whose extra checks did not hold.
+        on_dead: called for an item that this take made a dead letter.
         share: our share of the takers of a partition.
     """
 
@@ -88,6 +89,7 @@ class Wish(Struct, frozen=True):
     extra: Extra = nothing_more
     extra_dead: Extra = nothing_more
     on_refused: Callable[[QueueItem], object] | None = None
+    on_dead: Callable[[QueueItem], object] | None = None
     share: Callable[[str], Share] = no_share
 
 
@@ -346,16 +348,20 @@ class Taking:
             item = source if isinstance(source, QueueItem) else QueueItem.from_entry(source)
         except BadRecord:
             item = shown(cast("Entry", source))
-            await self.bury(item, item.why, nothing_more)
+            await self._bury_for(wish, item, item.why, nothing_more)
             return None
         if item.attempts >= self._info.max_attempts:
             why = item.why or f"taken {item.attempts} times, and never acknowledged"
-            await self.bury(item, why, wish.extra_dead)
+            await self._bury_for(wish, item, why, wish.extra_dead)
             return None
         if not wish.accept(item):
             return None
         checks, ops = wish.extra(item)  # noqa: S610 - no Django here
         return TakeTry(source, item, self._names.free_checks(item), tuple(checks), tuple(ops))
+
+    async def _bury_for(self, wish: Wish, item: QueueItem, why: str, extra: Extra) -> None:
+        if await self.bury(item, why, extra) and wish.on_dead is not None:
+            await call_user_function(wish.on_dead, item)
 
     async def bury(self, item: QueueItem, why: str, extra: Extra) -> bool:
         """Dead-letter an item that no client has claimed: its takers died, or its record is broken."""

@@ -345,6 +345,7 @@ class WorkQueue(Closable):
         extra: Extra | None = None,
         extra_dead: Extra | None = None,
         on_refused: Callable[[QueueItem], object] | None = None,
+        on_dead: Callable[[QueueItem], object] | None = None,
         share: Callable[[str], Share] | None = None,
     ) -> list[QueueClaim]:
         """Take the first free items, many in one transaction, without waiting.
@@ -360,6 +361,7 @@ class WorkQueue(Closable):
             extra_dead: the same for the transaction that makes a dead letter of an item whose attempts are used up and
                 whose last taker died.
             on_refused: called with an item whose extra checks, or writes, did not hold; it is left where it is.
+            on_dead: called with an item that this call made a dead letter.
             share: called with a partition: our share of its takers. Takers that know each other take items of their
                 own share first, and so do not want the same ones. An item of another share waits for 0.05 s at most,
                 and a new item that sorts before the items that were read already for 0.25 s.
@@ -383,6 +385,7 @@ class WorkQueue(Closable):
             extra or nothing_more,
             extra_dead or nothing_more,
             on_refused,
+            on_dead,
             share or no_share,
         )
         return await self._take(partial(self._taking.try_take, wish))

@@ -297,10 +297,15 @@ class WorkerLoop(Startable):
             extra=self._choosing.extra,
             extra_dead=self._hooks.extra_dead,
             on_refused=self._choosing.told_refused,
+            on_dead=self._count_dead,
             share=partial(share_of, self._hooks, self._arrivals),
         )
         self._look_took_s = self._clock.now() - self._looked_at
         return claims
+
+    def _count_dead(self, _item: QueueItem) -> None:
+        with self._bell.mutex:
+            self._counts["buried"] += 1
 
     def _runs(self) -> bool:
         return bool(self._tasks) and any(task.outcome is None for task in self._tasks.values())
