@@ -58,9 +58,9 @@ NODES = """
 import ctypes
 from latchwork_workflows.cli import nodes, serve
 prctl = ctypes.CDLL(None).prctl
-def home_of(*_):
+def resolve_home(*_):
     raise SystemExit(prctl(3, 0, 0, 0, 0))
-nodes.home_of = serve.home_of = home_of
+nodes.resolve_home = serve.resolve_home = resolve_home
 for command in (nodes.master, nodes.worker, serve.serve, serve.api):
     prctl(4, 1, 0, 0, 0)
     try:
