@@ -14,7 +14,7 @@ const STEPS_PER_READING: u64 = 1 << 20;
 
 /// Asks the caller whether to go on. Stays in the thread that created it.
 pub struct Cancel<'a> {
-    goes_on: &'a dyn Fn() -> bool,
+    may_continue: &'a dyn Fn() -> bool,
     steps: Cell<u64>,
     asked: Cell<Instant>,
     interval: Duration,
@@ -22,10 +22,10 @@ pub struct Cancel<'a> {
 }
 
 impl<'a> Cancel<'a> {
-    /// Creates a question for work that ends early when `goes_on` returns false.
-    pub fn new(goes_on: &'a dyn Fn() -> bool) -> Self {
+    /// Creates a question for work that ends early when `may_continue` returns false.
+    pub fn new(may_continue: &'a dyn Fn() -> bool) -> Self {
         Self {
-            goes_on,
+            may_continue,
             steps: Cell::new(0),
             asked: Cell::new(Instant::now()),
             interval: INTERVAL,
@@ -40,8 +40,8 @@ impl<'a> Cancel<'a> {
 
     /// Asks at every report, however little time has passed.
     #[cfg(test)]
-    pub fn each_step(goes_on: &'a dyn Fn() -> bool) -> Self {
-        Self { interval: Duration::ZERO, steps_per_reading: 0, ..Self::new(goes_on) }
+    pub fn asking_at_every_report(may_continue: &'a dyn Fn() -> bool) -> Self {
+        Self { interval: Duration::ZERO, steps_per_reading: 0, ..Self::new(may_continue) }
     }
 
     /// Reports steps of work, of one to ten nanoseconds each.
@@ -49,7 +49,7 @@ impl<'a> Cancel<'a> {
     /// # Errors
     /// [`Error::Cancelled`] when the caller was asked and ends the work.
     #[inline]
-    pub fn spend(&self, steps: u64) -> Result<(), Error> {
+    pub fn report_steps(&self, steps: u64) -> Result<(), Error> {
         let steps = self.steps.get().saturating_add(steps);
         self.steps.set(steps);
         if steps < self.steps_per_reading {
@@ -64,9 +64,9 @@ impl<'a> Cancel<'a> {
         if self.asked.get().elapsed() < self.interval {
             return Ok(());
         }
-        let goes_on = (self.goes_on)();
+        let may_continue = (self.may_continue)();
         self.asked.set(Instant::now());
-        if goes_on {
+        if may_continue {
             Ok(())
         } else {
             Err(Error::Cancelled)
@@ -87,8 +87,8 @@ mod tests {
         };
         let cancel = Cancel::new(&ask);
         let started = Instant::now();
-        assert_eq!(cancel.spend(u64::MAX), Ok(()));
-        while cancel.spend(STEPS_PER_READING).is_ok() {}
+        assert_eq!(cancel.report_steps(u64::MAX), Ok(()));
+        while cancel.report_steps(STEPS_PER_READING).is_ok() {}
         assert!(started.elapsed() >= INTERVAL);
         assert_eq!(asked.get(), 1);
     }

@@ -38,8 +38,8 @@ fn run_with_checks<R>(
     work: impl FnOnce(&Cancel<'_>) -> Result<R, Error>,
 ) -> PyResult<R> {
     let raised = Cell::new(None);
-    let goes_on = || check().map_err(|error| raised.set(Some(error))).is_ok();
-    let result = work(&Cancel::new(&goes_on));
+    let may_continue = || check().map_err(|error| raised.set(Some(error))).is_ok();
+    let result = work(&Cancel::new(&may_continue));
     raised.take().map_or_else(|| result.raised(), Err)
 }
 

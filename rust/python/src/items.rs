@@ -12,7 +12,7 @@ use super::text::{each_string, list_for, push, utf8};
 use latchwork_core::cancel::Cancel;
 use latchwork_core::error::Error;
 use latchwork_core::input::NO_OWNER;
-use latchwork_core::rendezvous::incremental::close_up;
+use latchwork_core::rendezvous::incremental::remove_at;
 use latchwork_core::rendezvous::items::{first_repeated, locate, MOST_ITEMS};
 use latchwork_core::rendezvous::score::fast_key;
 use latchwork_core::rendezvous::{Keys, Mode};
@@ -106,8 +106,8 @@ impl Items {
     /// Removes the items at ascending positions and returns their names. O(items).
     pub fn remove(&mut self, positions: &[u32], py: Python<'_>) -> Vec<Py<PyString>> {
         let gone = positions.iter().map(|&at| self.names[at as usize].clone_ref(py)).collect();
-        close_up(&mut self.names, positions);
-        close_up(&mut self.hashes, positions);
+        remove_at(&mut self.names, positions);
+        remove_at(&mut self.hashes, positions);
         gone
     }
 

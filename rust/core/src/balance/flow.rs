@@ -156,18 +156,18 @@ impl<'n> Run<'n> {
                 return Ok(false);
             }
             self.send_along_levels()?;
-            while self.layer()? {
+            while self.build_layers()? {
                 self.block()?;
             }
         }
         Ok(true)
     }
 
-    /// Reports the arcs that were examined since the last report to [`Cancel::spend`].
+    /// Reports the arcs that were examined since the last report to [`Cancel::report_steps`].
     fn report(&mut self) -> Result<(), Error> {
         let steps = self.net.examined - self.reported;
         self.reported = self.net.examined;
-        self.cancel.spend(4 * steps + 8)
+        self.cancel.report_steps(4 * steps + 8)
     }
 
     /// Sends as many units as possible along the levels, which takes no search.
@@ -250,7 +250,7 @@ impl<'n> Run<'n> {
     }
 
     /// Numbers the nodes by their distance from excess in free arcs, up to the first layer in which a node lacks units.
-    fn layer(&mut self) -> Result<bool, Error> {
+    fn build_layers(&mut self) -> Result<bool, Error> {
         self.depth.fill(UNSEEN);
         self.next.copy_from_slice(&self.start[..self.net.nodes]);
         let has_excess = |&node: &u32| self.excess[node as usize] > 0;

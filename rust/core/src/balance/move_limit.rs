@@ -43,12 +43,12 @@ pub fn choose(moves: &[Step], limit: usize, cancel: &Cancel<'_>) -> Result<Vec<b
     match limit {
         0 => Ok(vec![false; moves.len()]),
         _ if limit >= moves.len() => Ok(vec![true; moves.len()]),
-        _ => Ok(choose_some(moves, limit as u32, MOST_LOOKS, cancel)?.0),
+        _ => Ok(choose_by_flow(moves, limit as u32, MOST_LOOKS, cancel)?.0),
     }
 }
 
 /// Returns the choice, and how many arcs were examined for it.
-fn choose_some(
+fn choose_by_flow(
     moves: &[Step],
     limit: u32,
     (looks, each): (u64, u64),
@@ -129,8 +129,8 @@ struct Side {
 
 impl Side {
     fn new(groups: &[(Step, u32)], worker: impl Fn(&Step) -> u32) -> Self {
-        let shares = counted(groups.iter().map(|(step, count)| ((step.0, worker(step)), *count)).collect());
-        let workers = counted(shares.iter().map(|((_, worker), count)| (*worker, *count)).collect());
+        let shares = merge_counts(groups.iter().map(|(step, count)| ((step.0, worker(step)), *count)).collect());
+        let workers = merge_counts(shares.iter().map(|((_, worker), count)| (*worker, *count)).collect());
         Self { workers, shares }
     }
 
@@ -176,7 +176,7 @@ impl Side {
 }
 
 /// Sorts by key, and adds up the counts of equal keys.
-fn counted<K: Ord + Copy>(mut counts: Vec<(K, u32)>) -> Vec<(K, u32)> {
+fn merge_counts<K: Ord + Copy>(mut counts: Vec<(K, u32)>) -> Vec<(K, u32)> {
     counts.sort_by_key(|(key, _)| *key);
     let sum = |same: &[(K, u32)]| (same[0].0, same.iter().map(|(_, count)| count).sum());
     counts.chunk_by(|a, b| a.0 == b.0).map(sum).collect()

@@ -174,7 +174,7 @@ impl Board {
         if self.number.contains_key(name) {
             return Err(Error::Invalid(format!("worker '{name}' is there already; let it leave first, or reweigh it")));
         }
-        let number = self.number_for(name);
+        let number = self.number_of_returning_worker(name);
         let worker =
             Worker { name: name.to_owned(), weight, runs: runs.map(|runs| self.shared_set(runs)), gone: false };
         for (job, items) in &mut self.jobs {
@@ -197,7 +197,7 @@ impl Board {
     }
 
     /// Returns the number that the worker had if items still belong to it, else a number without items.
-    fn number_for(&self, name: &str) -> usize {
+    fn number_of_returning_worker(&self, name: &str) -> usize {
         let holds = |number: usize| self.jobs.values().any(|items| items.held[number] > 0);
         let gone = || (0..self.workers.len()).filter(|number| self.workers[*number].gone);
         let same = gone().find(|&number| self.workers[number].name == name && holds(number));
@@ -271,7 +271,7 @@ impl Board {
         let demands: Vec<Demand> = self.jobs.values().map(|items| items.demand(order, weights)).collect();
         let sizes = self.strategy.sizes(order.len(), &demands, cancel)?;
         for ((items, demand), sizes) in self.jobs.values_mut().zip(&demands).zip(&sizes) {
-            cancel.spend((items.owners.len() + order.len()) as u64)?;
+            cancel.report_steps((items.owners.len() + order.len()) as u64)?;
             all.push(items.apply_sizes(order, demand, sizes));
         }
         Ok(())
@@ -288,7 +288,7 @@ impl Board {
         let mut builder = LoadsBuilder::new(order.len());
         let uniform = weights.windows(2).all(|pair| pair[0] == pair[1]);
         for items in self.jobs.values() {
-            cancel.spend(2 * order.len() as u64)?;
+            cancel.report_steps(2 * order.len() as u64)?;
             if uniform && !order.is_empty() && order.iter().all(|number| items.able[*number as usize]) {
                 builder.add_evenly(items.owners.len() as u32 / order.len() as u32, weights[0]);
                 continue;
@@ -296,9 +296,9 @@ impl Board {
             let demand = items.demand_of_none(order, weights);
             builder.add(&demand, &Quota::new(demand.items, &demand.weights));
         }
-        let mut loads = builder.loads();
+        let mut loads = builder.build();
         for items in self.jobs.values_mut() {
-            cancel.spend(8 * order.len() as u64 + items.owners.len() as u64)?;
+            cancel.report_steps(8 * order.len() as u64 + items.owners.len() as u64)?;
             let demand = items.demand(order, weights);
             let share = Share::of(&demand);
             let seated = spread::seat_next(&demand, &share, &mut loads);
@@ -405,7 +405,7 @@ impl Items {
     /// Gives each able worker as many items as `sizes` says.
     fn apply_sizes(&mut self, order: &[u32], demand: &Demand, sizes: &[u32]) -> Vec<Move> {
         if sizes.is_empty() {
-            return self.drop_all();
+            return self.clear_owners();
         }
         let able: Vec<u32> = demand.able.iter().map(|rank| order[*rank as usize]).collect();
         let mut by_number = vec![0; self.held.len()];
@@ -416,7 +416,7 @@ impl Items {
     }
 
     /// Takes the owners from all items of a job that no worker can run.
-    fn drop_all(&mut self) -> Vec<Move> {
+    fn clear_owners(&mut self) -> Vec<Move> {
         let owned = (0..).zip(&self.owners).filter(|(_, owner)| **owner != NO_OWNER);
         let moves = owned.map(|(item, &from)| Move { item, from, to: NO_OWNER }).collect();
         self.owners.fill(NO_OWNER);

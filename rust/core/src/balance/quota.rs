@@ -166,7 +166,7 @@ impl Loads {
     pub fn new(workers: usize, jobs: &[Demand], shares: &[Share]) -> Self {
         let mut bare = LoadsBuilder::new(workers);
         jobs.iter().zip(shares).for_each(|(job, share)| bare.add(job, &share.quota));
-        bare.loads()
+        bare.build()
     }
 
     /// Returns the loads of workers of these weights without items. O(workers).
@@ -222,7 +222,7 @@ impl LoadsBuilder {
     }
 
     /// Returns the loads before any seat is given.
-    pub fn loads(self) -> Loads {
+    pub fn build(self) -> Loads {
         Loads { rate: rates(&self.weight), load: self.load }
     }
 }

@@ -15,7 +15,7 @@ use crate::error::Error;
 pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share], cancel: &Cancel<'_>) -> Result<Vec<Vec<bool>>, Error> {
     let mut loads = Loads::new(workers, jobs, shares);
     let seat = |(job, share): (&Demand, &Share)| {
-        cancel.spend(8 * job.able.len() as u64)?;
+        cancel.report_steps(8 * job.able.len() as u64)?;
         Ok(seat_next(job, share, &mut loads))
     };
     jobs.iter().zip(shares).map(seat).collect()

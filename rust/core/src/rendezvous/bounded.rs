@@ -56,7 +56,7 @@ pub fn seat<S: AsRef<str> + Sync>(
     let (mut text, mut buffer) = (String::new(), Vec::new());
     for (at, owner) in owners.iter_mut().enumerate() {
         if !room.has_room(*owner, share) {
-            cancel.spend(rendezvous.steps(1) + 16)?;
+            cancel.report_steps(rendezvous.steps(1) + 16)?;
             let key = keys.key(at, &mut text);
             let mut best = open.owner(key, &mut buffer);
             if !room.has_room(best, share) {

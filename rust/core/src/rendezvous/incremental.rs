@@ -100,7 +100,7 @@ impl Assignment {
         self.rendezvous.names().binary_search_by(|name| name.as_str().cmp(worker)).ok()
     }
 
-    fn known(&self, worker: &str) -> Result<usize, Error> {
+    fn member_place(&self, worker: &str) -> Result<usize, Error> {
         self.place(worker).ok_or_else(|| {
             Error::Invalid(format!("worker '{worker}' is not a member; join it first, or check its name in `workers`"))
         })
@@ -123,7 +123,7 @@ impl Assignment {
         }
         self.slots.insert(place, slot);
         self.renumber(place);
-        match self.won(place, keys, cancel) {
+        match self.won_items(place, keys, cancel) {
             Ok(won) => Ok(self.apply(won)),
             Err(error) => {
                 self.rendezvous.remove(place);
@@ -138,14 +138,14 @@ impl Assignment {
     /// # Errors
     /// [`Error::Invalid`] for no member or the last one, [`Error::OutOfMemory`], [`Error::Cancelled`].
     pub fn leave(&mut self, worker: &str, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
-        let place = self.known(worker)?;
+        let place = self.member_place(worker)?;
         if self.slots.len() == 1 {
             return Err(Error::Invalid(format!("worker '{worker}' is the last one; join another before it leaves")));
         }
         let weight = self.rendezvous.weights()[place];
         let slot = self.remove_slot(place);
         self.rendezvous.remove(place);
-        match self.given_up(slot, keys, cancel) {
+        match self.moves_away_from(slot, keys, cancel) {
             Ok(given) => Ok(self.apply(given)),
             Err(error) => {
                 self.rendezvous.insert(worker.to_owned(), weight);
@@ -162,13 +162,13 @@ impl Assignment {
     /// # Errors
     /// [`Error::Invalid`] for no member or a bad weight, [`Error::OutOfMemory`], [`Error::Cancelled`].
     pub fn reweigh(&mut self, worker: &str, weight: f64, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
-        let place = self.known(worker)?;
+        let place = self.member_place(worker)?;
         check_weights(&[worker], &[weight])?;
         let before = self.rendezvous.weights()[place];
         self.rendezvous.reweigh(place, weight);
         let changes = match weight.total_cmp(&before) {
-            Ordering::Greater => self.won(place, keys, cancel),
-            Ordering::Less => self.given_up(self.slots[place], keys, cancel),
+            Ordering::Greater => self.won_items(place, keys, cancel),
+            Ordering::Less => self.moves_away_from(self.slots[place], keys, cancel),
             Ordering::Equal => Ok(Vec::new()),
         };
         match changes {
@@ -201,8 +201,8 @@ impl Assignment {
     /// Removes the items at ascending positions; the others move up. O(items).
     pub fn remove(&mut self, positions: &[u32]) -> Moves {
         let from = positions.iter().map(|&at| self.owners[at as usize]).collect();
-        close_up(Arc::make_mut(&mut self.owners), positions);
-        close_up(&mut self.scores, positions);
+        remove_at(Arc::make_mut(&mut self.owners), positions);
+        remove_at(&mut self.scores, positions);
         Moves { items: positions.to_vec(), from, to: vec![NO_OWNER; positions.len()] }
     }
 
@@ -241,31 +241,31 @@ impl Assignment {
     }
 
     /// The items that the worker at a place wins from their owners.
-    fn won(&self, place: usize, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
+    fn won_items(&self, place: usize, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
         let (to, mut won) = (self.slots[place], Vec::new());
         if self.rendezvous.mode() == Mode::Compat || self.rendezvous.is_weighted() {
-            return self.won_by_rank(place, keys, cancel);
+            return self.won_items_by_rank(place, keys, cancel);
         }
         let worker = self.rendezvous.hash(place);
         for (number, (hashes, scores)) in keys.hashes.chunks(CHUNK).zip(self.scores.chunks(CHUNK)).enumerate() {
-            challenge(self.rendezvous.level(), worker, hashes, scores, |at, score| {
+            challenge(self.rendezvous.instruction_set(), worker, hashes, scores, |at, score| {
                 let at = number * CHUNK + at;
                 let first = || (place as u32) < self.places[self.owners[at] as usize];
                 if score > self.scores[at] || first() {
                     won.push(Change { item: at as u32, to, score });
                 }
             });
-            cancel.spend(CHUNK as u64)?;
+            cancel.report_steps(CHUNK as u64)?;
         }
         Ok(won)
     }
 
     /// The same by complete ranks, for weighted workers and for `compat` mode.
-    fn won_by_rank(&self, place: usize, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
+    fn won_items_by_rank(&self, place: usize, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
         let (to, mut won) = (self.slots[place], Vec::new());
         let (mut text, mut buffer) = (String::new(), Vec::new());
         for at in 0..self.owners.len() {
-            cancel.spend(self.rendezvous.steps(1) / self.slots.len() as u64 + 2)?;
+            cancel.report_steps(self.rendezvous.steps(1) / self.slots.len() as u64 + 2)?;
             let owner = self.owners[at];
             if owner == to || self.cannot_win(place, keys, at) {
                 continue;
@@ -290,10 +290,10 @@ impl Assignment {
     }
 
     /// The owners of the items of a slot among the workers that are there now.
-    fn given_up(&self, slot: u32, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
-        let held = held_by(self.rendezvous.level(), slot, &self.owners);
-        let hashes: Vec<u64> = pick(&held, keys.hashes);
-        let texts: Vec<&str> = pick(&held, keys.texts);
+    fn moves_away_from(&self, slot: u32, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
+        let held = held_by(self.rendezvous.instruction_set(), slot, &self.owners);
+        let hashes: Vec<u64> = values_at(&held, keys.hashes);
+        let texts: Vec<&str> = values_at(&held, keys.texts);
         let (mut owners, mut scores) = (filled(0, held.len())?, filled(0, held.len())?);
         let theirs = Keys { hashes: &hashes, texts: &texts, prefix: keys.prefix };
         self.rendezvous.owners_of(theirs, 0, &mut owners, &mut scores, cancel)?;
@@ -316,7 +316,7 @@ struct Change {
 const CHUNK: usize = 1 << 16;
 
 /// The values at some positions; none if there are no values at all.
-fn pick<T: Copy>(positions: &[u32], values: &[T]) -> Vec<T> {
+fn values_at<T: Copy>(positions: &[u32], values: &[T]) -> Vec<T> {
     if values.is_empty() {
         return Vec::new();
     }
@@ -324,7 +324,7 @@ fn pick<T: Copy>(positions: &[u32], values: &[T]) -> Vec<T> {
 }
 
 /// Removes the values at ascending positions. O(values).
-pub fn close_up<T>(values: &mut Vec<T>, positions: &[u32]) {
+pub fn remove_at<T>(values: &mut Vec<T>, positions: &[u32]) {
     let (mut at, mut next) = (0, positions.iter().peekable());
     values.retain(|_| {
         let gone = next.next_if_eq(&&at).is_some();
@@ -407,7 +407,7 @@ mod tests {
                 }
                 _ => {
                     let gone: Vec<u32> = (0..world.texts.len() as u32).filter(|_| random.below(20) == 0).collect();
-                    close_up(&mut world.texts, &gone);
+                    remove_at(&mut world.texts, &gone);
                     assignment.remove(&gone)
                 }
             };

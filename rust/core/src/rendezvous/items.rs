@@ -24,7 +24,7 @@ pub fn first_repeated(
     let mut filter = Filter::new(hashes.len())?;
     let mut suspects = Vec::new();
     for (at, &hash) in hashes.iter().enumerate() {
-        cancel.spend(2)?;
+        cancel.report_steps(2)?;
         if filter.insert(hash) {
             suspects.push((hash, at as u32));
         }
@@ -79,7 +79,7 @@ fn matches(
     for (at, &hash) in hashes.iter().enumerate().filter(|(_, hash)| filter.has(**hash)) {
         let from = wanted.partition_point(|(other, _)| *other < hash);
         for &(_, number) in wanted[from..].iter().take_while(|(other, _)| *other == hash) {
-            cancel.spend(16)?;
+            cancel.report_steps(16)?;
             visit(at as u32, number);
         }
     }

@@ -265,7 +265,7 @@ impl<const B: usize> Maxima<B> {
 
     /// Calls `visit` with each key and each tile that reaches the floor of the key, tiles ascending.
     #[inline(always)]
-    fn reaching(&self, floors: &[u32; B], mut visit: impl FnMut(usize, usize)) {
+    fn for_each_reaching_tile(&self, floors: &[u32; B], mut visit: impl FnMut(usize, usize)) {
         for (tile, maxima) in self.of_tile[..self.tiles].iter().enumerate() {
             let mut hits = 0u32;
             for at in 0..B {
@@ -398,7 +398,7 @@ fn weighted_block<const B: usize>(table: &Table, keys: &[u64], owners: &mut [u32
             });
             floors[at] = tops[at].floor(table);
         }
-        maxima.reaching(&floors, |at, tile| {
+        maxima.for_each_reaching_tile(&floors, |at, tile| {
             if at < keys.len() {
                 let top = &mut tops[at];
                 maxima.workers::<Merit>(table, keys[at], tile, floors[at], |worker, score| {
@@ -504,7 +504,7 @@ fn top_block<const B: usize>(table: &Table, keys: &[u64], k: usize, best: &mut [
                 *floor = (*floor).max(!found[k - 1].0);
             }
         }
-        maxima.reaching(&floors, |at, tile| {
+        maxima.for_each_reaching_tile(&floors, |at, tile| {
             if at < keys.len() {
                 let found = &mut found[at];
                 let visit = |worker: usize, score: u32| found.push((!score, worker as u32));

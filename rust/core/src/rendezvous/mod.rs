@@ -43,7 +43,7 @@ const HASHED_PAIRS_PER_CHUNK: usize = 1 << 15;
 pub const MOST_OWNERS: usize = 1 << 28;
 /// The most threads that are started.
 const MOST_THREADS: usize = 256;
-/// The cost of hashing a pair, in steps of [`Cancel::spend`].
+/// The cost of hashing a pair, in steps of [`Cancel::report_steps`].
 const STEPS_PER_HASHED_PAIR: u64 = 16;
 
 /// The score that is compared; see `score`.
@@ -175,12 +175,12 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
             table: Table::default(),
             level: InstructionSet::best(),
         };
-        made.lay_out();
+        made.rebuild_table();
         Ok(made)
     }
 
     /// Updates the table after a change of names or weights.
-    fn lay_out(&mut self) {
+    fn rebuild_table(&mut self) {
         self.weighted = self.weights.iter().any(|w| *w != self.weights[0]);
         if self.mode == Mode::Fast {
             let hashes: Vec<u64> = self.names.iter().map(|n| fast_worker(n.as_ref().as_bytes())).collect();
@@ -193,7 +193,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         let at = self.names.partition_point(|other| other.as_ref() < name.as_ref());
         self.names.insert(at, name);
         self.weights.insert(at, weight);
-        self.lay_out();
+        self.rebuild_table();
         at
     }
 
@@ -201,13 +201,13 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
     pub fn remove(&mut self, at: usize) {
         self.names.remove(at);
         self.weights.remove(at);
-        self.lay_out();
+        self.rebuild_table();
     }
 
     /// Changes the weight of the worker at a position. The weight must be valid. O(workers).
     pub fn reweigh(&mut self, at: usize, weight: f64) {
         self.weights[at] = weight;
-        self.lay_out();
+        self.rebuild_table();
     }
 
     /// Returns the weights of the workers, in name order.
@@ -231,7 +231,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
     }
 
     /// Returns the instruction set of the kernels.
-    pub fn level(&self) -> InstructionSet {
+    pub fn instruction_set(&self) -> InstructionSet {
         self.level
     }
 
@@ -324,7 +324,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
             }
             while let Some(chunk) = next() {
                 owners_in(chunk);
-                if let Err(error) = cancel.spend(self.steps(size)) {
+                if let Err(error) = cancel.report_steps(self.steps(size)) {
                     stopped.store(true, Relaxed);
                     return Err(error);
                 }
@@ -341,7 +341,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         (pairs / self.names.len()).next_multiple_of(64).max(64)
     }
 
-    /// Returns the cost of so many keys for [`Cancel::spend`].
+    /// Returns the cost of so many keys for [`Cancel::report_steps`].
     pub(crate) fn steps(&self, keys: usize) -> u64 {
         let pairs = keys as u64 * self.names.len() as u64;
         match self.mode {
@@ -403,10 +403,10 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
                 for (at, best) in best.chunks_mut(k).enumerate() {
                     let owners = self.owners(part.key(at, &mut text), k, &mut buffer);
                     best.iter_mut().zip(owners).for_each(|(place, owner)| *place = owner as u32);
-                    cancel.spend(STEPS_PER_HASHED_PAIR * self.names.len() as u64)?;
+                    cancel.report_steps(STEPS_PER_HASHED_PAIR * self.names.len() as u64)?;
                 }
             }
-            cancel.spend(self.steps(size))?;
+            cancel.report_steps(self.steps(size))?;
         }
         Ok(best)
     }

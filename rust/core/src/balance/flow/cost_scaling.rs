@@ -25,15 +25,15 @@ impl Run<'_> {
         while within > 0 && self.refine(within)? {
             within /= DIVISOR;
         }
-        self.carry_what_pays();
+        self.saturate_negative_arcs();
         Ok(())
     }
 
     /// Sends over each arc all units that have a negative reduced cost.
-    fn carry_what_pays(&mut self) {
+    fn saturate_negative_arcs(&mut self) {
         self.net.examined += self.net.to.len() as u64;
         for arc in 0..self.net.to.len() {
-            let units = self.paying(arc);
+            let units = self.negative_cost_units(arc);
             if units > 0 {
                 self.push(arc, units);
             }
@@ -41,7 +41,7 @@ impl Run<'_> {
     }
 
     /// Returns how many units of an arc have a negative reduced cost.
-    fn paying(&self, arc: usize) -> u32 {
+    fn negative_cost_units(&self, arc: usize) -> u32 {
         let (room, cost) = (self.net.room[arc], self.reduced(arc));
         match self.net.slope[arc / 2] {
             _ if room == 0 || cost >= 0 => 0,
@@ -59,7 +59,7 @@ impl Run<'_> {
 
     /// Brings the flow within `within` of the least cost. Returns false if it gave up.
     fn refine(&mut self, within: i64) -> Result<bool, Error> {
-        self.carry_what_pays();
+        self.saturate_negative_arcs();
         self.next.copy_from_slice(&self.start[..self.net.nodes]);
         let mut active: VecDeque<u32> = (0..self.net.nodes as u32).filter(|&n| self.excess[n as usize] > 0).collect();
         let last = self.net.examined + LOOKS * self.net.to.len() as u64;
@@ -85,7 +85,7 @@ impl Run<'_> {
             }
             self.net.examined += 1;
             let arc = self.arcs[self.next[at] as usize] as usize;
-            let units = i64::from(self.paying(arc)).min(self.excess[at]) as u32;
+            let units = i64::from(self.negative_cost_units(arc)).min(self.excess[at]) as u32;
             if units == 0 {
                 self.next[at] += 1;
                 continue;

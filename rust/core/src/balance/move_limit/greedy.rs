@@ -25,7 +25,7 @@ pub(super) fn choose(groups: &[(Step, u32)], limit: u32, cancel: &Cancel<'_>) ->
     let mut returns = RETURNS * groups.iter().map(|(_, count)| *count as usize).sum::<usize>();
     let mut left = limit;
     while left > 0 {
-        cancel.spend(64)?;
+        cancel.report_steps(64)?;
         let Reverse(giver) = plan.givers.pop().expect("there are more moves than the limit").1;
         let (spares, Reverse(group)) = plan.groups[giver].pop().expect("a giver in the heap has moves");
         let group = group as usize;

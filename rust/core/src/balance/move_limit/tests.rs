@@ -8,8 +8,8 @@ fn choose(moves: &[Step], limit: usize) -> Vec<bool> {
     super::choose(moves, limit, &Cancel::never()).unwrap()
 }
 
-fn choose_some(moves: &[Step], limit: u32, looks: (u64, u64)) -> (Vec<bool>, u64) {
-    super::choose_some(moves, limit, looks, &Cancel::never()).unwrap()
+fn choose_by_flow(moves: &[Step], limit: u32, looks: (u64, u64)) -> (Vec<bool>, u64) {
+    super::choose_by_flow(moves, limit, looks, &Cancel::never()).unwrap()
 }
 
 /// What is left to do after a choice, as something to minimise.
@@ -91,7 +91,7 @@ fn a_flow_that_is_approached_first_leaves_as_little_to_do_as_one_arc_per_unit() 
         let size = 2 + random.below(if round % 20 == 0 { 3000 } else { 150 });
         let moves = plan(&mut random, round, size);
         let limit = 1 + random.below(moves.len() - 1);
-        let (made, _) = choose_some(&moves, limit as u32, (random.below(3) as u64 * 300, 0));
+        let (made, _) = choose_by_flow(&moves, limit as u32, (random.below(3) as u64 * 300, 0));
         assert_eq!(made.iter().filter(|made| **made).count(), limit);
         let expected = oracle::choose(&moves, limit).0;
         assert_eq!(value(&moves, &made), value(&moves, &expected), "round {round}: {moves:?} {limit}");
@@ -105,7 +105,7 @@ fn one_giver(moves: usize) -> Vec<Step> {
 
 #[test]
 fn the_work_does_not_grow_with_the_number_of_equal_moves() {
-    let looked = |moves: usize| choose_some(&one_giver(moves), moves as u32 * 3 / 10, MOST_LOOKS).1;
+    let looked = |moves: usize| choose_by_flow(&one_giver(moves), moves as u32 * 3 / 10, MOST_LOOKS).1;
     assert!(looked(400_000) < 2 * looked(40_000), "{} {}", looked(400_000), looked(40_000));
     let of_old = |moves: usize| oracle::choose(&one_giver(moves), moves * 3 / 10).1;
     assert!(of_old(2_000) > 3 * of_old(1_000), "{} {}", of_old(2_000), of_old(1_000));
@@ -114,7 +114,7 @@ fn the_work_does_not_grow_with_the_number_of_equal_moves() {
 #[test]
 fn a_small_budget_of_a_large_plan_looks_at_few_moves_for_each_that_is_made() {
     let moves: Vec<Step> = (0..60_000).map(|at| (at / 300, 0, 1 + at % 30)).collect();
-    let (made, looked) = choose_some(&moves, 50, MOST_LOOKS);
+    let (made, looked) = choose_by_flow(&moves, 50, MOST_LOOKS);
     let (expected, of_old) = oracle::choose(&moves, 50);
     assert_eq!(made, expected);
     assert!(5 * looked < of_old, "{looked} {of_old}");
@@ -156,7 +156,7 @@ fn a_large_plan_takes_n_log_n_steps_whatever_its_shape() {
             asked.set(asked.get() + 1);
             true
         };
-        super::choose(moves, moves.len() / 4, &Cancel::each_step(&count)).unwrap();
+        super::choose(moves, moves.len() / 4, &Cancel::asking_at_every_report(&count)).unwrap();
         asked.get()
     };
     let mut random = Random::new(25);

@@ -233,7 +233,7 @@ fn a_placement_that_is_cancelled_leaves_the_board_as_it_was() {
                     number: board.number.clone(),
                     jobs: board.jobs.clone(),
                 };
-                match copy.place(limit, &Cancel::each_step(&ask)) {
+                match copy.place(limit, &Cancel::asking_at_every_report(&ask)) {
                     Ok(_) => break,
                     Err(error) => assert_eq!(error, Error::Cancelled),
                 }

@@ -35,14 +35,14 @@ impl Loads {
         for zone in 0..spread.base.len() {
             let certain = u64::from(fill.items) * u64::from(spread.base[zone]);
             for _ in 0..certain {
-                cancel.spend(8)?;
-                fill.give(zone);
+                cancel.report_steps(8)?;
+                fill.add_replica(zone);
             }
         }
         for _ in 0..u64::from(fill.items) * u64::from(spread.extras) {
-            cancel.spend(8 + spread.base.len() as u64)?;
+            cancel.report_steps(8 + spread.base.len() as u64)?;
             let zone = fill.cheapest().expect("extras fit into the open zones");
-            fill.give(zone);
+            fill.add_replica(zone);
             fill.extra[zone] += 1;
         }
         Ok(fill.ranges())
@@ -75,7 +75,7 @@ impl<'p> Fill<'p> {
     }
 
     /// Gives one more replica to the worker of a zone for which it costs least.
-    fn give(&mut self, zone: usize) {
+    fn add_replica(&mut self, zone: usize) {
         let Reverse((_, worker)) = self.queues[zone].pop().expect("the zone has room for its share of each item");
         self.loads.load[worker as usize] += 1;
         if self.loads.load[worker as usize] < u64::from(self.items) {
@@ -114,9 +114,9 @@ impl<'p> Fill<'p> {
         let zones = || 0..self.queues.len();
         let saves = self.savings();
         let gives = |zone: &usize| self.spread.open[*zone] && self.extra[*zone] > 0;
-        let dearest = zones().filter(gives).filter_map(|zone| saves[zone]).max();
+        let highest_saving = zones().filter(gives).filter_map(|zone| saves[zone]).max();
         let cheapest = self.cheapest().and_then(|zone| self.price(zone));
-        let common = dearest.filter(|price| Some(*price) == cheapest);
+        let common = highest_saving.filter(|price| Some(*price) == cheapest);
         let varies = |zone: usize| {
             let loses = gives(&zone) && saves[zone] == common;
             common.is_some() && (loses || self.may_gain(zone) && self.price(zone) == common)

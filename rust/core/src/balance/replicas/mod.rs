@@ -101,7 +101,7 @@ impl<'p> Flow<'p> {
         flow.pairs.try_reserve_exact(items * workers)?;
         let first_worker = items + items * zones;
         for item in 0..items {
-            cancel.spend(8 * (zones + workers) as u64)?;
+            cancel.report_steps(8 * (zones + workers) as u64)?;
             flow.add_item(item, spread, items, first_worker);
         }
         flow.add_loads(loads, first_worker, first_worker + workers);

@@ -22,8 +22,8 @@ const UNSEEN: u32 = u32::MAX;
 /// loads and rounds are few after `start`.
 pub fn equalize(graph: &mut Graph, loads: &mut Loads, cancel: &Cancel<'_>) -> Result<Vec<i64>, Error> {
     let mut search = Search::new(graph, loads, cancel);
-    while let Some(top) = search.dearest() {
-        search.relieve(top)?;
+    while let Some(top) = search.highest_saving() {
+        search.move_seats_from(top)?;
     }
     Ok(search.price)
 }
@@ -71,20 +71,20 @@ impl<'g> Search<'g> {
     }
 
     /// Returns the most that a worker without a fixed price would save by giving up a seat.
-    fn dearest(&self) -> Option<i64> {
+    fn highest_saving(&self) -> Option<i64> {
         let givers = (0..self.graph.workers() as u32).filter(|&worker| self.can_give(worker));
         givers.map(|worker| self.loads.saving_of_one_fewer(worker)).max()
     }
 
     /// Moves seats away from all workers that would save `top`, and fixes the price of those that keep them.
-    fn relieve(&mut self, top: i64) -> Result<(), Error> {
+    fn move_seats_from(&mut self, top: i64) -> Result<(), Error> {
         loop {
             let is_source = |w: &u32| self.can_give(*w) && self.loads.saving_of_one_fewer(*w) == top;
             let sources: Vec<u32> = (0..self.graph.workers() as u32).filter(is_source).collect();
             if sources.is_empty() {
                 return Ok(());
             }
-            if !self.layer(&sources, top)? {
+            if !self.build_layers(&sources, top)? {
                 self.fix_price(top);
                 return Ok(());
             }
@@ -110,7 +110,7 @@ impl<'g> Search<'g> {
 
     /// Numbers workers and jobs by their distance from the sources, up to the first layer with a worker cheaper than
     /// `top`.
-    fn layer(&mut self, sources: &[u32], top: i64) -> Result<bool, Error> {
+    fn build_layers(&mut self, sources: &[u32], top: i64) -> Result<bool, Error> {
         self.reset();
         let mut layer = sources.to_vec();
         layer.iter().for_each(|&source| self.worker_depth[source as usize] = 0);
@@ -142,7 +142,7 @@ impl<'g> Search<'g> {
 
     /// Adds the workers to which a worker could give a seat, unless they were found before.
     fn add_receivers(&mut self, worker: u32, depth: u32, beyond: &mut Vec<u32>) -> Result<(), Error> {
-        self.cancel.spend(self.graph.of_worker(worker).len() as u64)?;
+        self.cancel.report_steps(self.graph.of_worker(worker).len() as u64)?;
         for place in self.graph.of_worker(worker) {
             let seat = self.graph.seat_at(place);
             let job = self.graph.job[seat];
@@ -150,7 +150,7 @@ impl<'g> Search<'g> {
                 continue;
             }
             self.job_depth[job as usize] = depth;
-            self.cancel.spend(2 * self.graph.of_job(job).len() as u64)?;
+            self.cancel.report_steps(2 * self.graph.of_job(job).len() as u64)?;
             for free in self.graph.of_job(job) {
                 let next = self.graph.worker[free];
                 if !self.graph.taken[free] && self.worker_depth[next as usize] == UNSEEN && self.is_open(next) {
@@ -167,7 +167,7 @@ impl<'g> Search<'g> {
         let mut path: Vec<(usize, usize)> = Vec::new();
         let mut at = source;
         while path.is_empty() || self.loads.cost_of_one_more(at) >= top {
-            self.cancel.spend(16)?;
+            self.cancel.report_steps(16)?;
             match self.next_transfer(at) {
                 Some((given, got)) => {
                     path.push((given, got));

@@ -19,7 +19,7 @@ pub fn maximize_gains(graph: &mut Graph, loads: &mut Loads, price: &[i64], cance
     }
     let bounds = Bounds::new(loads, price);
     let tight = Tight::new(graph, price);
-    let preferred: Vec<bool> = tight.jobs.iter().map(|job| prefer(graph, loads, job)).collect();
+    let preferred: Vec<bool> = tight.jobs.iter().map(|job| prefer_kept_seats(graph, loads, job)).collect();
     let (excess, hub) = bounds.excess(&loads.load);
     if excess.iter().all(|e| *e == 0) {
         return Ok(());
@@ -73,7 +73,7 @@ impl Tight {
 }
 
 /// Moves the tight seats of a job to workers that keep an item by them. Returns whether every seat then keeps one.
-fn prefer(graph: &mut Graph, loads: &mut Loads, tight: &[u32]) -> bool {
+fn prefer_kept_seats(graph: &mut Graph, loads: &mut Loads, tight: &[u32]) -> bool {
     let idle = |seat: &&u32| graph.taken[**seat as usize] && !graph.gain[**seat as usize];
     let idle: Vec<u32> = tight.iter().filter(idle).copied().collect();
     let missed = |seat: &&u32| !graph.taken[**seat as usize] && graph.gain[**seat as usize];

@@ -22,12 +22,12 @@ pub fn seats(
     let mut order: Vec<usize> = (0..jobs.len()).collect();
     order.sort_by_key(|&job| (jobs[job].able.len(), job));
     let bare = Loads::new(workers, jobs, shares);
-    let (seated, level) = pass(&order, jobs, shares, bare.clone(), |_, _| false, cancel)?;
+    let (seated, level) = assign_seats(&order, jobs, shares, bare.clone(), |_, _| false, cancel)?;
     if shares.iter().all(|share| !share.gain.contains(&true)) {
         return Ok((seated, level));
     }
     let below = |loads: &Loads, worker: u32| loads.load[worker as usize] <= level.load[worker as usize];
-    let (kept, loads) = pass(&order, jobs, shares, bare, below, cancel)?;
+    let (kept, loads) = assign_seats(&order, jobs, shares, bare, below, cancel)?;
     let apart: u64 = loads.load.iter().zip(&level.load).map(|(a, b)| a.abs_diff(*b)).sum();
     if apart > FAR_PER_WORKER * workers as u64 {
         return Ok((seated, level));
@@ -35,7 +35,7 @@ pub fn seats(
     Ok((kept, loads))
 }
 
-fn pass(
+fn assign_seats(
     order: &[usize],
     jobs: &[Demand],
     shares: &[Share],
@@ -45,7 +45,7 @@ fn pass(
 ) -> Result<(Vec<Vec<bool>>, Loads), Error> {
     let mut seated = vec![Vec::new(); jobs.len()];
     for &job in order {
-        cancel.spend(8 * jobs[job].able.len() as u64)?;
+        cancel.report_steps(8 * jobs[job].able.len() as u64)?;
         seated[job] = seat_job(&jobs[job], &shares[job], &mut loads, &keeps);
     }
     Ok((seated, loads))
