@@ -44,6 +44,8 @@ CHECKS = [
     "core",
     "clients",
     "site",
+    "operate",
+    "alerts",
     "dependencies",
 ]
 BENCHES = [
@@ -75,6 +77,7 @@ FIRST = (
     "install_postgres",
     "install_chromium",
     "install_nginx",
+    "install_operate_tools",
 )
 
 
@@ -82,7 +85,13 @@ FIRST = (
 def run(tmp_path):
     """Runs a script in a copy of its folder where every program says what it was given, and fails if it is told to."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    getting = ["install_test_servers", "build_etcd36", "install_zookeeper39", "install_postgres"]
+    getting = [
+        "install_test_servers",
+        "build_etcd36",
+        "install_zookeeper39",
+        "install_postgres",
+        "install_operate_tools",
+    ]
     inner = [*getting, "install_bench_peers", "run_tests", "check_core", "check_kit", "fuzz"]
     for name in ["bin/make", ".venv/bin/python", ".venv/bin/latchwork", *(f"scripts/{each}" for each in inner)]:
         program = tmp_path / name
