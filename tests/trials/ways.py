@@ -17,7 +17,7 @@ class Ways:
     methods are those of a proxy, for the links named, or for all; they give the sum of what the proxies gave.
 
         ways.cut()
-        ways.hold(ways.links(2), way="answers")
+        ways.hold(ways.links(2), direction="answers")
     """
 
     def __init__(self, targets: list[str], count: int) -> None:

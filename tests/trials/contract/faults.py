@@ -80,7 +80,7 @@ def one_way_cut(way: Direction) -> Callable[[Play], None]:
     """One direction is silent; then the connections break, and what was on its way is lost."""
 
     def inflict(play: Play) -> None:
-        with held(play.stage.ways, way=way):
+        with held(play.stage.ways, direction=way):
             play.rest(_HALF * play.ttl_s)
             play.stage.ways.cut()
         _held(play)
@@ -92,7 +92,7 @@ def silence(ttls: float, way: Direction = "both") -> Callable[[Play], None]:
     """Nothing passes, or nothing that way; afterwards all that was sent arrives, on connections that nobody cut."""
 
     def inflict(play: Play) -> None:
-        with held(play.stage.ways, way=way):
+        with held(play.stage.ways, direction=way):
             play.rest(ttls * play.ttl_s)
         _held(play)
 
@@ -108,7 +108,7 @@ def write_delayed(play: Play) -> None:
     play.a.write_on()  # else there is nothing that could arrive late
     for _ in range(_HOLDS):
         play.rest(0.3)
-        with held(ways, way="requests", open_only=True):
+        with held(ways, direction="requests", open_only=True):
             play.rest(0.3)
             writes = [call for call in play.record.calls if call.client == "a" and call.kind in WRITES]
             hangs = any(call.ended is None for call in writes)

@@ -103,12 +103,12 @@ def _packets_dropped(run, rng) -> Context[int]:
 
 
 def _answers_dropped(run, rng) -> Context[int]:
-    return dropped(run.stage.ways, _links(run, rng), way="answers")
+    return dropped(run.stage.ways, _links(run, rng), direction="answers")
 
 
 def _requests_delayed(run, rng) -> Context[int]:
     """They arrive late: by then their senders may be connected anew."""
-    return held(run.stage.ways, _links(run, rng), way="requests", open_only=True)
+    return held(run.stage.ways, _links(run, rng), direction="requests", open_only=True)
 
 
 def _server_killed(run, rng) -> bool:

@@ -47,7 +47,7 @@ def _end(storm: Storm, node: str, *, how: str) -> Context[None]:
 
 def _silence(storm: Storm, node: str) -> Context[int]:
     way = storm.random.choice(["requests", "answers", "both"])
-    return held(storm.stage.ways, storm.links(node), way=way)
+    return held(storm.stage.ways, storm.links(node), direction=way)
 
 
 def _at_once(_random: random.Random, _ttl_s: float) -> float:
