@@ -1,9 +1,9 @@
-//! Runs one kernel so many times: to be timed, or to have its instructions counted by `scripts/count_instructions`.
+//! Runs one kernel several times and prints its speed.
 //!
 //! Kernels: best, weighted, top3; and loops for the baseline: plain, which has the same scores as best, and fmix64.
 //! Instruction sets: baseline, avx2, avx512.
 //!
-//! `kernels KERNEL LEVEL WORKERS KEYS [REPEATS]` prints billions of pairs per second, the best of the repeats.
+//! `kernels KERNEL LEVEL WORKERS KEYS [REPEATS]` prints billions of pairs per second, of the fastest repeat.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // small numbers
 
