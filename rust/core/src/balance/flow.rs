@@ -37,15 +37,16 @@ impl Network {
         Self { nodes, ..Self::default() }
     }
 
-    /// Creates a network whose arcs all lead from one level to the next: from the only node with excess, at level 0, to
-    /// a last node.
+    /// Creates a network of levels. Every arc leads from one level to the next, from the only node with excess at level
+    /// 0 to a last node.
     ///
-    /// Paths along the levels are the shortest, so they are used before any search.
+    /// Paths along the levels are the shortest ones, so they are used before any search.
     pub fn of_levels(level: Vec<u32>) -> Self {
         Self { nodes: level.len(), level, ..Self::default() }
     }
 
-    /// Adds an arc that can carry `room` more units and send `back` units back. Returns its number.
+    /// Adds an arc with capacity for `room` more units, which can also take back `back` units that were already sent.
+    /// Returns the number of the arc.
     pub fn arc(&mut self, from: u32, to: u32, room: u32, back: u32, cost: i64) -> usize {
         let arc = self.to.len();
         self.to.extend([to, from]);
@@ -55,8 +56,8 @@ impl Network {
         arc
     }
 
-    /// Adds an arc that can carry `room` units. The first costs `cost`, and each further one `slope` more than the one
-    /// before it.
+    /// Adds an arc with capacity for `room` units. The first unit costs `cost`, and each further unit costs `slope`
+    /// more than the one before it.
     pub fn convex_arc(&mut self, from: u32, to: u32, room: u32, cost: i64, slope: i64) -> usize {
         let arc = self.arc(from, to, room, 0, cost);
         self.cost[arc + 1] += slope;
@@ -64,7 +65,7 @@ impl Network {
         arc
     }
 
-    /// Reserves memory for so many more arcs.
+    /// Reserves memory for this many additional arcs.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -76,7 +77,7 @@ impl Network {
         Ok(())
     }
 
-    /// Returns how many arcs were examined so far: a measure of the work that does not depend on a clock.
+    /// Returns how many arcs were examined so far. This measures the work without a clock.
     pub fn examined(&self) -> u64 {
         self.examined
     }
@@ -90,7 +91,7 @@ impl Network {
         self.to[arc ^ 1]
     }
 
-    /// Sends units over an arc, which must have the capacity for them.
+    /// Sends units over an arc. The arc must have enough capacity.
     fn carry(&mut self, arc: usize, units: u32) {
         self.room[arc] -= units;
         self.room[arc ^ 1] += units;
@@ -99,10 +100,11 @@ impl Network {
         self.cost[arc ^ 1] -= dearer;
     }
 
-    /// Sends all excess to the nodes that lack units, at the least cost. Returns false if that is impossible.
+    /// Sends the excess of all nodes to the nodes that lack units, at minimum cost. Returns false if that is
+    /// impossible.
     ///
-    /// `excess` must add up to zero; `potential` must make every arc with capacity left cost at least zero:
-    /// `cost + potential[from] - potential[to] >= 0`. O(phases * arcs * (log nodes + rounds)).
+    /// `excess` must add up to zero. With `potential`, every arc with capacity left must have a reduced cost of at
+    /// least zero: `cost + potential[from] - potential[to] >= 0`. O(phases * arcs * (log nodes + rounds)).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -111,10 +113,10 @@ impl Network {
         Run::new(self, excess, potential, cancel)?.solve(u64::MAX)
     }
 
-    /// Does the same as [`Network::solve`] where there may be many distinct distances: after `most` examined arcs, it
-    /// first approaches the solution by cost scaling.
+    /// Solves the problem as [`Network::solve`] does, but uses cost scaling after `most` examined arcs. This is faster
+    /// if there are many different distances.
     ///
-    /// Which of several solutions of the same cost is found may depend on `most`. In practice O(most + arcs *
+    /// If several solutions have the same cost, `most` may decide which one is found. In practice O(most + arcs *
     /// log(greatest cost)).
     ///
     /// # Errors
@@ -163,14 +165,14 @@ impl<'n> Run<'n> {
         Ok(true)
     }
 
-    /// Reports the arcs that were examined since the last report to [`Cancel::report_steps`].
+    /// Reports the number of arcs that were examined since the last report to [`Cancel::report_steps`].
     fn report(&mut self) -> Result<(), Error> {
         let steps = self.net.examined - self.reported;
         self.reported = self.net.examined;
         self.cancel.report_steps(4 * steps + 8)
     }
 
-    /// Sends as many units as possible along the levels, which takes no search.
+    /// Sends as many units as possible along the levels, without a search.
     fn send_along_levels(&mut self) -> Result<(), Error> {
         if self.net.level.is_empty() {
             return Ok(());
@@ -208,9 +210,11 @@ impl<'n> Run<'n> {
         self.net.cost[arc] + self.potential[from] - self.potential[to]
     }
 
-    /// Raises the potentials by the distance to the nearest node that lacks units (Dijkstra).
+    /// Raises the potentials by the distance to the nearest node that lacks units (Dijkstra's algorithm). Returns false
+    /// if there is no such node.
     ///
-    /// Of equally near nodes the last one is taken first, which leads to the end in a network of levels.
+    /// Of equally near nodes, the one with the highest number is examined first. In a network of levels this leads to
+    /// the last node soonest.
     fn advance(&mut self) -> Result<bool, Error> {
         self.net.examined += self.net.nodes as u64 / 16; // passed over, not examined at
         let mut distance = vec![FAR; self.net.nodes];
@@ -249,7 +253,8 @@ impl<'n> Run<'n> {
         self.potential.iter_mut().zip(distance).for_each(|(potential, far)| *potential += (*far).min(most));
     }
 
-    /// Numbers the nodes by their distance from excess in free arcs, up to the first layer in which a node lacks units.
+    /// Numbers the nodes by their distance, in arcs with capacity left and reduced cost 0, from the nodes with excess.
+    /// Stops at the first layer in which a node lacks units, and returns whether there is one.
     fn build_layers(&mut self) -> Result<bool, Error> {
         self.depth.fill(UNSEEN);
         self.next.copy_from_slice(&self.start[..self.net.nodes]);
@@ -282,7 +287,7 @@ impl<'n> Run<'n> {
         self.net.room[arc] > 0 && self.reduced(arc) == 0
     }
 
-    /// Sends units down the layers until no node with excess can send any more.
+    /// Sends units down the layers until no node with excess can send more (a blocking flow).
     fn block(&mut self) -> Result<(), Error> {
         for node in 0..self.net.nodes as u32 {
             while self.excess[node as usize] > 0 && self.send(node) {
@@ -292,7 +297,8 @@ impl<'n> Run<'n> {
         self.report()
     }
 
-    /// Sends as much as one path down the layers can carry from a node to one that lacks units.
+    /// Sends units from a node down the layers to a node that lacks some, as many as one path can carry. Returns false
+    /// if there is no path.
     fn send(&mut self, from: u32) -> bool {
         let mut path: Vec<usize> = Vec::new();
         let mut at = from;
@@ -318,7 +324,7 @@ impl<'n> Run<'n> {
         true
     }
 
-    /// Returns the next arc that leads one layer down.
+    /// Returns the next arc of a node that leads one layer down.
     fn step(&mut self, node: u32) -> Option<usize> {
         let end = self.start[node as usize + 1];
         let below = self.depth[node as usize].checked_add(1)?;

@@ -30,10 +30,11 @@ const MOST_LOOKS: (u64, u64) = (1 << 20, 1024);
 const SOURCE: u32 = 0;
 const SINK: u32 = 1;
 
-/// The choice is exact up to so many moves that differ in job, giver or taker.
+/// Up to this many different moves, the selection is exact. Moves differ in job, giver or taker.
 pub const MOST_EXACT: usize = 10_000;
 
-/// Returns for each move whether it is among the best `limit`. Of equal moves the first ones are chosen.
+/// Selects the best `limit` moves, and returns for each move whether it is selected. Of equal moves the first ones are
+/// selected.
 ///
 /// O(moves * log moves), and a flow over at most [`MOST_EXACT`] different moves.
 ///
@@ -47,7 +48,7 @@ pub fn choose(moves: &[Step], limit: usize, cancel: &Cancel<'_>) -> Result<Vec<b
     }
 }
 
-/// Returns the choice, and how many arcs were examined for it.
+/// Selects the best `limit` moves by a minimum-cost flow. Also returns how many arcs were examined.
 fn choose_by_flow(
     moves: &[Step],
     limit: u32,
@@ -71,7 +72,7 @@ fn choose_by_flow(
     Ok((first_of_each(moves, &order, &groups, &counts), net.examined()))
 }
 
-/// Chooses the first moves of each group, as many as `counts` says. `order` lists the moves group by group.
+/// Selects the first moves of each group, as many as `counts` says. `order` lists the moves group by group.
 fn first_of_each(moves: &[Step], order: &[(Step, u32)], groups: &[(Step, u32)], counts: &[u32]) -> Vec<bool> {
     let (mut made, mut rest) = (vec![false; moves.len()], order);
     for ((_, count), some) in groups.iter().zip(counts) {
@@ -82,7 +83,8 @@ fn first_of_each(moves: &[Step], order: &[(Step, u32)], groups: &[(Step, u32)], 
     made
 }
 
-/// Returns the network, the arc of each group, and potentials under which no arc has a negative reduced cost.
+/// Returns the flow network, the arc of each group of equal moves, and potentials with which no arc has a negative
+/// reduced cost.
 fn network(groups: &[(Step, u32)], limit: u32) -> (Network, Vec<usize>, Vec<i64>) {
     let total: u32 = groups.iter().map(|(_, count)| count).sum();
     // A cycle passes at most four arcs of totals, so the first criterion outweighs the second.
@@ -138,19 +140,19 @@ impl Side {
         (self.workers.len() + self.shares.len()) as u32
     }
 
-    /// Returns the greatest counts: of a share, and of a worker.
+    /// Returns the greatest number of items of a share and of a worker.
     fn greatest(&self) -> (u32, u32) {
         let share = self.shares.iter().map(|(_, count)| *count).max();
         let worker = self.workers.iter().map(|(_, count)| *count).max();
         (share.unwrap_or(0), worker.unwrap_or(0))
     }
 
-    /// Returns for each node whether it is a share.
+    /// Returns for each node whether it stands for a share (true) or a worker (false).
     fn kinds(&self) -> impl Iterator<Item = bool> + '_ {
         self.workers.iter().map(|_| false).chain(self.shares.iter().map(|_| true))
     }
 
-    /// Returns how many items each node has to give or to get: the workers, then their shares.
+    /// Returns how many items each node still has to give or to get. Workers come first, then their shares of jobs.
     fn counts(&self) -> impl Iterator<Item = u32> + '_ {
         self.workers.iter().map(|(_, count)| *count).chain(self.shares.iter().map(|(_, count)| *count))
     }
@@ -164,7 +166,8 @@ impl Side {
         first + (self.workers.len() + at) as u32
     }
 
-    /// Calls `arc` for each node with the next node towards source or sink, the node, its count and its rate.
+    /// Calls `arc` for each node, with the next node towards the source or sink, the node, its number of items and its
+    /// cost rate.
     fn add(&self, first: u32, (rate, total_rate): (i64, i64), mut arc: impl FnMut(u32, u32, u32, i64)) {
         for (&(_, count), node) in self.workers.iter().zip(first..) {
             arc(ROOT, node, count, total_rate);
@@ -175,7 +178,7 @@ impl Side {
     }
 }
 
-/// Sorts by key, and adds up the counts of equal keys.
+/// Sorts the counts by key and adds up those of equal keys.
 fn merge_counts<K: Ord + Copy>(mut counts: Vec<(K, u32)>) -> Vec<(K, u32)> {
     counts.sort_by_key(|(key, _)| *key);
     let sum = |same: &[(K, u32)]| (same[0].0, same.iter().map(|(_, count)| count).sum());

@@ -19,8 +19,8 @@ pub struct Move {
     pub to: u32,
 }
 
-/// Returns the owners of a job's items, as positions in `able`, given how many items each able worker gets. O(items +
-/// workers).
+/// Returns the owner of each item of a job, as a position in `able`. `sizes` says how many items each able worker gets.
+/// O(items + workers).
 pub fn items(job: &Job<'_>, sizes: &[u32]) -> Vec<u32> {
     if job.able.is_empty() {
         return vec![NO_OWNER; job.items.len()];
@@ -31,11 +31,11 @@ pub fn items(job: &Job<'_>, sizes: &[u32]) -> Vec<u32> {
     owners
 }
 
-/// Changes owners so that every worker has as many items as `sizes` says, with the fewest moves. Returns the moves in
-/// item order.
+/// Changes the owners with the fewest moves so that each worker owns as many items as `sizes` says. Returns the moves
+/// in item order.
 ///
-/// `owners`, `held` and `sizes` are indexed by worker number. `order` lists the workers that get something in name
-/// order, and may list others. Sizes must add up to the number of items. O(items + workers), and little per item that
+/// `owners`, `held` and `sizes` are indexed by worker number. `order` lists at least the workers that get items, in
+/// name order. The sizes must add up to the number of items. O(items + workers), with very little work for an item that
 /// stays.
 pub fn apply_sizes(owners: &mut [u32], held: &[u32], sizes: &[u32], order: &[u32]) -> Vec<Move> {
     let mut moves = moves_of_excess(owners, held, sizes);
@@ -56,7 +56,7 @@ pub fn apply_sizes(owners: &mut [u32], held: &[u32], sizes: &[u32], order: &[u32
     moves
 }
 
-/// Returns the moves of items that cannot stay: those without an owner, and those beyond the size of their owner.
+/// Returns the moves of the items that cannot stay: those without an owner, and those beyond the size of their owner.
 fn moves_of_excess(owners: &[u32], held: &[u32], sizes: &[u32]) -> Vec<Move> {
     let over: Vec<bool> = held.iter().zip(sizes).map(|(held, size)| held > size).collect();
     let beyond = held.iter().zip(sizes).map(|(held, size)| held.saturating_sub(*size) as usize).sum::<usize>();

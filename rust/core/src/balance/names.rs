@@ -18,11 +18,10 @@ impl Default for Names {
 }
 
 impl Names {
-    /// Sorts names. `what` says in errors what they name. O(n) if they are sorted already.
+    /// Sorts names. `what` says what they name, for error messages. O(n) if they are already sorted.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a name is given twice, for 2^32 - 1 names or more, and for more than four gigabytes of
-    /// text.
+    /// [`Error::Invalid`] if a name occurs twice, for 2^32 - 1 names or more, and for more than four gigabytes of text.
     pub fn new(what: &str, mut names: Vec<&str>) -> Result<Self, Error> {
         let bytes: usize = names.iter().map(|name| name.len()).sum();
         check_size(what, names.len(), bytes, u32::MAX as usize - 1)?;
@@ -43,12 +42,12 @@ impl Names {
         self.start.push(self.text.len() as u32);
     }
 
-    /// Returns how many there are.
+    /// Returns the number of names.
     pub fn len(&self) -> usize {
         self.start.len() - 1
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no names.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -58,12 +57,12 @@ impl Names {
         &self.text[self.start[at] as usize..self.start[at + 1] as usize]
     }
 
-    /// Returns all names, ascending.
+    /// Returns all names in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         (0..self.len()).map(|at| self.get(at))
     }
 
-    /// Returns the position of a name. O(log n).
+    /// Returns the position of a name, or None. O(log n).
     pub fn find(&self, name: &str) -> Option<usize> {
         let (mut low, mut high) = (0, self.len());
         while low < high {
@@ -77,11 +76,11 @@ impl Names {
         None
     }
 
-    /// Returns these names together with others, and for each position the position that the name had here, if it was
-    /// here.
+    /// Returns these names merged with others. Also returns, for each position, the position that the name had before,
+    /// or None for an added name.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if one of the others is here already, or if there would be too many.
+    /// [`Error::Invalid`] if one of the others already exists, or if there would be too many names.
     pub fn with(&self, what: &str, others: &Self) -> Result<(Self, Vec<Option<u32>>), Error> {
         check_size(what, self.len() + others.len(), self.text.len() + others.text.len(), u32::MAX as usize - 1)?;
         let (mut made, mut old) = (Self::default(), Vec::with_capacity(self.len() + others.len()));
@@ -111,10 +110,10 @@ impl Names {
         Ok((made, old))
     }
 
-    /// Returns these names without some, and for each position the position that the name had here.
+    /// Returns these names without others. Also returns, for each position, the position that the name had before.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if one of those is not here.
+    /// [`Error::Invalid`] if one of the others does not exist.
     pub fn without(&self, what: &str, gone: &Self) -> Result<(Self, Vec<u32>), Error> {
         if let Some(name) = gone.iter().find(|name| self.find(name).is_none()) {
             return Err(Error::Invalid(format!("{what} '{name}' is not there; leave it out")));
@@ -133,7 +132,7 @@ impl Names {
     }
 }
 
-/// Checks that names, and the bytes of their text, can be numbered by `u32`.
+/// Checks that `u32` can number the names and the bytes of their text.
 fn check_size(what: &str, count: usize, bytes: usize, most: usize) -> Result<(), Error> {
     if count > most || bytes > u32::MAX as usize {
         return Err(Error::Invalid(format!("{count} {what}s of {bytes} bytes are too many for one job; split it")));

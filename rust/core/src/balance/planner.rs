@@ -91,7 +91,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Creates an empty board. The strategy must keep previous owners.
+    /// Creates an empty board. The strategy must be one that keeps previous owners.
     ///
     /// # Errors
     /// [`Error::Invalid`] for another strategy.
@@ -105,7 +105,7 @@ impl Board {
     /// Adds a job. O(items + workers).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the job exists.
+    /// [`Error::Invalid`] if the job already exists.
     pub fn add_job(&mut self, job: &str, names: Names) -> Result<(), Error> {
         if self.jobs.contains_key(job) {
             return Err(Error::Invalid(format!("job '{job}' is there already; add its items to it")));
@@ -119,15 +119,15 @@ impl Board {
     /// Removes a job and its items.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such job.
+    /// [`Error::Invalid`] if the job does not exist.
     pub fn remove_job(&mut self, job: &str) -> Result<(), Error> {
         self.jobs.remove(job).map(|_| ()).ok_or_else(|| no_job(job))
     }
 
-    /// Adds items to a job. They have no owner until they are placed. O(items).
+    /// Adds items to a job. They have no owner until the next placement. O(items).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such job, or if an item exists.
+    /// [`Error::Invalid`] if the job does not exist, or if an item already exists.
     pub fn add_items(&mut self, job: &str, more: &Names) -> Result<(), Error> {
         let items = self.jobs.get_mut(job).ok_or_else(|| no_job(job))?;
         let (names, old) = items.names.with(&format!("job '{job}': work item"), more)?;
@@ -139,7 +139,7 @@ impl Board {
     /// Removes items from a job. O(items).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such job or item.
+    /// [`Error::Invalid`] if the job or an item does not exist.
     pub fn remove_items(&mut self, job: &str, gone: &Names) -> Result<(), Error> {
         let items = self.jobs.get_mut(job).ok_or_else(|| no_job(job))?;
         let (names, old) = items.names.without(&format!("job '{job}': work item"), gone)?;
@@ -149,10 +149,10 @@ impl Board {
         Ok(())
     }
 
-    /// Sets the present owner of an item. O(log items).
+    /// Sets the current owner of an item. O(log items).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such job, item or worker.
+    /// [`Error::Invalid`] if the job, the item or the worker does not exist.
     pub fn set_owner(&mut self, job: &str, item: &str, worker: &str) -> Result<(), Error> {
         let number = *self.number.get(worker).ok_or_else(|| no_worker(worker))?;
         let items = self.jobs.get_mut(job).ok_or_else(|| no_job(job))?;
@@ -165,10 +165,10 @@ impl Board {
         Ok(())
     }
 
-    /// Adds a worker. One that left and comes back before the next placement still owns its items. O(jobs).
+    /// Adds a worker. A worker that left and joins again before the next placement still owns its items. O(jobs).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the worker exists, or for a bad weight.
+    /// [`Error::Invalid`] if the worker already exists or the weight is invalid.
     pub fn join(&mut self, name: &str, weight: f64, runs: Runs) -> Result<(), Error> {
         check_weights(&[name], &[weight])?;
         if self.number.contains_key(name) {
@@ -190,13 +190,13 @@ impl Board {
         Ok(())
     }
 
-    /// Returns the set of the last worker, if it is equal.
+    /// Returns the job set of the last worker if it is equal, so that workers share one copy.
     fn shared_set(&self, runs: BTreeSet<String>) -> Arc<BTreeSet<String>> {
         let before = self.workers.last().and_then(|worker| worker.runs.as_ref());
         before.filter(|before| ***before == runs).map_or_else(|| Arc::new(runs), Arc::clone)
     }
 
-    /// Returns the number that the worker had if items still belong to it, else a number without items.
+    /// Returns the number that a worker had before it left if items still belong to it, and otherwise a free number.
     fn number_of_returning_worker(&self, name: &str) -> usize {
         let holds = |number: usize| self.jobs.values().any(|items| items.held[number] > 0);
         let gone = || (0..self.workers.len()).filter(|number| self.workers[*number].gone);
@@ -204,10 +204,10 @@ impl Board {
         same.or_else(|| gone().find(|&number| !holds(number))).unwrap_or(self.workers.len())
     }
 
-    /// Removes a worker. The next placement gives its items to others. O(jobs).
+    /// Removes a worker. The next placement assigns its items to other workers. O(jobs).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such worker.
+    /// [`Error::Invalid`] if the worker does not exist.
     pub fn leave(&mut self, name: &str) -> Result<(), Error> {
         let number = self.number.remove(name).ok_or_else(|| no_worker(name))? as usize;
         self.workers[number].gone = true;
@@ -218,7 +218,7 @@ impl Board {
     /// Changes the weight of a worker.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such worker, or for a bad weight.
+    /// [`Error::Invalid`] if the worker does not exist or the weight is invalid.
     pub fn reweigh(&mut self, name: &str, weight: f64) -> Result<(), Error> {
         check_weights(&[name], &[weight])?;
         let number = *self.number.get(name).ok_or_else(|| no_worker(name))?;
@@ -226,13 +226,13 @@ impl Board {
         Ok(())
     }
 
-    /// Places all items again, moving at most `limit` items away from workers that are able to keep them.
+    /// Assigns all items again. Moves at most `limit` items away from workers that could keep them.
     ///
-    /// Items without an able owner are always placed. O(jobs * workers) and the cost of the strategy. Items are
+    /// An item whose owner cannot run it is always assigned. O(jobs * workers) and the cost of the strategy. Items are
     /// examined only in jobs where something moves.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Cancelled`]; the board is then as it was.
+    /// [`Error::OutOfMemory`], [`Error::Cancelled`]. The board is then unchanged.
     pub fn place(&mut self, limit: Option<usize>, cancel: &Cancel<'_>) -> Result<Delta, Error> {
         let order: Vec<u32> = self.number.values().copied().collect();
         let weights: Vec<f64> = order.iter().map(|number| self.workers[*number as usize].weight).collect();
@@ -253,7 +253,7 @@ impl Board {
         Ok(Delta { jobs, deferred, workers: self.names() })
     }
 
-    /// Undoes all moves, which are those of the first jobs.
+    /// Undoes all moves. `all` has the moves of the first jobs, in job order.
     fn undo_moves(&mut self, all: &[Vec<Move>]) {
         for (items, moves) in self.jobs.values_mut().zip(all).filter(|(_, moves)| !moves.is_empty()) {
             moves.iter().for_each(|change| items.owners[change.item as usize] = change.from);
@@ -277,7 +277,7 @@ impl Board {
         Ok(())
     }
 
-    /// Places one job after the other, so that its data stay in the cache of the processor.
+    /// Assigns one job after another, so that the data of a job stay in the processor's cache.
     fn spread(
         &mut self,
         order: &[u32],
@@ -307,7 +307,7 @@ impl Board {
         Ok(())
     }
 
-    /// Undoes the moves that are not among the best `limit`, and returns how many those are.
+    /// Undoes all moves that are not among the best `limit`, and returns how many were undone.
     fn apply_move_limit(
         &mut self,
         all: &mut [Vec<Move>],
@@ -336,8 +336,8 @@ impl Board {
         Ok(deferred)
     }
 
-    /// Returns the position of each worker number in name order. The first by name of equal choices is made,
-    /// in whatever order workers joined.
+    /// Returns the position in name order of each worker number. If choices are equal, the first worker by name is
+    /// chosen, regardless of the order in which workers joined.
     fn ranks(&self) -> Vec<u32> {
         let mut order: Vec<usize> = (0..self.workers.len()).collect();
         order.sort_unstable_by_key(|number| &self.workers[*number].name);
@@ -346,20 +346,20 @@ impl Board {
         rank
     }
 
-    /// Returns the owner of an item; None if no worker can run it, or if it was not placed yet. O(log items).
+    /// Returns the owner of an item, or None if no worker can run it or it was not assigned yet. O(log items).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such job or item.
+    /// [`Error::Invalid`] if the job or the item does not exist.
     pub fn owner(&self, job: &str, item: &str) -> Result<Option<&str>, Error> {
         let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
         let at = items.names.find(item).ok_or_else(|| no_item(job, item))?;
         Ok(self.name(items.owners[at]))
     }
 
-    /// Copies the state of a job, to be read without the board. O(items), at the speed of memory.
+    /// Copies the state of a job, so that it can be read without the board. O(items), at the speed of memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such job.
+    /// [`Error::Invalid`] if the job does not exist.
     pub fn view(&self, job: &str) -> Result<View, Error> {
         let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
         Ok(View { names: Arc::clone(&items.names), owners: items.owners.clone(), workers: self.names() })
@@ -373,12 +373,12 @@ impl Board {
         self.workers.get(number as usize).map(|worker| worker.name.as_str())
     }
 
-    /// Returns the IDs of the jobs, ascending.
+    /// Returns the IDs of the jobs in ascending order.
     pub fn jobs(&self) -> impl Iterator<Item = &str> {
         self.jobs.keys().map(String::as_str)
     }
 
-    /// Returns the names of the workers, ascending.
+    /// Returns the names of the workers in ascending order.
     pub fn workers(&self) -> impl Iterator<Item = &str> {
         self.number.keys().map(String::as_str)
     }
@@ -391,7 +391,7 @@ impl Items {
         demand
     }
 
-    /// Returns the demand of the job without what its workers own.
+    /// Returns the demand of the job as if its workers owned no items.
     fn demand_of_none(&self, order: &[u32], weights: &[f64]) -> Demand {
         let mut able = Vec::with_capacity(order.len());
         able.extend((0..).zip(order).filter(|(_, number)| self.able[**number as usize]).map(|(rank, _)| rank));
@@ -402,7 +402,7 @@ impl Items {
         Demand { items: self.owners.len() as u32, able, weights, held: Vec::new() }
     }
 
-    /// Gives each able worker as many items as `sizes` says.
+    /// Changes the owners so that each able worker owns as many items as `sizes` says, and returns the moves.
     fn apply_sizes(&mut self, order: &[u32], demand: &Demand, sizes: &[u32]) -> Vec<Move> {
         if sizes.is_empty() {
             return self.clear_owners();
@@ -415,7 +415,7 @@ impl Items {
         moves
     }
 
-    /// Takes the owners from all items of a job that no worker can run.
+    /// Removes the owner of every item of a job that no worker can run, and returns the moves.
     fn clear_owners(&mut self) -> Vec<Move> {
         let owned = (0..).zip(&self.owners).filter(|(_, owner)| **owner != NO_OWNER);
         let moves = owned.map(|(item, &from)| Move { item, from, to: NO_OWNER }).collect();

@@ -17,8 +17,8 @@ const LOWEST: i64 = -(1 << 60);
 const LOOKS: u64 = 512;
 
 impl Run<'_> {
-    /// Changes flow, excess and potentials so that few short distances are left. As before, no arc with capacity left has
-    /// a negative reduced cost afterwards.
+    /// Improves the flow by cost scaling, so that only few short distances are left for the exact search. Afterwards,
+    /// no arc with capacity left has a negative reduced cost.
     pub(super) fn approach(&mut self) -> Result<(), Error> {
         let greatest = (0..self.net.to.len()).filter(|arc| self.net.room[*arc] > 0).map(|arc| self.net.cost[arc].abs());
         let mut within = greatest.max().unwrap_or(0) / DIVISOR;
@@ -29,7 +29,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Sends over each arc all units that have a negative reduced cost.
+    /// Sends units over each arc until no unit with a negative reduced cost is left.
     fn saturate_negative_arcs(&mut self) {
         self.net.examined += self.net.to.len() as u64;
         for arc in 0..self.net.to.len() {
@@ -57,7 +57,8 @@ impl Run<'_> {
         self.excess[to as usize] += i64::from(units);
     }
 
-    /// Brings the flow within `within` of the least cost. Returns false if it gave up.
+    /// Improves the flow until its cost is optimal up to `within` for each unit and arc. Returns false if that is not
+    /// possible.
     fn refine(&mut self, within: i64) -> Result<bool, Error> {
         self.saturate_negative_arcs();
         self.next.copy_from_slice(&self.start[..self.net.nodes]);
@@ -72,7 +73,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Sends all excess of a node over arcs with a negative reduced cost. Returns false if no arc leads on, or if
+    /// Sends all excess of a node over arcs with a negative reduced cost. Returns false if no arc can carry it, or if
     /// potentials would overflow.
     fn discharge(&mut self, node: u32, within: i64, active: &mut VecDeque<u32>) -> bool {
         let at = node as usize;
@@ -100,7 +101,8 @@ impl Run<'_> {
         true
     }
 
-    /// Lowers the potential of a node until its cheapest arc has a reduced cost of `-within`.
+    /// Lowers the potential of a node until its cheapest arc has a reduced cost of `-within`. Returns false if
+    /// potentials would overflow.
     fn relabel(&mut self, node: u32, within: i64) -> bool {
         self.net.examined += self.out(node).len() as u64;
         let arcs = self.out(node).map(|slot| self.arcs[slot] as usize).filter(|arc| self.net.room[*arc] > 0);

@@ -1,8 +1,8 @@
-//! A choice of moves for large plans: always the move that spares most at present, in O(n log n).
+//! Selects moves for large plans greedily: always the move that improves most at present, in O(n log n).
 //!
-//! Moves spare less and less as others are made, so what a heap knows of one is at least the truth: a move is taken when
-//! the truth is what the heap says, else it goes back. Each (job, giver) has a heap of its own, so that a move of a giver
-//! does not age all others of that giver.
+//! A move improves less and less as others are made. The value of a move in the heap is therefore never too small. A
+//! move is made if its value is still correct, and otherwise put back with the current value. Each (job, giver) has a
+//! separate heap, so that a move of a giver does not make the values of all its other moves outdated.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,7 +18,7 @@ const RETURNS: usize = 8;
 /// jobs.
 type Spares = (u32, u32);
 
-/// Returns how many moves of each group are made. O(n log n) for n moves.
+/// Returns how many moves of each group to make. O(n log n) for n moves.
 pub(super) fn choose(groups: &[(Step, u32)], limit: u32, cancel: &Cancel<'_>) -> Result<Vec<u32>, Error> {
     let mut plan = Plan::new(groups);
     let mut made = vec![0; groups.len()];
@@ -81,7 +81,7 @@ impl Plan {
         plan
     }
 
-    /// Returns what a move improves for its taker, and for its workers over all jobs.
+    /// Returns how much a move improves for its taker: in the job, and over all jobs.
     fn taker_spares(&self, group: usize) -> Spares {
         let [_, taker, from, to] = self.nodes[group];
         (self.left[taker], self.left[from] + self.left[to])
