@@ -1,6 +1,6 @@
-//! Cancellation of long work.
+//! Cancellation of long computations.
 //!
-//! Loops report their steps to a [`Cancel`], which asks the caller every 50 ms whether to go on.
+//! Loops report their steps to a [`Cancel`]. Every 50 ms it asks the caller whether to continue.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// The clock is read after this many steps, which take a few milliseconds at most.
 const STEPS_PER_READING: u64 = 1 << 20;
 
-/// Asks the caller whether to go on. Stays in the thread that created it.
+/// Asks the caller of a long computation from time to time whether to continue. It stays in the thread that created it.
 pub struct Cancel<'a> {
     may_continue: &'a dyn Fn() -> bool,
     steps: Cell<u64>,
@@ -22,7 +22,7 @@ pub struct Cancel<'a> {
 }
 
 impl<'a> Cancel<'a> {
-    /// Creates a question for work that ends early when `may_continue` returns false.
+    /// Creates a cancel check. The computation ends early when `may_continue` returns false.
     pub fn new(may_continue: &'a dyn Fn() -> bool) -> Self {
         Self {
             may_continue,
@@ -33,21 +33,21 @@ impl<'a> Cancel<'a> {
         }
     }
 
-    /// Creates a question for work that always runs to its end.
+    /// Creates a cancel check for a computation that is never cancelled.
     pub fn never() -> Self {
         Self::new(&|| true)
     }
 
-    /// Asks at every report, however little time has passed.
+    /// Creates a cancel check that calls `may_continue` at every report. For tests.
     #[cfg(test)]
     pub fn asking_at_every_report(may_continue: &'a dyn Fn() -> bool) -> Self {
         Self { interval: Duration::ZERO, steps_per_reading: 0, ..Self::new(may_continue) }
     }
 
-    /// Reports steps of work, of one to ten nanoseconds each.
+    /// Reports steps of the computation, each of which takes one to ten nanoseconds.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] when the caller was asked and ends the work.
+    /// [`Error::Cancelled`] if the caller was asked and does not want to continue.
     #[inline]
     pub fn report_steps(&self, steps: u64) -> Result<(), Error> {
         let steps = self.steps.get().saturating_add(steps);

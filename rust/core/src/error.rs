@@ -15,7 +15,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the error of an invalid input.
+    /// Returns the error for an invalid input, with this message.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self::Invalid(text.into())
     }
@@ -39,10 +39,10 @@ impl From<TryReserveError> for Error {
     }
 }
 
-/// Returns `count` copies of a value.
+/// Returns a vector with `count` copies of a value.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] instead of the abort with which `vec![value; count]` ends the process.
+/// [`Error::OutOfMemory`], where `vec![value; count]` would abort the process.
 pub fn filled<T: Clone>(value: T, count: usize) -> Result<Vec<T>, Error> {
     let mut values = Vec::new();
     values.try_reserve_exact(count)?;

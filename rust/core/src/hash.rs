@@ -54,7 +54,8 @@ pub fn fmix64(mut k: u64) -> u64 {
     k ^ (k >> 33)
 }
 
-/// Up to eight bytes as a little-endian word, zero-filled. Reads that overlap take the place of a copy of any length.
+/// Returns up to eight bytes as a little-endian number, padded with zeros. Overlapping reads avoid a copy of variable
+/// length.
 #[inline(always)]
 fn word(bytes: &[u8]) -> u64 {
     let at = |place: usize| u64::from(bytes[place]) << (8 * place);

@@ -21,7 +21,7 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Returns how many items each able worker held before. O(items).
+    /// Returns how many items each able worker owned before. O(items).
     pub fn held(&self) -> Vec<u32> {
         let mut held = vec![0; self.able.len()];
         for &position in self.previous.iter().filter(|&&p| p != NO_OWNER) {
@@ -42,7 +42,7 @@ impl Job<'_> {
 /// Checks that weights are finite and positive.
 ///
 /// # Errors
-/// [`Error::Invalid`] that names the first worker whose weight is not, or says that there is not one weight per worker.
+/// [`Error::Invalid`], which names the first worker with a bad weight, or says that the number of weights is wrong.
 pub fn check_weights<S: AsRef<str>>(workers: &[S], weights: &[f64]) -> Result<(), Error> {
     if workers.len() != weights.len() {
         return Err(Error::Invalid(format!(

@@ -1,8 +1,9 @@
-//! How many items of one job each worker may hold: its whole share, and which workers may hold one more.
+//! How many items of one job each worker may own: a fixed number of items, and for some workers one more.
 //!
-//! A worker's quota is `items * weight / sum of weights`. It gets the whole part for certain; the items that the whole
-//! parts leave over are *seats*, at most one per worker, and only for workers whose quota has a fraction. So loads stay
-//! within one of the quota, and with equal weights within one of each other. Who gets the seats is the strategies' choice.
+//! The quota of a worker is `items * weight / sum of weights`. The worker always gets the whole part of it. The items
+//! that remain are called *seats*. A worker gets at most one seat, and only if its quota has a fraction. All loads are
+//! therefore within one item of the quota, and with equal weights within one item of each other. The strategy decides
+//! which workers get the seats.
 
 use crate::input::Job;
 
@@ -11,18 +12,19 @@ const WEIGHT_SCALE: f64 = 9_007_199_254_740_992.0; // 2^53
 /// A quota that is nearer than this to a whole number counts as whole: 0.1, 0.2 and 0.3 of 6 items are 1, 2 and 3.
 const WHOLE_WITHIN: u128 = 1_000_000_000;
 
-/// A job without its items: how many there are, which workers can run it, and how many items each of these had.
+/// The data of a job that decide how many items each worker gets: the number of items, the workers that can run the
+/// job, and how many items each of them owned before.
 ///
-/// Which items these are is decided in `moves`.
+/// `moves` decides which items these are.
 #[derive(Debug, Clone, Default)]
 pub struct Demand {
-    /// How many items there are to place.
+    /// Number of items of the job.
     pub items: u32,
-    /// The workers that can run it, ascending; workers are numbered in name order.
+    /// The workers that can run the job, ascending. Workers are numbered in name order.
     pub able: Vec<u32>,
     /// One weight per able worker, finite and greater than zero.
     pub weights: Vec<f64>,
-    /// How many of the items each able worker held before.
+    /// How many items of the job each able worker owned before.
     pub held: Vec<u32>,
 }
 
@@ -37,16 +39,17 @@ impl Demand {
 /// How many items of a job each worker gets, by position in `able`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// How many items each worker gets in any case.
+    /// How many items each worker always gets: the whole part of its quota.
     pub floor: Vec<u32>,
-    /// Whether each worker may get one more.
+    /// Whether each worker may get a seat, which is one more item.
     pub eligible: Vec<bool>,
-    /// How many workers get one more; at most the number of eligible ones.
+    /// The number of seats. It is at most the number of eligible workers.
     pub seats: u32,
 }
 
 impl Quota {
-    /// Computes the quota of `items` among workers of these weights (finite, greater than zero). O(workers).
+    /// Computes the quota of `items` items for workers of these weights, which must be finite and greater than zero.
+    /// O(workers).
     pub fn new(items: u32, weights: &[f64]) -> Self {
         let quota = match weights.first() {
             Some(first) if weights.iter().all(|weight| weight == first) => Self::equal(items, weights.len()),
@@ -87,8 +90,8 @@ struct Known {
 }
 
 impl Known {
-    /// Returns the share of a weight, computed if it is not cached. Weights are greater than zero, so an empty entry
-    /// matches none.
+    /// Returns the share of a weight from the cache, or computes it. Weights are greater than zero, so an empty entry
+    /// never matches.
     fn get(&mut self, weight: f64, share: impl FnOnce() -> (u32, bool)) -> (u32, bool) {
         if let Some((_, known)) = self.shares.iter().find(|(known, _)| *known == weight) {
             return *known;
@@ -100,7 +103,7 @@ impl Known {
     }
 }
 
-/// Divides, and returns the whole part and whether a significant fraction is left.
+/// Divides two numbers. Returns the whole part, and whether the quotient is clearly not a whole number.
 fn split(numerator: u128, denominator: u128) -> (u32, bool) {
     let (whole, rest) = (numerator / denominator, numerator % denominator);
     if rest * WHOLE_WITHIN < denominator {
@@ -112,12 +115,12 @@ fn split(numerator: u128, denominator: u128) -> (u32, bool) {
     }
 }
 
-/// The quota of a job, and the workers for which a seat saves a move.
+/// The quota of a job, and for which workers a seat avoids a move.
 #[derive(Debug, Clone)]
 pub struct Share {
-    /// The job's quota.
+    /// The quota of the job.
     pub quota: Quota,
-    /// By position in `able`: whether a seat keeps an item where it was.
+    /// By position in `able`: whether a seat lets the worker keep an item.
     pub gain: Vec<bool>,
 }
 
@@ -135,22 +138,22 @@ impl Share {
         Self { quota, gain }
     }
 
-    /// Returns how many items each able worker gets, given which ones have a seat. O(workers).
+    /// Returns how many items each able worker gets, given which workers have a seat. O(workers).
     pub fn sizes(&self, seated: &[bool]) -> Vec<u32> {
         self.quota.floor.iter().zip(seated).map(|(floor, seated)| floor + u32::from(*seated)).collect()
     }
 
-    /// Returns the positions that may get a seat, in name order.
+    /// Returns the workers that may get a seat, as positions in `able`, in name order.
     pub fn candidates(&self) -> impl Iterator<Item = u32> + '_ {
         let open = if self.quota.seats == 0 { 0 } else { self.gain.len() };
         (0..open as u32).filter(|&at| self.quota.eligible[at as usize])
     }
 }
 
-/// The loads of all workers over all jobs, and what one more item costs each worker.
+/// The number of items of each worker over all jobs, and the cost of one more item.
 ///
-/// A worker of rate k holding l items costs k l^2. Equal weights have rate 1; otherwise the rate is inverse to the
-/// worker's largest weight, to one part in 4096 of the strongest worker's.
+/// The cost of a worker with rate k and l items is k l^2. Workers of equal weight have rate 1. Otherwise the rate is
+/// inverse to the largest weight of the worker, rounded to 1/4096 of the rate of the strongest worker.
 #[derive(Debug, Clone)]
 pub struct Loads {
     /// How many items each worker has, over all jobs.
@@ -162,36 +165,36 @@ const RATE_OF_STRONGEST: f64 = 4096.0;
 const GREATEST_RATE: f64 = 268_435_456.0; // 2^28: with fewer than 2^33 items, costs stay below 2^62
 
 impl Loads {
-    /// Returns the loads before any seat is given. O(sum of able workers).
+    /// Returns the loads of the workers before any seat is assigned. O(sum of able workers).
     pub fn new(workers: usize, jobs: &[Demand], shares: &[Share]) -> Self {
         let mut bare = LoadsBuilder::new(workers);
         jobs.iter().zip(shares).for_each(|(job, share)| bare.add(job, &share.quota));
         bare.build()
     }
 
-    /// Returns the loads of workers of these weights without items. O(workers).
+    /// Returns the loads of workers that own no items, given their weights. O(workers).
     pub fn empty(weights: &[f64]) -> Self {
         Self { load: vec![0; weights.len()], rate: rates(weights) }
     }
 
-    /// Returns the cost of one more item.
+    /// Returns by how much the cost of a worker rises with one more item.
     pub fn cost_of_one_more(&self, worker: u32) -> i64 {
         (2 * self.load[worker as usize] as i64 + 1) * self.rate[worker as usize]
     }
 
-    /// Returns what one item fewer would save.
+    /// Returns by how much the cost of a worker falls with one item fewer.
     pub fn saving_of_one_fewer(&self, worker: u32) -> i64 {
         (2 * self.load[worker as usize] as i64 - 1) * self.rate[worker as usize]
     }
 
-    /// Returns the cost of all loads.
+    /// Returns the total cost of all loads.
     pub fn cost(&self) -> i128 {
         let each = |(l, r): (&u64, &i64)| i128::from(*l) * i128::from(*l) * i128::from(*r);
         self.load.iter().zip(&self.rate).map(each).sum()
     }
 }
 
-/// Adds up [`Loads`] job by job.
+/// Computes [`Loads`] by adding up jobs.
 #[derive(Debug)]
 pub struct LoadsBuilder {
     load: Vec<u64>,
@@ -199,12 +202,12 @@ pub struct LoadsBuilder {
 }
 
 impl LoadsBuilder {
-    /// Starts with workers without jobs.
+    /// Creates a builder for this number of workers, without jobs.
     pub fn new(workers: usize) -> Self {
         Self { load: vec![0; workers], weight: vec![0.0; workers] }
     }
 
-    /// Adds what each worker gets of a job in any case.
+    /// Adds the items that each worker always gets of a job, without seats.
     pub fn add(&mut self, job: &Demand, quota: &Quota) {
         for ((&worker, floor), &weight) in job.able.iter().zip(&quota.floor).zip(&job.weights) {
             let at = worker as usize;
@@ -215,13 +218,13 @@ impl LoadsBuilder {
         }
     }
 
-    /// Adds a job that all workers can run with equal weights: each gets `floor` items.
+    /// Adds a job that all workers can run with equal weights. Each worker gets `floor` items.
     pub fn add_evenly(&mut self, floor: u32, weight: f64) {
         self.load.iter_mut().for_each(|load| *load += u64::from(floor));
         self.weight.iter_mut().for_each(|most| *most = most.max(weight));
     }
 
-    /// Returns the loads before any seat is given.
+    /// Returns the loads before any seat is assigned.
     pub fn build(self) -> Loads {
         Loads { rate: rates(&self.weight), load: self.load }
     }

@@ -1,14 +1,14 @@
-//! EvenlySpread: even per job, and the fewest moves that evenness allows.
+//! The strategy EvenlySpread: even per job, with the fewest moves.
 //!
-//! Per job, a seat spares a move exactly where the worker held more than its whole share; so seats go to those workers
-//! first. Among equals, the least loaded over all jobs so far, then the first in name order.
+//! In each job, a seat avoids a move exactly if the worker owned more items than its fixed number. Such workers get
+//! seats first. Among equals, the worker with the least load over all jobs so far comes first, then the first in name
+//! order.
 
 use crate::balance::quota::{Demand, Loads, Share};
 use crate::cancel::Cancel;
 use crate::error::Error;
 
-/// Returns which able workers get the seats of each job, by position in `able`. O(sum of able workers, each job
-/// sorted).
+/// Decides which able workers get a seat of each job, by position in `able`. O(sum of able workers, each job sorted).
 ///
 /// # Errors
 /// [`Error::Cancelled`].
@@ -21,15 +21,15 @@ pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share], cancel: &Cancel<
     jobs.iter().zip(shares).map(seat).collect()
 }
 
-/// Gives out the seats of the next job in name order, and adds them to the loads.
+/// Assigns the seats of the next job in name order, and adds them to the loads.
 ///
-/// `loads` must begin with the whole shares of all jobs.
+/// At the first job, `loads` must contain the fixed numbers of items of all jobs.
 pub fn seat_next(job: &Demand, share: &Share, loads: &mut Loads) -> Vec<bool> {
     seat_job(job, share, loads, |_, _| true)
 }
 
-/// Gives out the seats of one job: first to workers that keep an item by a seat and for which `keeps` holds, then by
-/// cost, then by name.
+/// Assigns the seats of one job: first to workers that keep an item because of a seat and for which `keeps` returns
+/// true, then by cost, then by name.
 pub(crate) fn seat_job(
     job: &Demand,
     share: &Share,

@@ -31,7 +31,7 @@ pub enum Incremental {
 }
 
 impl Strategy {
-    /// Returns the strategy as one that keeps previous owners; None for the rendezvous strategies, which keep none.
+    /// Returns the strategy as one that keeps previous owners, or None for the rendezvous strategies, which do not.
     pub fn incremental(self) -> Option<Incremental> {
         match self {
             Self::Rendezvous | Self::EvenlyRendezvous => None,
@@ -56,11 +56,11 @@ impl Strategy {
         }
     }
 
-    /// Returns the owners of all items: for each job as positions in `able`, `NO_OWNER` for all items of a job that no
-    /// worker can run.
+    /// Returns the owners of all items, for each job as positions in `able`. All items of a job that no worker can run
+    /// have `NO_OWNER`.
     ///
-    /// `workers` are ascending and unique, `jobs` ascending by ID and unique. `mode` is used by the two rendezvous
-    /// strategies only.
+    /// `workers` must be ascending and unique, and `jobs` ascending by ID and unique. Only the two rendezvous
+    /// strategies use `mode`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bad weights, [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -90,7 +90,7 @@ impl Incremental {
         Ok(jobs.iter().zip(&sizes).map(|(job, sizes)| moves::items(job, sizes)).collect())
     }
 
-    /// Returns how many items each able worker of each job gets.
+    /// Returns how many items of each job each able worker gets.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].

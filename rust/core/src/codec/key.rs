@@ -3,7 +3,8 @@
 /// The most bytes of a segment.
 const SEGMENT: usize = 120;
 
-/// Returns whether these bytes are a key, reserved or not, with any number of segments. O(bytes).
+/// Returns whether these bytes have the syntax of a latchwork key. Reserved keys and any number of segments are
+/// allowed. O(bytes).
 pub fn is_key(bytes: &[u8]) -> bool {
     bytes.split(|&byte| byte == b'/').all(is_segment)
 }

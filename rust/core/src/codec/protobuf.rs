@@ -29,15 +29,15 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Starts at the first field of a message.
+    /// Returns a reader of the fields of a message.
     pub fn of(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
 
-    /// Returns the number and the content of the next field; None at the end.
+    /// Returns the number and the content of the next field, or None at the end.
     ///
     /// # Errors
-    /// [`Malformed`] when the rest is no field.
+    /// [`Malformed`] if the rest of the message is not a field.
     #[inline]
     pub fn read_next(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
         if self.rest.is_empty() {
@@ -82,14 +82,14 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Appends a field that is a number.
+/// Appends a field that contains a number.
 #[inline]
 pub fn number_field(out: &mut Vec<u8>, field: u32, value: u64) {
     append_tag(out, field, 0);
     append_number(out, value);
 }
 
-/// Appends a field of bytes, which are given in parts.
+/// Appends a field that contains bytes, which are the concatenation of `parts`.
 #[inline]
 pub fn bytes_field(out: &mut Vec<u8>, field: u32, parts: &[&[u8]]) {
     append_tag(out, field, 2);
@@ -99,7 +99,7 @@ pub fn bytes_field(out: &mut Vec<u8>, field: u32, parts: &[&[u8]]) {
     }
 }
 
-/// Appends a field that is a message, whose fields `body` appends.
+/// Appends a field that contains a message. `body` appends the fields of that message.
 #[inline]
 pub fn message_field(out: &mut Vec<u8>, field: u32, body: impl FnOnce(&mut Vec<u8>)) {
     append_tag(out, field, 2);

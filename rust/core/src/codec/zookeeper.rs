@@ -49,15 +49,15 @@ pub struct Answers<'a> {
 }
 
 impl<'a> Answers<'a> {
-    /// Starts at the first answer in the body of a reply.
+    /// Returns a reader of the answers in the body of a reply.
     pub fn of(body: &'a [u8]) -> Self {
         Self { rest: body }
     }
 
-    /// Returns the next answer; None at the end.
+    /// Returns the next answer, or None at the end.
     ///
     /// # Errors
-    /// [`Malformed`] if the rest is no answer to a read of data.
+    /// [`Malformed`] if the rest is not an answer to a read of data.
     #[inline]
     pub fn read_next(&mut self) -> Result<Option<Answer<'a>>, Malformed> {
         let kind = self.int()?;
@@ -117,8 +117,8 @@ pub struct Content<'a> {
     pub created: Option<i64>,
 }
 
-/// Decodes the data of a znode. Data of other programs are returned as they are: an apparent owner is part of the value
-/// if the znode is not ephemeral, or if we could not have written it.
+/// Decodes the data of a znode into the value and its owner. Data that other programs wrote are returned unchanged: if
+/// the znode is not ephemeral, or latchwork could not have written the data, an apparent owner is part of the value.
 pub fn content(data: &[u8], ephemeral: bool) -> Content<'_> {
     if let [b'=', value @ ..] = data {
         return Content { value, owner: None, created: None };
@@ -149,7 +149,7 @@ fn bound_content(data: &[u8]) -> Option<Content<'_>> {
     }
 }
 
-/// Encodes a multi-read of the data of keys below a root; an empty key is the root itself. O(bytes).
+/// Encodes a multi-read of the data of several keys below a root. An empty key is the root itself. O(bytes).
 ///
 /// # Panics
 /// If a path has more than 2^32 bytes.
@@ -170,7 +170,7 @@ pub fn reads<'a>(root: &str, keys: impl Iterator<Item = &'a str>) -> Vec<u8> {
     out
 }
 
-/// Computes CRC-32 as zlib does. It decides which guard belongs to a key.
+/// Computes the CRC-32 checksum of zlib. It decides which guard belongs to a key.
 pub fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| (crc >> 8) ^ TABLE[usize::from((crc & 0xff) as u8 ^ byte)])
 }

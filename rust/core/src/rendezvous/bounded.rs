@@ -9,7 +9,8 @@ use crate::error::{filled, Error};
 use crate::input::{Job, NO_OWNER};
 use crate::rendezvous::{for_job, job_hashes, Keys, Mode, Rendezvous};
 
-/// Returns the owners of a job's items as positions in `able`. O(items x able workers).
+/// Assigns the items of a job to able workers that are not full, and returns the owners as positions in `able`. O(items
+/// x able workers).
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -29,16 +30,16 @@ pub fn place(
     seat(&rendezvous, share, Keys { hashes: &hashes, prefix: &prefix, texts: &job.items }, 0, cancel)
 }
 
-/// Returns the share of so many new items among workers of these weights. O(workers).
+/// Returns the share of this number of new items for workers of these weights. O(workers).
 pub fn share_of(items: u32, weights: &[f64]) -> Share {
     Share { quota: Quota::new(items, weights), gain: vec![false; weights.len()] }
 }
 
-/// Returns the owners of keys, which are placed in the order given. `share` is the share of so many keys. `threads` is
-/// explained at `Rendezvous::owners_of`. O(keys x workers).
+/// Assigns keys, in the given order, to the best worker that is not full, and returns the owners. `share` is the share
+/// of this number of keys. See `Rendezvous::owners_of` for `threads`. O(keys x workers).
 ///
-/// Most keys get their best worker, and these are found first. Only for a key whose best worker is full, the workers
-/// that are not full are ranked. As long as few are full, the full ones are ranked with them.
+/// Most keys get their best worker, and these are found first. Only if the best worker of a key is full, the workers
+/// that are not full are ranked for it. As long as few workers are full, they are ranked as well.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].

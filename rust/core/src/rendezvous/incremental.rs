@@ -43,7 +43,7 @@ pub struct Moves {
 }
 
 impl Assignment {
-    /// Assigns all items. `threads` is explained at [`Rendezvous::owners_of`]. O(items x workers).
+    /// Assigns all items to workers. See [`Rendezvous::owners_of`] for `threads`. O(items x workers).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -60,12 +60,12 @@ impl Assignment {
         Ok(Self { rendezvous, slots, places, owners: Arc::new(owners), scores })
     }
 
-    /// Returns the present workers with their weights.
+    /// Returns the hasher of the current workers and their weights.
     pub fn rendezvous(&self) -> &Rendezvous<String> {
         &self.rendezvous
     }
 
-    /// Returns the slots of the workers, in name order.
+    /// Returns the slot of each worker, in name order.
     pub fn slots(&self) -> &[u32] {
         &self.slots
     }
@@ -75,12 +75,12 @@ impl Assignment {
         self.places.len()
     }
 
-    /// Returns the slot of a worker.
+    /// Returns the slot of a worker, or None if it is not a member.
     pub fn slot(&self, worker: &str) -> Option<u32> {
         self.place(worker).map(|place| self.slots[place])
     }
 
-    /// Returns the position in name order of each item's owner. O(1) if no worker has joined or left since the last
+    /// Returns the owner of each item, as a position in name order. O(1) if no worker has joined or left since the last
     /// call, else O(items).
     ///
     /// # Errors
@@ -106,10 +106,10 @@ impl Assignment {
         })
     }
 
-    /// Adds a worker, which takes the items that it wins. Here and below, `keys` are those of all items.
+    /// Adds a worker and moves to it the items for which it scores highest. `keys` are the keys of all items.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a member or a bad weight, [`Error::Cancelled`].
+    /// [`Error::Invalid`] if the worker is already a member or the weight is bad, [`Error::Cancelled`].
     pub fn join(&mut self, worker: &str, weight: f64, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
         check_weights(&[worker], &[weight])?;
         if self.place(worker).is_some() {
@@ -133,10 +133,11 @@ impl Assignment {
         }
     }
 
-    /// Removes a worker. Each of its items goes to the next best worker.
+    /// Removes a worker and moves each of its items to the next best worker. `keys` are the keys of all items.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no member or the last one, [`Error::OutOfMemory`], [`Error::Cancelled`].
+    /// [`Error::Invalid`] if the worker is not a member or is the last one, [`Error::OutOfMemory`],
+    /// [`Error::Cancelled`].
     pub fn leave(&mut self, worker: &str, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
         let place = self.member_place(worker)?;
         if self.slots.len() == 1 {
@@ -156,11 +157,12 @@ impl Assignment {
         }
     }
 
-    /// Changes the weight of a worker. If it rises, the worker takes the items that it wins; if it falls, it gives up
-    /// those that it loses.
+    /// Changes the weight of a worker. With a greater weight, the worker gets more items. With a smaller weight, it
+    /// loses some. `keys` are the keys of all items.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no member or a bad weight, [`Error::OutOfMemory`], [`Error::Cancelled`].
+    /// [`Error::Invalid`] if the worker is not a member or the weight is bad, [`Error::OutOfMemory`],
+    /// [`Error::Cancelled`].
     pub fn reweigh(&mut self, worker: &str, weight: f64, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
         let place = self.member_place(worker)?;
         check_weights(&[worker], &[weight])?;
@@ -180,7 +182,7 @@ impl Assignment {
         }
     }
 
-    /// Adds items behind the others. `keys` are those of the new items only. O(new items x workers).
+    /// Appends items and assigns them. `keys` are the keys of the new items only. O(new items x workers).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -198,7 +200,7 @@ impl Assignment {
         Ok(Moves { items, from: vec![NO_OWNER; owners.len()], to: owners })
     }
 
-    /// Removes the items at ascending positions; the others move up. O(items).
+    /// Removes the items at ascending positions. Later items move up. O(items).
     pub fn remove(&mut self, positions: &[u32]) -> Moves {
         let from = positions.iter().map(|&at| self.owners[at as usize]).collect();
         remove_at(Arc::make_mut(&mut self.owners), positions);
@@ -206,14 +208,14 @@ impl Assignment {
         Moves { items: positions.to_vec(), from, to: vec![NO_OWNER; positions.len()] }
     }
 
-    /// Brings slots' places up to date from a place on.
+    /// Updates the place of each slot, starting at a place.
     fn renumber(&mut self, from: usize) {
         for (place, &slot) in self.slots.iter().enumerate().skip(from) {
             self.places[slot as usize] = place as u32;
         }
     }
 
-    /// Frees the slot of the worker at a place, and returns it.
+    /// Frees the slot of the worker at a place, and returns the slot.
     fn remove_slot(&mut self, place: usize) -> u32 {
         let slot = self.slots.remove(place);
         self.places[slot as usize] = NO_OWNER;
@@ -221,7 +223,7 @@ impl Assignment {
         slot
     }
 
-    /// Makes changes, which are sorted by item.
+    /// Applies changes, which are sorted by item, and returns the moves.
     fn apply(&mut self, changes: Vec<Change>) -> Moves {
         let mut moves = Moves::default();
         if changes.is_empty() {
@@ -240,7 +242,7 @@ impl Assignment {
         moves
     }
 
-    /// The items that the worker at a place wins from their owners.
+    /// Returns the items for which the worker at a place scores higher than their owners.
     fn won_items(&self, place: usize, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
         let (to, mut won) = (self.slots[place], Vec::new());
         if self.rendezvous.mode() == Mode::Compat || self.rendezvous.is_weighted() {
@@ -260,7 +262,8 @@ impl Assignment {
         Ok(won)
     }
 
-    /// The same by complete ranks, for weighted workers and for `compat` mode.
+    /// Returns the items for which the worker at a place ranks higher than their owners. For weighted workers and for
+    /// `compat` mode.
     fn won_items_by_rank(&self, place: usize, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
         let (to, mut won) = (self.slots[place], Vec::new());
         let (mut text, mut buffer) = (String::new(), Vec::new());
@@ -281,7 +284,7 @@ impl Assignment {
         Ok(won)
     }
 
-    /// Whether bounds alone tell that a worker's value is below that of the owner; see `Rendezvous::may_beat`.
+    /// Returns whether a worker certainly ranks below the owner of an item; see `Rendezvous::may_beat`.
     fn cannot_win(&self, place: usize, keys: Keys<'_>, at: usize) -> bool {
         self.rendezvous.mode() == Mode::Fast && {
             let incumbent = self.places[self.owners[at] as usize] as usize;
@@ -289,7 +292,7 @@ impl Assignment {
         }
     }
 
-    /// The owners of the items of a slot among the workers that are there now.
+    /// Returns the items of a slot with their best owners among the current workers.
     fn moves_away_from(&self, slot: u32, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
         let held = held_by(self.rendezvous.instruction_set(), slot, &self.owners);
         let hashes: Vec<u64> = values_at(&held, keys.hashes);
@@ -305,17 +308,17 @@ impl Assignment {
     }
 }
 
-/// The slot and the score of the new owner of an item.
+/// A new owner of an item: its slot and its score.
 struct Change {
     item: u32,
     to: u32,
     score: u32,
 }
 
-/// How many items are examined between two questions whether to go on.
+/// Number of items that are examined between two reports of steps.
 const CHUNK: usize = 1 << 16;
 
-/// The values at some positions; none if there are no values at all.
+/// Returns the values at these positions, or no values if the list is empty.
 fn values_at<T: Copy>(positions: &[u32], values: &[T]) -> Vec<T> {
     if values.is_empty() {
         return Vec::new();
@@ -323,7 +326,7 @@ fn values_at<T: Copy>(positions: &[u32], values: &[T]) -> Vec<T> {
     positions.iter().map(|&at| values[at as usize]).collect()
 }
 
-/// Removes the values at ascending positions. O(values).
+/// Removes the values at ascending positions from a list. O(values).
 pub fn remove_at<T>(values: &mut Vec<T>, positions: &[u32]) {
     let (mut at, mut next) = (0, positions.iter().peekable());
     values.retain(|_| {

@@ -9,10 +9,10 @@ use crate::input::NO_OWNER;
 /// Positions are u32, and `NO_OWNER` is taken.
 pub const MOST_ITEMS: usize = u32::MAX as usize - 1;
 
-/// Returns the first position of an item that is also at an earlier position. O(items), fewer than 2^32.
+/// Returns the first position of an item that also occurs earlier, or None. O(items), for fewer than 2^32 items.
 ///
-/// `same(a, b)` compares the texts at two positions. It is called only for equal hashes. An item whose bit of a filter
-/// is set already is a suspect. There are few of these, and only items that share a hash with one are examined again.
+/// `same(a, b)` compares the texts at two positions. It is called only for equal hashes. A filter of bits first finds
+/// suspects, which are few. Only items with the hash of a suspect are compared.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -39,9 +39,10 @@ pub fn first_repeated(
     Ok(first)
 }
 
-/// Returns the positions of the wanted items, `NO_OWNER` for those that are missing. O(items + wanted log wanted).
+/// Returns the position of each wanted item, or `NO_OWNER` if it does not exist. O(items + wanted log wanted).
 ///
-/// Items are unique, and so are the wanted ones. `same(position, wanted)` compares texts where hashes are equal.
+/// Items are unique, and so are the wanted ones. `same(position, wanted)` compares the texts of two items with equal
+/// hashes.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -61,7 +62,7 @@ pub fn locate(
     Ok(positions)
 }
 
-/// Calls `visit` with each position and the number of each wanted item of the same hash.
+/// Calls `visit` for each pair of a position and a wanted item with the same hash.
 fn matches(
     hashes: &[u64],
     mut wanted: Vec<(u64, u32)>,
@@ -102,7 +103,7 @@ impl Filter {
         self.bits[(hash as usize & self.mask) / 64] >> (hash % 64) & 1 == 1
     }
 
-    /// Inserts a hash, and returns whether it seems to have been inserted before.
+    /// Adds a hash, and returns whether it was probably added before.
     fn insert(&mut self, hash: u64) -> bool {
         let word = &mut self.bits[(hash as usize & self.mask) / 64];
         let before = *word >> (hash % 64) & 1 == 1;

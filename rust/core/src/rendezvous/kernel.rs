@@ -1,11 +1,13 @@
-//! The loops over keys and workers that all the time goes into.
+//! The loops over keys and workers, which take nearly all of the time.
 //!
-//! They are plain loops over arrays: a block of keys meets one worker after the other, which the compiler makes into
-//! vector instructions. [`InstructionSet::run`] compiles them once for each instruction set of the processor, with the same results.
+//! They are plain loops over arrays, which the compiler vectorizes: each worker in turn is compared with a block of
+//! keys. [`InstructionSet::run`] compiles them once for each instruction set of the processor. The results are the
+//! same.
 //!
-//! [`best`] keeps the best worker of each key as it goes. Weighted workers and the best k take a *sweep* that only finds
-//! the greatest measure in each tile of workers, and a floor that the answers reach; only tiles that reach it are looked at
-//! worker by worker, by the definition of the score. So whatever a sweep rounds off, the answer is exact.
+//! [`best`] keeps the best worker of each key in one pass. Weighted workers and the best k need a *sweep*, which only
+//! finds the greatest measure in each tile of workers, and a *bound*: a measure that every worker of the answer
+//! reaches. Only the workers of tiles that reach the bound are then scored exactly. The answer is therefore exact,
+//! although a sweep rounds.
 
 #![allow(clippy::needless_range_loop)] // one index over several arrays is what the compiler makes vectors of
 
@@ -91,13 +93,15 @@ impl InstructionSet {
     }
 }
 
-/// Work that is compiled for every instruction set. `run` and its callees must be `#[inline(always)]`: other functions
-/// are compiled for the baseline.
+/// A computation that is compiled for every instruction set. `run` and the functions that it calls must be
+/// `#[inline(always)]`, because other functions are compiled for the baseline.
 trait Work {
     type Output;
     fn run(self) -> Self::Output;
 }
 
+/// Calls `work` compiled for AVX2.
+///
 /// # Safety
 /// The processor must have AVX2.
 #[cfg(target_arch = "x86_64")]
@@ -107,6 +111,8 @@ unsafe fn run_avx2<W: Work>(work: W) -> W::Output {
     work.run()
 }
 
+/// Calls `work` compiled for AVX-512.
+///
 /// # Safety
 /// The processor must have AVX-512F and AVX-512VL.
 #[cfg(all(target_arch = "x86_64", avx512))]
@@ -121,7 +127,7 @@ fn score(low: u32, high: u32) -> u32 {
     low.wrapping_mul(LOW_FACTOR).wrapping_add(high.wrapping_mul(HIGH_FACTOR))
 }
 
-/// Splits a block of keys into two columns. A short block repeats its last key.
+/// Splits the hashes of a block of keys into two halves. A short block repeats its last key.
 #[inline(always)]
 fn columns<const B: usize>(keys: &[u64]) -> ([u32; B], [u32; B]) {
     let (mut low, mut high) = ([0; B], [0; B]);
@@ -176,7 +182,7 @@ impl Work for Best<'_> {
     }
 }
 
-/// Does the same as [`best`] for one key: several workers are compared together.
+/// Finds the worker with the highest score for one key, as [`best`] does, by comparing several workers at a time.
 #[inline(always)]
 fn best_of_one(table: &Table, key: u64) -> (u32, u32) {
     let (low, high) = (key as u32, (key >> 32) as u32);
@@ -227,7 +233,7 @@ struct Maxima<const B: usize> {
 }
 
 impl<const B: usize> Maxima<B> {
-    /// Sweeps as many workers as there is room for, beginning with `first`.
+    /// Computes the greatest measure of each tile for as many workers as fit, beginning with `first`.
     #[inline(always)]
     fn sweep<M: Measure>(&mut self, table: &Table, first: usize, (low, high): &([u32; B], [u32; B])) {
         let last = table.len().min(first + TILES * TILE);
@@ -250,7 +256,7 @@ impl<const B: usize> Maxima<B> {
         }
     }
 
-    /// Returns the tile with the greatest measure of each key.
+    /// Returns, for each key, the tile with the greatest measure.
     #[inline(always)]
     fn greatest(&self) -> [u32; B] {
         let (mut tops, mut tiles) = (self.of_tile[0], [0; B]);
@@ -263,7 +269,7 @@ impl<const B: usize> Maxima<B> {
         tiles
     }
 
-    /// Calls `visit` with each key and each tile that reaches the floor of the key, tiles ascending.
+    /// Calls `visit` for each key and each tile that reaches the bound of the key, in ascending order of tiles.
     #[inline(always)]
     fn for_each_reaching_tile(&self, floors: &[u32; B], mut visit: impl FnMut(usize, usize)) {
         for (tile, maxima) in self.of_tile[..self.tiles].iter().enumerate() {
@@ -278,7 +284,7 @@ impl<const B: usize> Maxima<B> {
         }
     }
 
-    /// Returns the k-th greatest of the tiles' measures for each key; 0 if there are fewer tiles.
+    /// Returns, for each key, the k-th greatest measure of a tile, or 0 if there are fewer tiles.
     #[inline(always)]
     fn kth(&self, k: usize) -> [u32; B] {
         let mut floors = [0; B];
@@ -306,7 +312,7 @@ impl<const B: usize> Maxima<B> {
         floors
     }
 
-    /// Calls `visit` with each worker of a tile whose measure reaches the floor, and its score, ascending.
+    /// Calls `visit` for each worker of a tile whose measure reaches the bound, with its score, in ascending order.
     #[inline(always)]
     fn workers<M: Measure>(&self, table: &Table, key: u64, tile: usize, floor: u32, mut visit: impl FnMut(usize, u32)) {
         let start = self.first + tile * TILE;
@@ -344,11 +350,11 @@ impl<const B: usize> Maxima<B> {
     }
 }
 
-/// Finds for each key the worker with the greatest weight / -ln(u), then the highest score, then the first one; and its
-/// score. O(keys x workers).
+/// Finds for each key the worker with the greatest weight / -ln(u), and its score. Among equals the highest score wins,
+/// then the first worker. O(keys x workers).
 ///
 /// # Panics
-/// If `keys`, `owners` and `scores` are not of one length, or the table has no workers or no weights.
+/// If `keys`, `owners` and `scores` have different lengths, or the table has no workers or no weights.
 pub fn weighted(level: InstructionSet, table: &Table, keys: &[u64], owners: &mut [u32], scores: &mut [u32]) {
     assert!(keys.len() == owners.len() && keys.len() == scores.len() && table.is_weighted());
     level.run(Weighted { table, keys, owners, scores });
@@ -379,8 +385,8 @@ impl Work for Weighted<'_> {
     }
 }
 
-/// Computes the exact value of the worker with the greatest bound, and then only of workers whose bound reaches that
-/// value.
+/// Finds the workers of a block of keys by weight. Computes the exact value of the worker with the greatest bound, and
+/// then only the values of workers whose bound reaches that value.
 #[inline(always)]
 fn weighted_block<const B: usize>(table: &Table, keys: &[u64], owners: &mut [u32], scores: &mut [u32]) {
     let columns = columns::<B>(keys);
@@ -423,7 +429,7 @@ struct Top {
 impl Top {
     const NONE: Self = Self { value: -1.0, score: 0, worker: u32::MAX };
 
-    /// Returns the least measure that a worker of at least this value can have.
+    /// Returns the smallest measure that a worker with at least the current value can have.
     #[inline(always)]
     fn floor(&self, table: &Table) -> u32 {
         if self.value == f64::INFINITY {
@@ -432,7 +438,7 @@ impl Top {
         !((table.greatest() / self.value * 2_147_483_648.0 * SLACK) as f32).to_bits()
     }
 
-    /// Replaces the best worker by a better one. Workers may come in any order, and more than once.
+    /// Replaces the best worker if this worker is better. Workers may come in any order and more than once.
     #[inline(always)]
     fn consider(&mut self, table: &Table, worker: usize, score: u32) {
         if worker as u32 == self.worker {
@@ -447,10 +453,11 @@ impl Top {
     }
 }
 
-/// Finds the best `k` workers of each key, best first, in `min(k, workers)` places per key. O(keys x workers).
+/// Finds the best `k` workers of each key, best first. Each key has `min(k, workers)` entries in `best`. O(keys x
+/// workers).
 ///
 /// # Panics
-/// If `best` has another number of places, or `k` or the number of workers is 0.
+/// If `best` has the wrong length, or if `k` or the number of workers is 0.
 pub fn top(level: InstructionSet, table: &Table, keys: &[u64], k: usize, best: &mut [u32]) {
     let k = k.min(table.len());
     assert!(best.len() == keys.len() * k && k > 0);
@@ -487,8 +494,8 @@ impl Work for TopK<'_> {
 /// The inverted scores and numbers of workers found for a key.
 type Found = Vec<(u32, u32)>;
 
-/// Finds the best `k` workers of a block. The k-th greatest maximum of the tiles is a floor that at least k workers
-/// reach.
+/// Finds the best `k` workers of a block of keys. At least k workers reach the k-th greatest maximum of the tiles, so
+/// it is a bound.
 #[inline(always)]
 fn top_block<const B: usize>(table: &Table, keys: &[u64], k: usize, best: &mut [u32], found: &mut [Found]) {
     let columns = columns::<B>(keys);
@@ -519,7 +526,7 @@ fn top_block<const B: usize>(table: &Table, keys: &[u64], k: usize, best: &mut [
     }
 }
 
-/// Calls `visit` with each item for which the worker scores at least `scores`, and its score there. O(items).
+/// Calls `visit` for each item for which the worker's score is at least the one in `scores`, with that score. O(items).
 pub fn challenge(level: InstructionSet, worker: u64, keys: &[u64], scores: &[u32], visit: impl FnMut(usize, u32)) {
     level.run(Challenge { worker, keys, scores, visit });
 }
@@ -554,7 +561,7 @@ impl<F: FnMut(usize, u32)> Work for Challenge<'_, F> {
     }
 }
 
-/// Returns the items of a worker, ascending. O(items).
+/// Returns the positions of the items of a worker, ascending. O(items).
 pub fn held_by(level: InstructionSet, worker: u32, owners: &[u32]) -> Vec<u32> {
     level.run(HeldBy { worker, owners })
 }

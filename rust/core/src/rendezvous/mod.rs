@@ -79,7 +79,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Returns whether this rank is strictly greater than `other`.
+    /// Returns whether this rank is strictly greater than another one.
     pub fn beats(&self, other: &Self) -> bool {
         self.value > other.value || (self.value == other.value && self.raw > other.raw)
     }
@@ -119,12 +119,12 @@ pub struct Keys<'k> {
 }
 
 impl<'k> Keys<'k> {
-    /// Returns how many keys there are.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.hashes.len().max(self.texts.len())
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -135,7 +135,7 @@ impl<'k> Keys<'k> {
         Self { hashes, texts, ..*self }
     }
 
-    /// Returns one key; `buffer` holds its text.
+    /// Returns the key at a position. `buffer` holds its text.
     pub fn key<'b>(&self, at: usize, buffer: &'b mut String) -> Key<'b> {
         buffer.clear();
         if let Some(text) = self.texts.get(at) {
@@ -154,10 +154,10 @@ pub struct Key<'k> {
 }
 
 impl<S: AsRef<str> + Sync> Rendezvous<S> {
-    /// Creates it from names, ascending and unique, and one weight per name. O(workers).
+    /// Creates a hasher from worker names and one weight per name. The names must be ascending and unique. O(workers).
     ///
     /// # Errors
-    /// [`Error::Invalid`] without workers, for names that are not ascending and unique, and for bad weights.
+    /// [`Error::Invalid`] if there are no workers, if names are not ascending and unique, or if a weight is bad.
     pub fn new(names: Vec<S>, weights: &[f64], mode: Mode) -> Result<Self, Error> {
         check_weights(&names, weights)?;
         if names.is_empty() {
@@ -179,7 +179,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         Ok(made)
     }
 
-    /// Updates the table after a change of names or weights.
+    /// Computes the table again after names or weights have changed.
     fn rebuild_table(&mut self) {
         self.weighted = self.weights.iter().any(|w| *w != self.weights[0]);
         if self.mode == Mode::Fast {
@@ -188,7 +188,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         }
     }
 
-    /// Adds a worker and returns its position. The weight must be valid and the name new. O(workers).
+    /// Adds a worker and returns its position. The weight must be valid, and the name must not exist. O(workers).
     pub fn insert(&mut self, name: S, weight: f64) -> usize {
         let at = self.names.partition_point(|other| other.as_ref() < name.as_ref());
         self.names.insert(at, name);
@@ -215,32 +215,32 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         &self.weights
     }
 
-    /// Whether weights differ.
+    /// Returns whether the workers have different weights.
     pub fn is_weighted(&self) -> bool {
         self.weighted
     }
 
-    /// Returns the mode.
+    /// Returns the mode, which decides how pairs of key and worker are scored.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Returns the hash of a worker; in `fast` mode only.
+    /// Returns the hash of a worker. For `fast` mode only.
     pub fn hash(&self, worker: usize) -> u64 {
         self.table.hash(worker)
     }
 
-    /// Returns the instruction set of the kernels.
+    /// Returns the instruction set that the hasher uses.
     pub fn instruction_set(&self) -> InstructionSet {
         self.level
     }
 
-    /// Returns the names of the workers, ascending.
+    /// Returns the names of the workers in ascending order.
     pub fn names(&self) -> &[S] {
         &self.names
     }
 
-    /// Hashes a key once for all workers. O(length of the key).
+    /// Hashes a key, so that it can be compared with all workers. O(length of the key).
     pub fn key<'k>(&self, text: &'k str) -> Key<'k> {
         let hash = match self.mode {
             Mode::Fast => fast_key(text.as_bytes()),
@@ -249,7 +249,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         Key { text, hash }
     }
 
-    /// Returns the rank of one worker for a key; `buffer` is scratch space.
+    /// Returns the rank of a worker for a key. `buffer` is scratch space.
     pub fn rank(&self, key: Key<'_>, worker: usize, buffer: &mut Vec<u8>) -> Rank {
         let raw = match self.mode {
             Mode::Fast => u64::from(fast_score(key.hash, self.table.hash(worker))) << 32,
@@ -261,8 +261,8 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         Rank { value, raw }
     }
 
-    /// Returns false only if the value of a worker for a key is certainly below that of an owner with this score; in
-    /// `fast` mode only.
+    /// Returns whether a worker may have a greater value for a key than an owner with this score. False is always
+    /// correct, true is an estimate. For `fast` mode only.
     ///
     /// `z < -ln(1 - z) < z / (1 - z)` bounds both values without logarithms.
     pub fn may_beat(&self, key: u64, worker: usize, (owner, score): (usize, u32)) -> bool {
@@ -272,7 +272,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         self.weights[worker] * old * (1.0 + 1e-9) >= self.weights[owner] * (1.0 - old) * new
     }
 
-    /// Returns the worker that owns a key. O(workers).
+    /// Returns the position of the worker that owns a key. O(workers).
     ///
     /// # Panics
     /// If there are no workers.
@@ -286,13 +286,14 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         self.best_of(key, everyone, buffer).expect("a rendezvous has workers") as usize
     }
 
-    /// Finds the owner of each key, and the 32 highest bits of its score in ascending order. O(keys x workers).
+    /// Finds the owner of each key, and the 32 highest bits of the owner's score as a number in ascending order. O(keys
+    /// x workers).
     ///
-    /// At most `threads` threads are started; 0 stands for one per processor if there is enough work. The result does
-    /// not depend on it.
+    /// Starts at most `threads` threads. 0 means one per processor, if there is enough work. The result does not depend
+    /// on it.
     ///
     /// # Errors
-    /// [`Error::Cancelled`]; then `owners` and `scores` are filled in part.
+    /// [`Error::Cancelled`]. `owners` and `scores` are then only partly filled.
     pub fn owners_of(
         &self,
         keys: Keys<'_>,
@@ -341,7 +342,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         (pairs / self.names.len()).next_multiple_of(64).max(64)
     }
 
-    /// Returns the cost of so many keys for [`Cancel::report_steps`].
+    /// Returns the number of steps for [`Cancel::report_steps`] that this number of keys takes.
     pub(crate) fn steps(&self, keys: usize) -> u64 {
         let pairs = keys as u64 * self.names.len() as u64;
         match self.mode {
@@ -381,10 +382,10 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         }
     }
 
-    /// Returns the best `k` workers of each key, best first, in `min(k, workers)` places per key. O(keys x workers).
+    /// Returns the best `k` workers of each key, best first. Each key has `min(k, workers)` entries. O(keys x workers).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than [`MOST_OWNERS`] places, [`Error::OutOfMemory`], [`Error::Cancelled`].
+    /// [`Error::Invalid`] for more than [`MOST_OWNERS`] entries, [`Error::OutOfMemory`], [`Error::Cancelled`].
     pub fn top_of(&self, keys: Keys<'_>, k: usize, cancel: &Cancel<'_>) -> Result<Vec<u32>, Error> {
         let k = k.min(self.names.len());
         let places = keys.len().saturating_mul(k);
@@ -411,7 +412,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         Ok(best)
     }
 
-    /// Returns the best of some workers, given in ascending order; None if there are none. O(candidates).
+    /// Returns the best of some workers, given as ascending positions, or None if there are none. O(candidates).
     pub fn best_of(&self, key: Key<'_>, candidates: impl Iterator<Item = u32>, buffer: &mut Vec<u8>) -> Option<u32> {
         let mut best: Option<(u32, Rank)> = None;
         for worker in candidates {
@@ -423,7 +424,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         best.map(|(worker, _)| worker)
     }
 
-    /// Returns some of the workers, given in ascending order, among which keys are distributed. O(their number).
+    /// Returns a hasher that distributes keys among some of the workers, given as ascending positions. O(their number).
     pub fn subset(&self, workers: Vec<u32>) -> Subset<'_, S> {
         let weights: Vec<f64> = workers.iter().map(|&worker| self.weights[worker as usize]).collect();
         let weighted = weights.iter().any(|w| *w != weights[0]);
@@ -437,7 +438,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
         Subset { of: self, workers, table }
     }
 
-    /// Returns the best `k` workers, best first; all of them if there are fewer. O(workers + k log k).
+    /// Returns the best `k` workers for a key, best first, or all workers if there are fewer. O(workers + k log k).
     pub fn owners(&self, key: Key<'_>, k: usize, buffer: &mut Vec<u8>) -> Vec<usize> {
         let mut ranked: Vec<(Rank, usize)> =
             (0..self.names.len()).map(|worker| (self.rank(key, worker, buffer), worker)).collect();
@@ -451,7 +452,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
     }
 }
 
-/// Returns how many processors this process may use.
+/// Returns the number of processors that this process may use.
 fn processors() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
@@ -464,7 +465,7 @@ pub struct Subset<'a, S> {
 }
 
 impl<S: AsRef<str> + Sync> Subset<'_, S> {
-    /// Returns the best of them for a key, as a position in the whole rendezvous. O(workers).
+    /// Returns the best worker of the subset for a key, as a position among all workers. O(workers).
     ///
     /// # Panics
     /// If there are no workers.
@@ -482,7 +483,7 @@ impl<S: AsRef<str> + Sync> Subset<'_, S> {
     }
 }
 
-/// Returns the best worker of every item of a job, as positions in `able`. O(items x able workers).
+/// Returns the best worker for each item of a job, as a position in `able`. O(items x able workers).
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -496,7 +497,7 @@ pub fn place(job: &Job<'_>, workers: &[&str], mode: Mode, cancel: &Cancel<'_>) -
     Ok(owners)
 }
 
-/// Returns the `fast_key` of each item of a job.
+/// Returns the hash of each item of a job, with [`fast_key`].
 pub fn job_hashes(job: &Job<'_>, prefix: &str) -> Vec<u64> {
     let mut key = prefix.to_owned();
     let hash = |item: &&str| {
@@ -507,7 +508,7 @@ pub fn job_hashes(job: &Job<'_>, prefix: &str) -> Vec<u64> {
     job.items.iter().map(hash).collect()
 }
 
-/// Returns the able workers of a job, among which its items are distributed.
+/// Returns a hasher for the workers that can run a job.
 ///
 /// # Errors
 /// [`Error::Invalid`] for bad weights.

@@ -46,7 +46,7 @@ pub fn fast_worker(worker: &[u8]) -> u64 {
     murmur3_64(worker, WORKER_SEED)
 }
 
-/// Returns the `compat` score of a key and a worker; `buffer` is scratch space.
+/// Returns the `compat` score of a key and a worker. `buffer` is scratch space.
 pub fn compat_score(key: &[u8], worker: &[u8], buffer: &mut Vec<u8>) -> i64 {
     buffer.clear();
     buffer.extend_from_slice(key);
@@ -54,14 +54,15 @@ pub fn compat_score(key: &[u8], worker: &[u8], buffer: &mut Vec<u8>) -> i64 {
     murmur3_64(buffer, 0) as i64
 }
 
-/// Maps a `compat` score to an unsigned number of the same order.
+/// Maps a `compat` score to an unsigned number, so that the order is the same.
 pub fn ascending(score: i64) -> u64 {
     (score as u64) ^ (1 << 63)
 }
 
-/// Returns `-ln((2 top + 1) / 2^33)`: positive, strictly decreasing in `top`, equal on every machine.
+/// Returns `-ln((2 top + 1) / 2^33)`. The result is positive, strictly decreasing in `top`, and equal on every machine.
 ///
-/// Neighbouring arguments differ by at least 2^-38 relative, the series errs by less than 2^-48.
+/// The results of neighboring arguments differ by at least 2^-38 in relation to their size. The error of the series is
+/// below 2^-48.
 pub fn exponential(top: u32) -> f64 {
     let odd = 2 * u64::from(top) + 1;
     let bits = 64 - odd.leading_zeros();
@@ -74,7 +75,7 @@ pub fn exponential(top: u32) -> f64 {
     halvings * LN_2 - log_near_one(mantissa)
 }
 
-/// Returns ln(x) for x in [0.7, 1.42], by the series of the inverse hyperbolic tangent.
+/// Returns ln(x) for x in [0.7, 1.42], computed by the series of the inverse hyperbolic tangent.
 fn log_near_one(x: f64) -> f64 {
     let f = (x - 1.0) / (x + 1.0);
     let square = f * f;

@@ -12,8 +12,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Creates a table from the hashes of workers. `weights` is empty or has one per worker, finite and positive.
-    /// O(workers).
+    /// Creates a table from the hashes of workers. `weights` is empty, or has one finite and positive weight per
+    /// worker. O(workers).
     pub fn new(hashes: &[u64], weights: &[f64]) -> Self {
         let greatest = weights.iter().fold(0.0, |a: f64, b| a.max(*b));
         Self {
@@ -25,17 +25,17 @@ impl Table {
         }
     }
 
-    /// Returns how many workers there are.
+    /// Returns the number of workers.
     pub fn len(&self) -> usize {
         self.low.len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no workers.
     pub fn is_empty(&self) -> bool {
         self.low.is_empty()
     }
 
-    /// Returns whether it was created with weights.
+    /// Returns whether the table has weights.
     pub fn is_weighted(&self) -> bool {
         !self.weights.is_empty()
     }
@@ -45,7 +45,7 @@ impl Table {
         u64::from(self.high[worker]) << 32 | u64::from(self.low[worker])
     }
 
-    /// Returns the weight of a worker; the table must be weighted.
+    /// Returns the weight of a worker. The table must have weights.
     pub(super) fn weight(&self, worker: usize) -> f64 {
         self.weights[worker]
     }
@@ -56,7 +56,8 @@ impl Table {
     }
 }
 
-/// Returns `greatest / weight` as a float that is not above it, nor too great to multiply by 2^31.
+/// Returns `greatest / weight` as a float that is not greater than the exact quotient, and small enough to multiply by
+/// 2^31.
 fn rate(greatest: f64, weight: f64) -> f32 {
     let exact = (greatest / weight).min(f64::from(f32::MAX) / 4e9);
     let near = exact as f32;

@@ -57,8 +57,8 @@ impl Run<'_> {
         self.excess[to as usize] += i64::from(units);
     }
 
-    /// Improves the flow until its cost is optimal up to `within` for each unit and arc. Returns false if that is not
-    /// possible.
+    /// Improves the flow until its cost is optimal up to `within` for each unit and arc. Returns false if that takes
+    /// too many steps, or if potentials would overflow.
     fn refine(&mut self, within: i64) -> Result<bool, Error> {
         self.saturate_negative_arcs();
         self.next.copy_from_slice(&self.start[..self.net.nodes]);

@@ -1,9 +1,9 @@
-//! How many replicas each worker gets, and by how much that may vary without being worse.
+//! Computes how many replicas each worker gets, and by how much that may vary without a higher cost.
 //!
-//! A zone gets `base` replicas of each item for certain; of the extras it gets at most one of each item, and only if it is
-//! open. Units are given out one at a time, each to the worker that pays least for it: first what each zone gets for
-//! certain, then the extras. The limits (one unit of an item per worker, zone totals) are nested and costs are convex,
-//! so this is exact.
+//! A zone always gets `base` replicas of each item. An open zone also gets at most one *extra* replica of each item.
+//! Replicas are assigned one at a time, each to the worker for which it costs least: first the base of each zone, then
+//! the extras. The limits (one replica of an item per worker, the totals of the zones) are nested and the costs are
+//! convex, so the result is optimal.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,19 +13,19 @@ use crate::balance::quota;
 use crate::cancel::Cancel;
 use crate::error::Error;
 
-/// The loads that a worker may have: from `least` to `most`.
+/// The range of loads that a worker may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     pub least: u32,
     pub most: u32,
 }
 
-/// The optimal loads.
+/// The optimal loads of the workers.
 #[derive(Debug)]
 pub struct Loads {
-    /// The range of each worker.
+    /// The range of loads of each worker.
     pub workers: Vec<Range>,
-    /// The total of each zone, and whether it may vary against those of other zones that may.
+    /// The total of each zone, and whether it may change together with the totals of other such zones.
     pub zones: Vec<(u64, bool)>,
 }
 
@@ -49,15 +49,15 @@ impl Loads {
     }
 }
 
-/// Gives out replicas one at a time.
+/// Assigns replicas to workers one at a time.
 struct Fill<'p> {
     problem: &'p Replicas,
     spread: &'p Spread,
     items: u32,
     loads: quota::Loads,
-    /// The workers of each zone that have room, by the cost of one more.
+    /// The workers of each zone that can get more replicas, by the cost of one more.
     queues: Vec<BinaryHeap<Reverse<(i64, u32)>>>,
-    /// How many extras each zone has.
+    /// The number of extra replicas of each zone so far.
     extra: Vec<u32>,
 }
 
@@ -74,7 +74,7 @@ impl<'p> Fill<'p> {
         Self { problem, spread, items, loads, queues, extra: vec![0; zones] }
     }
 
-    /// Gives one more replica to the worker of a zone for which it costs least.
+    /// Assigns one more replica to the worker of a zone for which it costs least.
     fn add_replica(&mut self, zone: usize) {
         let Reverse((_, worker)) = self.queues[zone].pop().expect("the zone has room for its share of each item");
         self.loads.load[worker as usize] += 1;
@@ -87,7 +87,7 @@ impl<'p> Fill<'p> {
         self.spread.open[zone] && self.extra[zone] < self.items
     }
 
-    /// Returns what the next replica costs in a zone; None if it has no room.
+    /// Returns the cost of one more replica in a zone, or None if no worker of the zone can get one.
     fn price(&self, zone: usize) -> Option<i64> {
         self.queues[zone].peek().map(|Reverse((cost, _))| *cost)
     }
@@ -97,7 +97,7 @@ impl<'p> Fill<'p> {
         zones.min_by_key(|zone| (self.price(*zone).unwrap_or(i64::MAX), *zone))
     }
 
-    /// Returns for each zone the most that one of its workers would save by giving up a replica.
+    /// Returns, for each zone, the most that one of its workers would save with one replica fewer.
     fn savings(&self) -> Vec<Option<i64>> {
         let mut most = vec![None; self.queues.len()];
         for (worker, &zone) in (0..).zip(&self.problem.zone) {
@@ -108,8 +108,8 @@ impl<'p> Fill<'p> {
         most
     }
 
-    /// Returns by how much loads may vary. A replica can go from one worker to another at no cost if the first saves
-    /// what the other pays: within a zone, or from a zone that has extras to one that can have more.
+    /// Returns the range of loads that cost the same. A replica can move between two workers at no cost if the first
+    /// saves what the second pays: within a zone, or from a zone with extras to a zone that can get more.
     fn ranges(&self) -> Loads {
         let zones = || 0..self.queues.len();
         let saves = self.savings();

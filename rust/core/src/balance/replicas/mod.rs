@@ -60,7 +60,7 @@ impl Spread {
 /// The most pairs of an item and a worker. Each takes some 64 bytes while replicas are placed.
 pub const MOST_PAIRS: usize = 1 << 25;
 
-/// Returns the workers of each item, ascending. Takes O(items * workers) memory, and a few rounds over it.
+/// Returns the workers of each item, ascending. Takes O(items * workers) memory, and a few passes over it.
 ///
 /// # Errors
 /// [`Error::Invalid`] for more than [`MOST_PAIRS`], [`Error::OutOfMemory`], [`Error::Cancelled`].
@@ -108,7 +108,8 @@ impl<'p> Flow<'p> {
         Ok(flow)
     }
 
-    /// Adds an item, which starts on all workers that had it. The excess says what is wrong with that.
+    /// Adds an item to the network. It starts on all workers that had it, and the excess of the nodes says by how much
+    /// that is wrong.
     fn add_item(&mut self, item: usize, spread: &Spread, items: usize, first_worker: usize) {
         let zones = spread.base.len();
         self.excess[item] = i64::from(spread.extras);
@@ -130,7 +131,8 @@ impl<'p> Flow<'p> {
         }
     }
 
-    /// Adds the loads: workers start at their least load, and zones whose total may vary meet in the hub.
+    /// Adds the loads to the network. Workers start at their smallest load. Zones whose total may change are connected
+    /// to the hub.
     fn add_loads(&mut self, loads: &Loads, first_worker: usize, first_zone: usize) {
         let hub = self.excess.len() - 1;
         for (worker, Range { least, most }) in loads.workers.iter().enumerate() {

@@ -18,8 +18,8 @@ pub const NO_PRICE: i64 = i64::MIN;
 
 const UNSEEN: u32 = u32::MAX;
 
-/// Makes the loads as equal as possible, and returns the price of each worker. O(loads * seats * rounds); different
-/// loads and rounds are few after `start`.
+/// Moves seats until the sum of squared loads is minimal, and returns the price of each worker. O(loads * seats *
+/// rounds); after `start` there are few different loads and few rounds.
 pub fn equalize(graph: &mut Graph, loads: &mut Loads, cancel: &Cancel<'_>) -> Result<Vec<i64>, Error> {
     let mut search = Search::new(graph, loads, cancel);
     while let Some(top) = search.highest_saving() {
@@ -70,13 +70,14 @@ impl<'g> Search<'g> {
         self.is_open(worker) && self.given[worker as usize] > 0
     }
 
-    /// Returns the most that a worker without a fixed price would save by giving up a seat.
+    /// Returns the highest saving that a worker without a fixed price would have if it gave up a seat.
     fn highest_saving(&self) -> Option<i64> {
         let givers = (0..self.graph.workers() as u32).filter(|&worker| self.can_give(worker));
         givers.map(|worker| self.loads.saving_of_one_fewer(worker)).max()
     }
 
-    /// Moves seats away from all workers that would save `top`, and fixes the price of those that keep them.
+    /// Moves seats away from the workers that would save `top`. Fixes the price of the workers that must keep their
+    /// seats.
     fn move_seats_from(&mut self, top: i64) -> Result<(), Error> {
         loop {
             let is_source = |w: &u32| self.can_give(*w) && self.loads.saving_of_one_fewer(*w) == top;
@@ -108,8 +109,8 @@ impl<'g> Search<'g> {
         }
     }
 
-    /// Numbers workers and jobs by their distance from the sources, up to the first layer with a worker cheaper than
-    /// `top`.
+    /// Numbers workers and jobs by their distance from the sources, up to the first layer with a worker that is cheaper
+    /// than `top`. Returns whether there is one.
     fn build_layers(&mut self, sources: &[u32], top: i64) -> Result<bool, Error> {
         self.reset();
         let mut layer = sources.to_vec();
@@ -140,7 +141,7 @@ impl<'g> Search<'g> {
         }
     }
 
-    /// Adds the workers to which a worker could give a seat, unless they were found before.
+    /// Adds to a layer the workers to which a worker could give a seat, unless an earlier layer has them.
     fn add_receivers(&mut self, worker: u32, depth: u32, beyond: &mut Vec<u32>) -> Result<(), Error> {
         self.cancel.report_steps(self.graph.of_worker(worker).len() as u64)?;
         for place in self.graph.of_worker(worker) {
@@ -162,7 +163,7 @@ impl<'g> Search<'g> {
         Ok(())
     }
 
-    /// Moves a seat from a source down the layers to a cheaper worker.
+    /// Moves a seat from a source down the layers to a cheaper worker. Returns false if there is no path.
     fn send(&mut self, source: u32, top: i64) -> Result<bool, Error> {
         let mut path: Vec<(usize, usize)> = Vec::new();
         let mut at = source;
@@ -195,7 +196,8 @@ impl<'g> Search<'g> {
         self.given[to as usize] += 1;
     }
 
-    /// Returns the next pair of a seat to give up and a seat to take that leads one layer down.
+    /// Returns the next pair of seats that leads one layer down: the one that the worker gives up, and the one that the
+    /// other worker takes.
     fn next_transfer(&mut self, worker: u32) -> Option<(usize, usize)> {
         let below = self.worker_depth[worker as usize].checked_add(1)?;
         let end = self.graph.of_worker(worker).end;

@@ -1,9 +1,10 @@
-//! Among the placements of seats with the least sum of squares, finds one that keeps the most items in place.
+//! Finds, among the placements of seats with the least sum of squares, one that keeps the most items on their workers.
 //!
-//! The prices from `equalize` say exactly which placements have the least sum: within a job, workers below the job's
-//! highest taken price keep their seats, workers above it get none, and only those at it (the *tight* seats) are open;
-//! each worker's load may change by at most one, and only if that costs nothing at its price. On the tight seats each
-//! job first takes all the gains it can, whatever the loads; a flow then brings the loads back at the least loss.
+//! The prices from `equalize` say exactly which placements have the least sum. Within a job, workers below the highest
+//! price of a worker with a seat keep their seats, and workers above it get none. Only seats of workers at that price
+//! can change: they are called *tight*. The load of a worker may change by at most one, and only if that costs nothing
+//! at its price. Each job first assigns its tight seats so that it keeps as many items as possible, regardless of
+//! loads. A flow then brings the loads back into their bounds with as few additional moves as possible.
 
 use super::equalize::NO_PRICE;
 use super::graph::Graph;
@@ -12,7 +13,8 @@ use crate::balance::quota::Loads;
 use crate::cancel::Cancel;
 use crate::error::Error;
 
-/// Rearranges the seats of equal cost so that as many items as possible stay. O(tight seats) if that needs no chains.
+/// Rearranges seats at equal cost so that as many items as possible stay on their workers. O(tight seats) if no chains
+/// of jobs are needed.
 pub fn maximize_gains(graph: &mut Graph, loads: &mut Loads, price: &[i64], cancel: &Cancel<'_>) -> Result<(), Error> {
     if !graph.gain.contains(&true) {
         return Ok(());
@@ -27,7 +29,7 @@ pub fn maximize_gains(graph: &mut Graph, loads: &mut Loads, price: &[i64], cance
     rearrange(graph, loads, &tight, &preferred, &bounds, (excess, hub), cancel)
 }
 
-/// The loads that each worker may have at its price.
+/// The range of loads that each worker may have at its price.
 struct Bounds {
     least: Vec<u64>,
     most: Vec<u64>,
@@ -44,7 +46,7 @@ impl Bounds {
         }
     }
 
-    /// Returns how far each load is outside its bounds, and what the hub between all workers then lacks.
+    /// Returns how far each load is outside its bounds, and the balance of the hub node between all workers.
     fn excess(&self, load: &[u64]) -> (Vec<i64>, i64) {
         let outside = |w: usize| load[w] as i64 - load[w].clamp(self.least[w], self.most[w]) as i64;
         let excess: Vec<i64> = (0..load.len()).map(outside).collect();
@@ -72,7 +74,8 @@ impl Tight {
     }
 }
 
-/// Moves the tight seats of a job to workers that keep an item by them. Returns whether every seat then keeps one.
+/// Moves the tight seats of a job to workers that keep an item because of them. Returns whether every tight seat of the
+/// job now keeps an item.
 fn prefer_kept_seats(graph: &mut Graph, loads: &mut Loads, tight: &[u32]) -> bool {
     let idle = |seat: &&u32| graph.taken[**seat as usize] && !graph.gain[**seat as usize];
     let idle: Vec<u32> = tight.iter().filter(idle).copied().collect();
@@ -87,7 +90,7 @@ fn prefer_kept_seats(graph: &mut Graph, loads: &mut Loads, tight: &[u32]) -> boo
     idle.len() <= missed.len()
 }
 
-/// Brings the loads back into their bounds and loses as few kept items as possible.
+/// Moves tight seats until all loads are within their bounds, with the fewest items that lose their worker.
 fn rearrange(
     graph: &mut Graph,
     loads: &mut Loads,

@@ -1,10 +1,10 @@
-//! Jobs, workers and the possible seats between them, readable from both sides.
+//! The graph of jobs, workers and the possible seats between them. Seats can be listed by job and by worker.
 
 use std::ops::Range;
 
 use crate::balance::quota::{Demand, Share};
 
-/// The possible seats, numbered job by job; each is taken or free.
+/// All possible seats, numbered job by job. Each seat is taken or free.
 pub struct Graph {
     /// The worker of each seat.
     pub worker: Vec<u32>,
@@ -21,7 +21,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Builds the graph of all possible seats; those in `seated` are taken. O(seats).
+    /// Creates the graph of all possible seats. The seats in `seated` are taken. O(seats).
     pub fn new(workers: usize, jobs: &[Demand], shares: &[Share], seated: &[Vec<bool>]) -> Self {
         let mut graph = Self {
             worker: Vec::new(),
@@ -73,22 +73,22 @@ impl Graph {
         self.job_start.len() - 1
     }
 
-    /// Returns the seats of a job.
+    /// Returns the range of seat numbers of a job.
     pub fn of_job(&self, job: u32) -> Range<usize> {
         self.job_start[job as usize] as usize..self.job_start[job as usize + 1] as usize
     }
 
-    /// Returns the positions of a worker's seats, for `seat_at`.
+    /// Returns the positions of a worker's seats. `seat_at` returns the seat at a position.
     pub fn of_worker(&self, worker: u32) -> Range<usize> {
         self.worker_start[worker as usize] as usize..self.worker_start[worker as usize + 1] as usize
     }
 
-    /// Returns the seat at a position.
+    /// Returns the number of the seat at a position of `of_worker`.
     pub fn seat_at(&self, place: usize) -> usize {
         self.by_worker[place] as usize
     }
 
-    /// Returns the taken seats by job and position in `able`.
+    /// Returns whether each seat is taken, by job and position in `able`.
     pub fn seated(&self, jobs: &[Demand]) -> Vec<Vec<bool>> {
         let mut seated: Vec<Vec<bool>> = jobs.iter().map(|job| vec![false; job.able.len()]).collect();
         for seat in (0..self.taken.len()).filter(|&seat| self.taken[seat]) {

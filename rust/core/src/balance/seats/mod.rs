@@ -19,7 +19,7 @@ use crate::cancel::Cancel;
 use crate::error::Error;
 use graph::Graph;
 
-/// Returns which able workers get the seats of each job, by position in `able`.
+/// Decides which able workers get a seat of each job, by position in `able`.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Cancelled`].

@@ -1,4 +1,4 @@
-//! A first placement of the seats: near the least sum of squares, and with most of the gains.
+//! Computes a first placement of the seats that is near the least sum of squares and keeps most items on their workers.
 
 use crate::balance::quota::{Demand, Loads, Share};
 use crate::balance::spread::seat_job;
@@ -8,11 +8,12 @@ use crate::error::Error;
 /// The second pass is no good start if its loads differ by more than this from those of the first, on average.
 const FAR_PER_WORKER: u64 = 2;
 
-/// Returns the seats and their loads. O(sum of able workers, each job sorted).
+/// Returns the seats by job and position in `able`, and the resulting loads. O(sum of able workers, each job sorted).
 ///
-/// A first pass looks only at loads. A second pass prefers workers that keep an item by a seat, unless this gives them
-/// more than one above their load in the first pass: when nothing has changed, this is the present placement. If the
-/// previous placement was far from even, it would take long to make even; then the result of the first pass is used.
+/// A first pass considers only loads. A second pass prefers workers that keep an item because of a seat, unless their
+/// load would be more than one item above that of the first pass. If nothing has changed, this is the current
+/// placement. If the previous placement was far from even, it would take long to equalize it, so the result of the
+/// first pass is used.
 pub fn seats(
     workers: usize,
     jobs: &[Demand],

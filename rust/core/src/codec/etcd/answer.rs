@@ -1,4 +1,4 @@
-//! What etcd answers to reads and to write transactions, borrowed where it lies.
+//! Decoders of etcd's answers to reads and write transactions. The results borrow from the message.
 
 use super::fields::{key_value, operation, response};
 use crate::codec::protobuf::{Fields, Malformed, Value};
@@ -19,10 +19,10 @@ pub struct KeyValue<'a> {
 }
 
 impl<'a> KeyValue<'a> {
-    /// Decodes the message. O(fields).
+    /// Decodes a `KeyValue` message. O(fields).
     ///
     /// # Errors
-    /// [`Malformed`] if it is no protobuf message.
+    /// [`Malformed`] if the bytes are not a protobuf message.
     pub fn read(message: &'a [u8]) -> Result<Self, Malformed> {
         let (mut fields, mut found) = (Fields::of(message), Self::default());
         while let Some(field) = fields.read_next()? {
@@ -51,10 +51,10 @@ pub struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// Decodes the message, but not its keys. O(keys).
+    /// Decodes a `RangeResponse` message, but not the keys in it. O(keys).
     ///
     /// # Errors
-    /// [`Malformed`] if it is no protobuf message.
+    /// [`Malformed`] if the bytes are not a protobuf message.
     pub fn read(message: &'a [u8]) -> Result<Self, Malformed> {
         let (mut fields, mut found) = (Fields::of(message), Self::default());
         while let Some(field) = fields.read_next()? {
@@ -94,10 +94,10 @@ pub struct Transaction<'a> {
 }
 
 impl<'a> Transaction<'a> {
-    /// Decodes the message. O(operations).
+    /// Decodes a `TxnResponse` message. O(operations).
     ///
     /// # Errors
-    /// [`Malformed`] if it is no protobuf message.
+    /// [`Malformed`] if the bytes are not a protobuf message.
     pub fn read(message: &'a [u8]) -> Result<Self, Malformed> {
         let (mut fields, mut found) = (Fields::of(message), Self::default());
         while let Some(field) = fields.read_next()? {
@@ -149,7 +149,7 @@ fn deleted(answer: &[u8]) -> Result<i64, Malformed> {
     Ok(found)
 }
 
-/// Converts a field of type `int64`.
+/// Converts the number of a protobuf field to type `int64`.
 #[allow(clippy::cast_possible_wrap)] // the wire format has negative numbers as large ones
 fn signed(number: u64) -> i64 {
     number as i64

@@ -1,4 +1,4 @@
-//! Reads of keys, and write transactions under a guard.
+//! Encoders of etcd requests: reads of keys, and write transactions with a guard.
 
 use super::fields::{compare, delete, operation, put, range, txn};
 use crate::codec::protobuf::{bytes_field, message_field, number_field};
@@ -74,9 +74,10 @@ pub fn get_many(root: &[u8], keys: &[&str], serializable: bool) -> Vec<u8> {
     out
 }
 
-/// Encodes a `TxnRequest` under a guard; the keys are below `root`. O(bytes).
+/// Encodes a `TxnRequest` with a guard, conditions and operations. The keys are relative to `root`. O(bytes).
 ///
-/// With `nests_puts`, each put and its read are a nested transaction, so that they count as one operation.
+/// With `nests_puts`, each put and the read that belongs to it form a nested transaction, so that they count as one
+/// operation.
 pub fn transaction(
     root: &[u8],
     guard: &Guard<'_>,
@@ -112,7 +113,7 @@ pub fn transaction(
     out
 }
 
-/// Returns about the number of bytes that an operation takes.
+/// Returns the approximate number of bytes of an encoded operation.
 fn size_of(op: &Operation<'_>) -> usize {
     match op {
         Operation::Put(key, value, _) => 2 * key.len() + value.len() + 72,
@@ -121,7 +122,8 @@ fn size_of(op: &Operation<'_>) -> usize {
     }
 }
 
-/// Returns the parts of the compared key, and no end; or those of the range of all keys below it (`0` follows `/`).
+/// Returns the key of a condition as parts, with an empty end; or the start and the end of the range of all keys below
+/// it (`0` follows `/`).
 fn range_of<'a>(root: &'a [u8], condition: &Condition<'a>) -> ([&'a [u8]; 4], Vec<&'a [u8]>) {
     let (folder, key) = (condition.folder.as_bytes(), condition.key.as_bytes());
     if condition.below {
@@ -139,7 +141,7 @@ fn append_get(out: &mut Vec<u8>, root: &[u8], key: &str, serializable: bool) {
     }
 }
 
-/// Appends a compare of a key, or of all keys in a range when there is an end.
+/// Appends a compare of a key, or of all keys of a range if there is an end.
 fn append_compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[&[u8]], operand: u64, greater: bool) {
     let (kind, field) = match target {
         Target::Created => (compare::IS_CREATED, compare::CREATED),
@@ -159,7 +161,7 @@ fn append_compare(out: &mut Vec<u8>, target: Target, key: &[&[u8]], end: &[&[u8]
     });
 }
 
-/// Appends an operation, to be applied if the compares hold.
+/// Appends an operation that etcd applies if all compares hold.
 fn append_operation(out: &mut Vec<u8>, root: &[u8], op: &Operation<'_>) {
     match *op {
         Operation::Put(key, value, lease) => {
@@ -174,7 +176,7 @@ fn append_operation(out: &mut Vec<u8>, root: &[u8], op: &Operation<'_>) {
     }
 }
 
-/// Appends a put, on a lease unless that is 0.
+/// Appends a put request. The key is bound to the lease unless that is 0.
 fn append_put(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8], lease: u64) {
     message_field(out, txn::SUCCESS, |out| {
         message_field(out, operation::PUT, |out| {
@@ -187,7 +189,7 @@ fn append_put(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8], lease: u64) {
     });
 }
 
-/// Appends a read of a key without its value, or of the first key of a range when there is an end.
+/// Appends a read without the value, of a key, or of the first key of a range if there is an end.
 fn append_peek(out: &mut Vec<u8>, branch: u32, key: &[&[u8]], end: &[&[u8]]) {
     message_field(out, branch, |out| {
         message_field(out, operation::RANGE, |out| {
