@@ -1,4 +1,4 @@
-//! Why work was not done.
+//! The errors of this crate.
 
 use std::collections::TryReserveError;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a placement is asked for: jobs, their items in name order, the workers that can run them.
+//! The input of a placement: jobs, their items in name order, and the workers that can run them.
 
 use crate::error::Error;
 

@@ -1,14 +1,15 @@
-//! Placement of work items on workers, and messages of etcd and ZooKeeper; no Python, no I/O, no clock but for [`cancel`].
+//! Assigns work items to workers, and encodes messages of etcd and ZooKeeper. No Python, no I/O, and no clock except in
+//! [`cancel`].
 //!
 //! - [`rendezvous`]: every key goes to the worker with the highest score. Start with [`rendezvous::Rendezvous`];
 //!   [`rendezvous::incremental::Assignment`] keeps the owners of many keys while workers come and go, and
 //!   [`rendezvous::bounded`] limits the loads.
 //! - [`balance`]: even shares per job and over all jobs, with few moves. Start with [`balance::planner::Board`], or with
-//!   [`balance::strategy::Strategy`] for a single placement. A new strategy goes there, in a module of its own.
+//!   [`balance::strategy::Strategy`] for a single placement. A new strategy becomes a module there.
 //! - [`codec`]: encoders and decoders of messages.
 //!
-//! Everything is a pure function of its input: the same on every machine and in every version. Long work takes a
-//! [`cancel::Cancel`] and ends early when the caller says so.
+//! All results depend on the input only: they are the same on every machine and in every version. Long computations take
+//! a [`cancel::Cancel`] and end early if the caller wants that.
 //!
 //! ```
 //! use latchwork_core::rendezvous::{Mode, Rendezvous};

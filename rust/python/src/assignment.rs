@@ -1,4 +1,4 @@
-//! `Assignment`.
+//! The Python class `Assignment`.
 
 use std::ffi::c_int;
 use std::mem;
@@ -42,7 +42,7 @@ struct Inner {
 
 #[pymethods]
 impl Assignment {
-    /// The workers in name order: what `indices` count.
+    /// The workers in name order. `indices` contains positions in this list.
     #[getter]
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
@@ -51,7 +51,7 @@ impl Assignment {
         })
     }
 
-    /// The weights of `workers`.
+    /// The weight of each worker, in the order of `workers`.
     #[getter]
     fn weights<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
@@ -60,17 +60,18 @@ impl Assignment {
         })
     }
 
-    /// The items, as they are now. Items that are added stand behind the others.
+    /// The current items. Items that are added later are at the end.
     #[getter]
     fn items(&self, py: Python<'_>) -> PyResult<ItemSet> {
         guarded(|| Ok(ItemSet { items: Arc::clone(&self.inner.borrow(py)?.items) }))
     }
 
-    /// The position in `workers` of each item's owner: a snapshot, in the order of `items`.
+    /// The owner of each item, as a position in `workers`, in the order of `items`. A snapshot, which later changes do
+    /// not affect.
     ///
-    /// It is a read-only memoryview of native u32, format "I". `numpy.frombuffer(assignment, numpy.uint32)` reads the
-    /// same numbers, and neither copies them. Making it takes O(1) as long as no worker has joined or left, else
-    /// O(items). Later changes leave it as it is.
+    /// It is a read-only memoryview of native u32 numbers, format "I". `numpy.frombuffer(assignment, numpy.uint32)`
+    /// reads the same numbers. Neither copies them. Takes O(1) if no worker has joined or left since the last call,
+    /// else O(items).
     #[getter]
     fn indices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         guarded(|| {
@@ -79,7 +80,7 @@ impl Assignment {
         })
     }
 
-    /// The bytes of `indices`, read-only, without a copy: an assignment can be given to `numpy.frombuffer`.
+    /// The bytes of `indices`, read-only and without a copy, so that `numpy.frombuffer` accepts an assignment.
     #[allow(unsafe_code)]
     unsafe fn __getbuffer__(&self, py: Python<'_>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         guarded(|| {
@@ -95,7 +96,7 @@ impl Assignment {
         })
     }
 
-    /// Return item to worker, in the order of `items`. O(items); some 0.1 s per million.
+    /// Return a dict from each item to its worker, in the order of `items`. O(items), about 0.1 s per million.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         guarded(|| {
             let (copy, result) = (self.copy(py)?, PyDict::new(py));
@@ -111,7 +112,7 @@ impl Assignment {
         })
     }
 
-    /// Return worker to its items: all workers in name order, items in the order of `items`. O(items).
+    /// Return a dict from each worker to its items: workers in name order, items in the order of `items`. O(items).
     fn by_worker<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         guarded(|| {
             let (copy, result) = (self.copy(py)?, PyDict::new(py));
@@ -127,10 +128,10 @@ impl Assignment {
         })
     }
 
-    /// Add a worker, which takes the items that it wins. O(items + workers).
+    /// Add a worker, and move to it the items for which it scores highest. O(items + workers).
     ///
     /// Raises:
-    ///     ValueError: the worker is a member already, or the weight is not finite and greater than 0.
+    ///     ValueError: The worker is already a member, or the weight is not finite and greater than 0.
     #[pyo3(signature = (worker, weight = 1.0))]
     fn join(
         &self,
@@ -151,10 +152,10 @@ impl Assignment {
         })
     }
 
-    /// Remove a worker; each of its items goes to the next best. O(items + its items * workers).
+    /// Remove a worker, and move each of its items to the next best worker. O(items + its items * workers).
     ///
     /// Raises:
-    ///     ValueError: no such worker, or it is the last.
+    ///     ValueError: The worker is not a member, or it is the last one.
     fn leave(&self, py: Python<'_>, worker: &Bound<'_, PyAny>) -> PyResult<Delta> {
         guarded(|| {
             let worker = string("worker", worker.clone())?;
@@ -170,12 +171,13 @@ impl Assignment {
         })
     }
 
-    /// Change a worker's weight. If it rises, items move only to it; if it falls, only from it.
+    /// Change the weight of a worker. If it rises, items move only to this worker. If it falls, items move only away
+    /// from it.
     ///
-    /// O(items + workers) for more, O(items + its items * workers) for less.
+    /// O(items + workers) for a greater weight, O(items + its items * workers) for a smaller one.
     ///
     /// Raises:
-    ///     ValueError: no such worker, or the weight is not finite and greater than 0.
+    ///     ValueError: The worker is not a member, or the weight is not finite and greater than 0.
     fn reweigh(
         &self,
         py: Python<'_>,
@@ -191,10 +193,10 @@ impl Assignment {
         })
     }
 
-    /// Add items behind the others and assign them. O(items + new items * workers).
+    /// Append items and assign them. O(items + new items * workers).
     ///
     /// Raises:
-    ///     ValueError: an item is given twice or there already, or there would be more than 2**32 - 2.
+    ///     ValueError: An item is given twice or already exists, or there would be more than 2**32 - 2 items.
     fn add_items(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Delta> {
         guarded(|| {
             let prefix = self.inner.borrow(py)?.items.prefix.clone();
@@ -210,10 +212,10 @@ impl Assignment {
         })
     }
 
-    /// Remove items; the others keep their order and their owners. O(items).
+    /// Remove items. The other items keep their order and their owners. O(items).
     ///
     /// Raises:
-    ///     ValueError: an item is given twice, or is not there.
+    ///     ValueError: An item is given twice or does not exist.
     fn remove_items(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Delta> {
         guarded(|| {
             let prefix = self.inner.borrow(py)?.items.prefix.clone();
@@ -284,7 +286,7 @@ impl Inner {
         self.items.with_keys(py, mode, |keys, cancel| work(state, keys, cancel))
     }
 
-    /// The items, to be changed: a copy if an `ItemSet` shares them.
+    /// Returns the items for a change. Copies them first if an `ItemSet` shares them.
     fn own_items(&mut self, py: Python<'_>) -> &mut Items {
         if Arc::get_mut(&mut self.items).is_none() {
             self.items = Arc::new(self.items.copy(py));

@@ -1,4 +1,4 @@
-//! `Board` and `Moves`.
+//! The Python classes `Board` and `Moves`.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -43,7 +43,7 @@ impl Board {
         guarded(|| &self.strategy)
     }
 
-    /// The jobs in name order.
+    /// The IDs of the jobs, in name order.
     #[getter]
     fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
@@ -52,7 +52,7 @@ impl Board {
         })
     }
 
-    /// The workers that are there, in name order.
+    /// The workers, in name order.
     #[getter]
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
@@ -64,12 +64,12 @@ impl Board {
     /// Add a job.
     ///
     /// Args:
-    ///     job: its id, new.
-    ///     items: unique, in any order.
-    ///     previous: item to the worker that has it; items and workers that are not there are passed over, so let the
-    ///         workers join first.
+    ///     job: ID of a new job.
+    ///     items: Its items, unique, in any order.
+    ///     previous: The worker that owns each item now. Items and workers that do not exist are ignored, so add the
+    ///         workers first.
     /// Raises:
-    ///     ValueError: the job is there already, or an item is given twice.
+    ///     ValueError: The job already exists, or an item is given twice.
     #[pyo3(signature = (job, items, previous = None))]
     fn add_job(
         &self,
@@ -96,12 +96,12 @@ impl Board {
         })
     }
 
-    /// Remove a job and its items. ValueError if it is not there.
+    /// Remove a job and its items. Raises ValueError if the job does not exist.
     fn remove_job(&self, py: Python<'_>, job: &str) -> PyResult<()> {
         guarded(|| self.board.borrow(py)?.remove_job(job).raised())
     }
 
-    /// Add items to a job; they have no owner until they are placed. ValueError if one is there already.
+    /// Add items to a job. They have no owner until the next placement. Raises ValueError if an item already exists.
     fn add_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
         guarded(|| {
             let items = strings("work item", items)?;
@@ -110,7 +110,7 @@ impl Board {
         })
     }
 
-    /// Remove items from a job. ValueError if one is not there.
+    /// Remove items from a job. Raises ValueError if an item does not exist.
     fn remove_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
         guarded(|| {
             let items = strings("work item", items)?;
@@ -122,11 +122,11 @@ impl Board {
     /// Add a worker. O(jobs).
     ///
     /// Args:
-    ///     worker: its id, not there yet.
-    ///     weight: finite and greater than 0.
-    ///     jobs: the ids of the jobs it can run, which may come later; None for all.
+    ///     worker: ID of a new worker.
+    ///     weight: Finite and greater than 0.
+    ///     jobs: IDs of the jobs that it can run. They may be added later. None means all jobs.
     /// Raises:
-    ///     ValueError: the worker is there already, or a bad weight.
+    ///     ValueError: The worker already exists, or the weight is bad.
     #[pyo3(signature = (worker, weight = 1.0, jobs = None))]
     fn join(
         &self,
@@ -145,24 +145,24 @@ impl Board {
         })
     }
 
-    /// Remove a worker; the next placement gives its items to others. ValueError if it is not there.
+    /// Remove a worker. The next placement assigns its items to other workers. Raises ValueError if it does not exist.
     fn leave(&self, py: Python<'_>, worker: &str) -> PyResult<()> {
         guarded(|| self.board.borrow(py)?.leave(worker).raised())
     }
 
-    /// Change a worker's weight. ValueError if the worker is not there or the weight is bad.
+    /// Change the weight of a worker. Raises ValueError if the worker does not exist or the weight is bad.
     fn reweigh(&self, py: Python<'_>, worker: &str, #[pyo3(from_py_with = number)] weight: f64) -> PyResult<()> {
         guarded(|| self.board.borrow(py)?.reweigh(worker, weight).raised())
     }
 
-    /// Place all items again.
+    /// Assign all items again.
     ///
     /// Args:
-    ///     max_moves: The most items that are taken from a worker that can run them, at least 0; None for no limit.
-    ///         Items without such an owner are always placed. The best moves are made first, see
-    ///         docs/reference/assignment.md; the next call makes more.
+    ///     max_moves: Maximum number of items to take from a worker that can run them, at least 0. None means no limit.
+    ///         An item without such an owner is always assigned. The best moves are made first, see
+    ///         docs/reference/assignment.md. The next call makes more.
     /// Returns:
-    ///     What changed.
+    ///     The moves.
     /// Raises:
     ///     ValueError: max_moves is negative.
     #[pyo3(signature = (max_moves = None))]
@@ -175,10 +175,10 @@ impl Board {
         })
     }
 
-    /// Return the owner of an item as of the last placement; None if it has none. O(log items).
+    /// Return the owner of an item after the last placement, or None if it has none. O(log items).
     ///
     /// Raises:
-    ///     ValueError: no such job or item.
+    ///     ValueError: The job or the item does not exist.
     fn owner<'py>(&self, py: Python<'py>, job: &str, item: &str) -> PyResult<Option<Bound<'py, PyString>>> {
         guarded(|| {
             let owner = self.board.borrow(py)?.owner(job, item).raised()?.map(str::to_owned);
@@ -186,7 +186,8 @@ impl Board {
         })
     }
 
-    /// Return item to worker, items in name order, without items that have no owner. ValueError for no such job.
+    /// Return a dict from item to worker, in name order, without items that have no owner. Raises ValueError if the job
+    /// does not exist.
     fn owners<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
         guarded(|| {
             let (view, result) = (self.board.borrow(py)?.view(job).raised()?, PyDict::new(py));
@@ -201,7 +202,8 @@ impl Board {
         })
     }
 
-    /// Return worker to items, both in name order; only workers that have some. ValueError for no such job.
+    /// Return a dict from each worker that owns items to its items, both in name order. Raises ValueError if the job
+    /// does not exist.
     fn by_worker<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
         guarded(|| {
             let view = self.board.borrow(py)?.view(job).raised()?;
@@ -220,13 +222,14 @@ impl Board {
         })
     }
 
-    /// Return worker to items, both in name order, made of the very strings given; only workers that have some.
+    /// Return a dict from each worker that owns items to its items, both in name order. The items are the given str
+    /// objects.
     ///
     /// Args:
-    ///     job: whose.
-    ///     items: all its items in name order.
+    ///     job: ID of the job.
+    ///     items: All items of the job, in name order.
     /// Raises:
-    ///     ValueError: no such job, or these are not its items in name order.
+    ///     ValueError: The job does not exist, or these are not its items in name order.
     fn shares<'py>(&self, py: Python<'py>, job: &str, items: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
         guarded(|| {
             let view = self.board.borrow(py)?.view(job).raised()?;
@@ -252,7 +255,7 @@ impl Board {
         })
     }
 
-    /// Return the items without an owner, in name order. ValueError for no such job.
+    /// Return the items without an owner, in name order. Raises ValueError if the job does not exist.
     fn unplaced<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
             let view = self.board.borrow(py)?.view(job).raised()?;
@@ -271,7 +274,7 @@ impl Board {
 }
 
 impl Board {
-    /// Makes a change that may take long.
+    /// Runs a change of the board that may take long. It can be interrupted.
     fn change<R: Send>(
         &self,
         py: Python<'_>,
@@ -304,7 +307,7 @@ pub struct Moves {
 
 #[pymethods]
 impl Moves {
-    /// How many more items should move, and stay where they are for want of budget.
+    /// The number of items that should move as well, but did not because of `max_moves`.
     #[getter]
     fn deferred(&self) -> usize {
         guarded(|| self.delta.deferred)
@@ -314,13 +317,13 @@ impl Moves {
         guarded(|| self.delta.jobs.iter().map(|job| job.moves.len()).sum())
     }
 
-    /// The jobs in which something moved, in name order.
+    /// The IDs of the jobs in which an item moved, in name order.
     #[getter]
     fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| PyList::new(py, self.delta.jobs.iter().map(|changes| &changes.job)))
     }
 
-    /// Return the rows of one job, none if nothing moved there. O(workers), and O(1) for each row.
+    /// Return the moves of one job. O(workers), and O(1) for each move.
     fn of(slf: Bound<'_, Self>, job: &str) -> MoveRows {
         guarded(|| {
             let jobs = &slf.get().delta.jobs;

@@ -1,10 +1,10 @@
-//! Functions of Python's C API that run Python code or wait for the GIL.
+//! Calls of functions of Python's C API that run Python code or wait for the GIL.
 //!
 //! CPython before 3.14 ends daemon threads at shutdown with `pthread_exit`, which unwinds their stacks. pyo3 catches
-//! panics at each entry, and an unwinding that is no panic aborts the process there. So these calls are made here alone:
-//! a thread that is ended in one parks forever in the frame that made it, before anything of ours is dropped. pyo3 declares
-//! the same functions as ones that never unwind; then it depends on inlining whether a frame can stop the unwinding.
-//! CPython 3.14 parks such threads itself.
+//! panics at each entry, and an unwinding that is not a panic aborts the process there. Therefore only this module
+//! calls these functions. If the interpreter ends a thread in one of them, the thread parks forever in the calling
+//! frame, before any of our values is dropped. pyo3 declares the same functions as ones that never unwind, and then it
+//! depends on inlining whether a frame can stop the unwinding. CPython 3.14 parks such threads itself.
 
 #![allow(unsafe_code)]
 
@@ -39,7 +39,7 @@ impl Drop for Park {
     }
 }
 
-/// Runs a part in which the interpreter may end this thread.
+/// Runs `work`, during which the interpreter may end this thread. The thread then parks forever.
 #[inline(always)]
 pub fn guarded<R>(work: impl FnOnce() -> R) -> R {
     let park = Park;
@@ -48,7 +48,7 @@ pub fn guarded<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Calls a function that returns a new reference, or NULL with or without an exception.
+/// Calls a C function that returns a new reference, or NULL with or without an exception.
 fn reference<'py>(
     function: unsafe extern "C-unwind" fn(*mut PyObject) -> *mut PyObject,
     object: &Bound<'py, PyAny>,
@@ -59,7 +59,7 @@ fn reference<'py>(
     made.map_or_else(|| PyErr::take(py).map(Err), |made| Some(Ok(made)))
 }
 
-/// Calls a function that returns a new reference, or NULL with an exception.
+/// Calls a C function that returns a new reference, or NULL with an exception.
 fn new_reference<'py>(
     function: unsafe extern "C-unwind" fn(*mut PyObject) -> *mut PyObject,
     object: &Bound<'py, PyAny>,
@@ -67,23 +67,23 @@ fn new_reference<'py>(
     reference(function, object).unwrap_or_else(|| Err(PyErr::fetch(object.py())))
 }
 
-/// `iter(object)`.
+/// Returns `iter(object)`.
 pub fn iterate<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     new_reference(PyObject_GetIter, object)
 }
 
-/// `next(iterator)`; None at the end.
+/// Returns `next(iterator)`, or None at the end.
 #[inline]
 pub fn next<'py>(iterator: &Bound<'py, PyAny>) -> Option<PyResult<Bound<'py, PyAny>>> {
     reference(PyIter_Next, iterator)
 }
 
-/// `repr(object)`, or a question mark.
+/// Returns `repr(object)`, or "?" if that raises.
 pub fn repr_or_question_mark(object: &Bound<'_, PyAny>) -> String {
     new_reference(PyObject_Repr, object).map_or_else(|_| "?".into(), |repr| repr.to_string())
 }
 
-/// `getattr(object, name)`.
+/// Returns `getattr(object, name)`.
 pub fn attribute<'py>(object: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: both are alive; the result is a new reference, or NULL with an exception.
     unsafe {
@@ -92,7 +92,7 @@ pub fn attribute<'py>(object: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -
     }
 }
 
-/// Runs the handlers of signals that have arrived, if this is the main thread.
+/// Runs the Python handlers of signals that have arrived, if this is the main thread.
 pub fn check_signals(py: Python<'_>) -> PyResult<()> {
     // SAFETY: this thread has the GIL, as `py` shows.
     match unsafe { guarded(|| PyErr_CheckSignals()) } {
@@ -101,7 +101,7 @@ pub fn check_signals(py: Python<'_>) -> PyResult<()> {
     }
 }
 
-/// Runs work without the GIL. The work may call `check_signals` through its argument, and must end when that fails.
+/// Runs `work` without the GIL. `work` may call its argument to check for signals, and must return when that fails.
 pub fn detached<R: Send>(py: Python<'_>, work: impl FnOnce(&dyn Fn() -> PyResult<()>) -> R) -> R {
     // SAFETY, here and below: this thread has the GIL exactly when it is to be released, and takes it with its own state.
     let state = Cell::new(unsafe { ffi::PyEval_SaveThread() });
@@ -122,7 +122,7 @@ pub trait Number: Sized {
     fn read(value: &Bound<'_, PyAny>) -> PyResult<Self>;
 }
 
-/// Converts an argument: `#[pyo3(from_py_with = number)]`.
+/// Converts a Python number. For arguments: `#[pyo3(from_py_with = number)]`.
 pub fn number<T: Number>(value: &Bound<'_, PyAny>) -> PyResult<T> {
     T::read(value)
 }

@@ -1,4 +1,4 @@
-//! `Delta`.
+//! The Python class `Delta`: the items that a change moved.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
@@ -27,13 +27,13 @@ impl Delta {
         guarded(|| PyList::new(py, self.items.iter().map(|name| name.bind(py))))
     }
 
-    /// Their owners before.
+    /// The previous owner of each item in `items`.
     #[getter]
     fn sources<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| PyList::new(py, self.from.iter().map(|&slot| self.name(slot))))
     }
 
-    /// Their owners after.
+    /// The new owner of each item in `items`.
     #[getter]
     fn targets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| PyList::new(py, self.to.iter().map(|&slot| self.name(slot))))

@@ -1,4 +1,4 @@
-//! `RendezvousHasher`.
+//! The Python class `RendezvousHasher`.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -57,7 +57,7 @@ impl RendezvousHasher {
         })
     }
 
-    /// The workers in name order.
+    /// The workers, in name order.
     #[getter]
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| PyList::new(py, &self.names))
@@ -78,7 +78,7 @@ impl RendezvousHasher {
         })
     }
 
-    /// Return the best k workers for a key, best first; all of them if there are fewer. O(workers).
+    /// Return the best k workers for a key, best first, or all workers if there are fewer. O(workers).
     ///
     /// Raises:
     ///     ValueError: k is less than 1.
@@ -105,12 +105,12 @@ impl RendezvousHasher {
         })
     }
 
-    /// Assign the items and keep their owners in Rust. O(items * workers), without the GIL.
+    /// Assign the items, and keep their owners in Rust. O(items * workers), without the GIL.
     ///
     /// Args:
-    ///     keys: items, hashed before.
-    ///     threads: the most to use, at least 1; None for one per processor. No more are started than pay, which is
-    ///         one for each 8 million pairs ("compat": 200,000). The result does not depend on it.
+    ///     keys: The items, which an `ItemSet` has hashed before.
+    ///     threads: Maximum number of threads, at least 1. None means one per processor. A thread is started only for
+    ///         each 8 million pairs ("compat": 200,000). The result does not depend on it.
     #[pyo3(signature = (keys, *, threads = None))]
     fn assign<'py>(
         &self,
@@ -133,13 +133,14 @@ impl RendezvousHasher {
         })
     }
 
-    /// Give items, in the order of the set, to the highest-scoring worker that is not full.
+    /// Assign each item, in the order of the set, to the highest-scoring worker that is not full.
     ///
-    /// A worker is full when it holds its share: its part of the items by weight, rounded down, and one of the items
-    /// that rounding leaves over as long as there are any. `EvenlyRendezvous` does this with items in name order.
+    /// A worker is full when it has its share: its part of the items by weight, rounded down, and one of the remaining
+    /// items as long as there are any. `EvenlyRendezvous` does this with items in name order.
     ///
     /// Returns:
-    ///     Per item its worker's position in `workers`: a read-only memoryview of native u32, format "I".
+    ///     The position in `workers` of the owner of each item: a read-only memoryview of native u32 numbers, format
+    ///         "I".
     #[pyo3(signature = (items, *, threads = None))]
     fn assign_evenly<'py>(
         &self,
@@ -187,14 +188,14 @@ impl RendezvousHasher {
     }
 }
 
-/// 0 for None: as many as pay.
+/// Returns the number of threads, or 0 for None: as many as the work needs.
 fn thread_count(threads: Option<isize>) -> PyResult<usize> {
     let Some(threads) = threads else { return Ok(0) };
     let refused = || PyValueError::new_err(format!("threads is {threads}; give at least 1, or None"));
     usize::try_from(threads).ok().filter(|&threads| threads > 0).ok_or_else(refused)
 }
 
-/// One weight per worker, in their order. An error names the worker.
+/// Returns one weight per worker, in the order of the workers. An error names the worker.
 fn weights_of(names: &[&str], given: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
     if given.cast::<PyMapping>().is_ok() {
         let told = "weights is a mapping; give one weight per worker, in the order of the workers";

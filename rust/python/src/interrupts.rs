@@ -1,4 +1,4 @@
-//! Long calls: they stop for signals, and wait for each other.
+//! Long calls from Python, which signals can interrupt, and values that only one call at a time can use.
 
 use std::cell::Cell;
 use std::mem;
@@ -20,7 +20,7 @@ const VALUES_PER_CHECK: usize = 4096;
 /// How often a call that waits for another one checks for signals.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Runs work without the GIL. It ends early when a signal handler raises, and that exception is raised here.
+/// Runs `work` without the GIL. It ends early if a signal handler raises an exception, which is then raised here.
 pub fn interruptible<R: Send>(
     py: Python<'_>,
     work: impl FnOnce(&Cancel<'_>) -> Result<R, Error> + Send,
@@ -28,7 +28,7 @@ pub fn interruptible<R: Send>(
     detached(py, |check| run_with_checks(check, work))
 }
 
-/// Does the same with the GIL.
+/// Runs `work` with the GIL. It ends early if a signal handler raises an exception, which is then raised here.
 pub fn interruptible_with_gil<R>(py: Python<'_>, work: impl FnOnce(&Cancel<'_>) -> Result<R, Error>) -> PyResult<R> {
     run_with_checks(&|| calls::check_signals(py), work)
 }
@@ -43,7 +43,7 @@ fn run_with_checks<R>(
     raised.take().map_or_else(|| result.raised(), Err)
 }
 
-/// Checks for signals after every few thousand values; `at` is the number of the value.
+/// Checks for signals after every few thousand values. `at` is the number of the current value.
 #[inline]
 pub fn check_signals(py: Python<'_>, at: usize) -> PyResult<()> {
     if at % VALUES_PER_CHECK == VALUES_PER_CHECK - 1 {
@@ -52,10 +52,11 @@ pub fn check_signals(py: Python<'_>, at: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// A value that one call at a time uses.
+/// A value that only one call at a time uses.
 ///
-/// The mutex is held only to take the value out and to put it back, never while Python code may run. So a short call
-/// takes it without releasing the GIL, and a call that waits for a long one releases the GIL and checks for signals.
+/// The mutex is held only to take the value out and to put it back, never while Python code may run. A short call
+/// therefore takes it without releasing the GIL. A call that waits for a long one releases the GIL and checks for
+/// signals.
 pub struct Shared<T> {
     state: Mutex<State<T>>,
     returned: Condvar,
@@ -73,7 +74,8 @@ impl<T: Send> Shared<T> {
         Self { state: Mutex::new(State::Here(value)), returned: Condvar::new() }
     }
 
-    /// Takes the value until the result is dropped. In this time the caller must not create or drop Python objects.
+    /// Waits until no other call uses the value, and takes it until the result is dropped. Meanwhile, the caller must
+    /// not create or drop Python objects.
     pub fn borrow(&self, py: Python<'_>) -> PyResult<Borrowed<'_, T>> {
         loop {
             if let Some(lent) = self.try_borrow()? {
@@ -130,7 +132,7 @@ impl<T> Drop for Borrowed<'_, T> {
     }
 }
 
-/// Locks a mutex. No code panics while it holds one of these.
+/// Locks a mutex. No code panics while it holds such a lock, so a poisoned mutex is used as it is.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! `ItemSet`.
+//! The Python class `ItemSet`.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub struct Items {
 }
 
 impl Items {
-    /// Reads and hashes items, at most `most`.
+    /// Reads and hashes items. Raises ValueError for more than `most`.
     pub fn read(values: &Bound<'_, PyAny>, prefix: &str, most: usize) -> PyResult<Self> {
         let (mut names, mut hashes) = (list_for(values)?, list_for(values)?);
         let mut key = prefix.to_owned();
@@ -57,7 +57,7 @@ impl Items {
         }
     }
 
-    /// Runs work with the keys and without the GIL. The texts are given only if the mode needs them.
+    /// Runs `work` with the keys and without the GIL. The texts are passed only if the mode needs them.
     pub fn with_keys<T: Send>(
         &self,
         py: Python<'_>,
@@ -72,7 +72,7 @@ impl Items {
         interruptible(py, |cancel| work(keys, cancel))
     }
 
-    /// Returns the positions of items, ascending; ValueError if one is missing. O(items).
+    /// Returns the positions of items, ascending. Raises ValueError if one does not exist. O(items).
     pub fn positions(&self, wanted: &Items, py: Python<'_>) -> PyResult<Vec<u32>> {
         let mut positions = self.locate(wanted, py)?;
         if let Some(at) = positions.iter().position(|&position| position == NO_OWNER) {
@@ -83,7 +83,7 @@ impl Items {
         Ok(positions)
     }
 
-    /// Checks that none of these items exists yet, and that there is room for them. O(items).
+    /// Checks that none of these items exists, and that the number of items stays within the limit. O(items).
     pub fn check_absent(&self, new: &Items, py: Python<'_>) -> PyResult<()> {
         if let Some(at) = self.locate(new, py)?.iter().position(|&position| position != NO_OWNER) {
             let name = text(&new.names[at], py);
@@ -97,7 +97,7 @@ impl Items {
         Ok(())
     }
 
-    /// Adds items that were checked behind the others.
+    /// Appends items that were checked before.
     pub fn extend(&mut self, new: Items) {
         self.names.extend(new.names);
         self.hashes.extend(new.hashes);
@@ -123,7 +123,8 @@ impl Items {
     }
 }
 
-/// Returns the hash of an item's key. `key` holds the prefix of this length, and is scratch space behind it.
+/// Returns the hash of an item's key. `key` begins with the prefix, which has this length. The rest of it is scratch
+/// space.
 fn hashed(key: &mut String, length: usize, text: &str) -> u64 {
     if length == 0 {
         return fast_key(text.as_bytes());
@@ -133,7 +134,7 @@ fn hashed(key: &mut String, length: usize, text: &str) -> u64 {
     fast_key(key.as_bytes())
 }
 
-/// Returns the text of a string that was read as UTF-8 before.
+/// Returns the text of a str that was read as UTF-8 before.
 fn text<'a>(name: &'a Py<PyString>, py: Python<'_>) -> &'a str {
     name.to_str(py).expect("the string was read as UTF-8 before")
 }
@@ -163,7 +164,7 @@ impl ItemSet {
         })
     }
 
-    /// The prefix of each item in its key; "" for none.
+    /// The prefix of each item in its key, or "".
     #[getter]
     fn prefix(&self) -> &str {
         guarded(|| &self.items.prefix)
@@ -183,7 +184,7 @@ impl ItemSet {
         })
     }
 
-    /// Return the items, in the order given: the very strings. Faster than iterating.
+    /// Return the items in the given order. They are the given str objects. Faster than iterating.
     fn to_list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| PyList::new(py, self.items.names.iter().map(|name| name.bind(py))))
     }

@@ -1,4 +1,4 @@
-//! `place`: from Python's jobs to the strategies' input, and back.
+//! The Python functions that place items: conversion of jobs from Python, and of owners to Python.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -23,18 +23,20 @@ const MOST_ITEMS: usize = u32::MAX as usize - 1;
 /// A job as Python gives it: id, items, able workers with their weights, previous owners.
 type Given<'py> = (Bound<'py, PyString>, Bound<'py, PyAny>, Bound<'py, PyDict>, Bound<'py, PyDict>);
 
-/// Place the items of all jobs. `latchwork.assignment` has this with types, moves and documentation.
+/// Assign the items of all jobs. `latchwork.assignment` does the same with types, moves and documentation.
 ///
 /// Args:
 ///     strategy: "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
-///     jobs: per job its id, its items, its able workers with their weights, and the previous owner of items, which may
-///         name items and workers that are gone.
-///     mode: "fast" or "compat"; matters to the two rendezvous strategies.
+///     jobs: For each job its ID, its items, the weights of the workers that can run it, and the previous owner of each
+///         item. Items and workers that no longer exist are allowed there.
+///     mode: "fast" or "compat". Only the two rendezvous strategies use it.
 /// Returns:
-///     For each job, in the order given, item to worker in item order; empty if no worker can run the job.
+///     For each job, in the given order, a dict from item to worker in item order. It is empty if no worker can run the
+///         job.
 /// Raises:
-///     ValueError: unknown strategy or mode, a job or item given twice, a weight that is not finite and positive.
-///     TypeError: an id, item or worker that is no str.
+///     ValueError: The strategy or mode is unknown, a job or an item is given twice, or a weight is not finite and
+///         positive.
+///     TypeError: An ID, item or worker is not a str.
 #[pyfunction]
 #[pyo3(signature = (strategy, jobs, mode = "fast"))]
 pub fn place<'py>(
@@ -66,11 +68,11 @@ pub fn place<'py>(
     })
 }
 
-/// Say of each move whether it is among the best `limit`; see `latchwork.assignment.Budgeted`.
+/// Return for each move whether it is among the best `limit`; see `latchwork.assignment.Budgeted`.
 ///
 /// Args:
-///     moves: job, giver and taker of each, by number.
-///     limit: how many may be made.
+///     moves: The numbers of job, giver and taker of each move.
+///     limit: Maximum number of moves to make.
 #[pyfunction]
 pub fn choose_moves<'py>(
     py: Python<'py>,
@@ -84,17 +86,17 @@ pub fn choose_moves<'py>(
     })
 }
 
-/// Place replicas over zones; `latchwork.assignment.place_replicas` has this with names.
+/// Place replicas over zones. `latchwork.assignment.place_replicas` does the same with names.
 ///
 /// Args:
-///     copies: how many workers each item asks for.
-///     zone: the number of the zone of each worker, below the number of workers.
-///     weights: of each worker, finite and greater than 0.
-///     previous: the numbers of the workers that had each item, each once.
+///     copies: Number of workers that each item should have.
+///     zone: The zone of each worker, a number below the number of workers.
+///     weights: The weight of each worker, finite and greater than 0.
+///     previous: The numbers of the workers that had each item, each once.
 /// Returns:
 ///     The workers of each item, ascending.
 /// Raises:
-///     ValueError: a number or a weight out of range.
+///     ValueError: A number or a weight is out of range.
 #[pyfunction]
 pub fn place_replicas<'py>(
     py: Python<'py>,
@@ -150,7 +152,7 @@ impl<'py> Read<'py> {
         Ok(Self { id, items, workers, weights, previous })
     }
 
-    /// Item to worker, in name order, without items that no worker can run.
+    /// Returns a dict from item to worker, in name order, without items that no worker can run.
     fn owners(&self, py: Python<'py>, owners: &[u32]) -> PyResult<Bound<'py, PyDict>> {
         let result = PyDict::new(py);
         for (at, (item, &owner)) in self.items.iter().zip(owners).enumerate() {
@@ -197,7 +199,7 @@ impl<'a> Texts<'a> {
     }
 }
 
-/// Per item the position of its previous owner, if that one is still able.
+/// Returns the position of the previous owner of each item, if it can still run the job.
 fn previous(read: &Read<'_>, position: &HashMap<&str, u32>) -> PyResult<Vec<u32>> {
     let mut owners = vec![NO_OWNER; read.items.len()];
     if read.previous.is_empty() {
@@ -212,7 +214,7 @@ fn previous(read: &Read<'_>, position: &HashMap<&str, u32>) -> PyResult<Vec<u32>
     Ok(owners)
 }
 
-/// Strings in name order, which for valid text is that of Python.
+/// Sorts strings in name order, which for valid text is the order of Python.
 fn sorted<'py>(what: &str, strings: Vec<Bound<'py, PyString>>) -> PyResult<Vec<Bound<'py, PyString>>> {
     let texts: Vec<&str> = strings.iter().map(|string| utf8(what, string)).collect::<PyResult<_>>()?;
     if texts.is_sorted() {
@@ -223,7 +225,7 @@ fn sorted<'py>(what: &str, strings: Vec<Bound<'py, PyString>>) -> PyResult<Vec<B
     Ok(order.into_iter().map(|at| strings[at].clone()).collect())
 }
 
-/// Checks that an ascending sequence has no value twice.
+/// Checks that an ascending sequence contains no value twice.
 fn check_distinct<'a>(what: &str, ascending: impl Iterator<Item = &'a str>) -> Result<(), Error> {
     let mut last = None;
     for value in ascending {

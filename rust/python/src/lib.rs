@@ -28,15 +28,15 @@ enum Data<'py> {
     Bytes(Bound<'py, pyo3::types::PyBytes>),
 }
 
-/// Hash with murmur3_x64_128.
+/// Hash data with murmur3_x64_128.
 ///
-/// It is no cryptographic hash: collisions are easy to construct.
+/// This is not a cryptographic hash: collisions are easy to construct.
 ///
 /// Args:
-///     data: bytes, or text that is hashed as UTF-8.
+///     data: Bytes, or text, which is hashed as UTF-8.
 ///     seed: 0 to 2**32 - 1.
 /// Returns:
-///     Both 64-bit halves, unsigned; `mmh3.hash64` with signed=False gives the same pair.
+///     Both 64-bit halves, unsigned. `mmh3.hash64` with signed=False returns the same pair.
 #[pyfunction]
 #[pyo3(signature = (data, seed = 0))]
 fn hash128(data: Data<'_>, #[pyo3(from_py_with = number)] seed: u32) -> PyResult<(u64, u64)> {
@@ -48,16 +48,17 @@ fn hash128(data: Data<'_>, #[pyo3(from_py_with = number)] seed: u32) -> PyResult
     })
 }
 
-/// Score a pair in `fast` mode: 0 to 2**32 - 1, the highest owns the key.
+/// Return the score of a pair in `fast` mode, 0 to 2**32 - 1. The worker with the highest score owns the key.
 ///
-/// With k and w the first halves of hash128 of key (seed 0x6974656d) and worker (seed 0x776f726b) and x = k ^ w, the
-/// score is (low32(x) * 0x9E3779B1 + high32(x) * 0x85EBCA77) mod 2**32.
+/// With k and w the first halves of hash128 of the key (seed 0x6974656d) and the worker (seed 0x776f726b), and x = k ^
+/// w, the score is (low32(x) * 0x9E3779B1 + high32(x) * 0x85EBCA77) mod 2**32.
 #[pyfunction]
 fn fast_score(key: &str, worker: &str) -> u32 {
     guarded(|| score::fast_score(score::fast_key(key.as_bytes()), score::fast_worker(worker.as_bytes())))
 }
 
-/// Score a pair in `compat` mode: `mmh3.hash64(key + worker)[0]`, signed 64 bits; the highest owns the key.
+/// Return the score of a pair in `compat` mode: `mmh3.hash64(key + worker)[0]`, signed 64 bits. The worker with the
+/// highest score owns the key.
 #[pyfunction]
 fn compat_score(key: &str, worker: &str) -> i64 {
     guarded(|| score::compat_score(key.as_bytes(), worker.as_bytes(), &mut Vec::new()))

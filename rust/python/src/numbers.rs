@@ -1,4 +1,4 @@
-//! Columns of numbers for Python.
+//! Arrays of numbers that Python reads without a copy.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Numbers {
 
 #[pymethods]
 impl Numbers {
-    /// A read-only buffer of bytes.
+    /// Exports the numbers as a read-only buffer of bytes.
     #[allow(unsafe_code)]
     unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         guarded(|| {
@@ -43,7 +43,8 @@ impl Numbers {
     }
 }
 
-/// A read-only memoryview of native 32-bit unsigned numbers, of one dimension or of rows of `columns`. Copies nothing.
+/// Returns a read-only memoryview of native u32 numbers, with one dimension or with rows of `columns` numbers. Copies
+/// nothing.
 pub fn memory(py: Python<'_>, values: impl Into<Arc<Vec<u32>>>, columns: Option<usize>) -> PyResult<Bound<'_, PyAny>> {
     let values = values.into();
     let count = values.len();

@@ -27,7 +27,7 @@ pub struct Record<const N: usize> {
 }
 
 impl<const N: usize> Record<N> {
-    /// Finds the slots of the class. It must have exactly these.
+    /// Finds the slots of the class. The class must have exactly these slots.
     pub fn of(class: &Bound<'_, PyType>, names: [&str; N]) -> PyResult<Self> {
         // SAFETY: the class is alive.
         if unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) } & ffi::Py_TPFLAGS_HAVE_GC == 0 {
@@ -41,7 +41,7 @@ impl<const N: usize> Record<N> {
         Ok(Self { class: class.clone().unbind(), slots })
     }
 
-    /// Creates an object with these values.
+    /// Creates an object of the class with these values, one for each slot.
     #[inline]
     pub fn make<'py>(&self, py: Python<'py>, values: [&Bound<'py, PyAny>; N]) -> PyResult<Bound<'py, PyAny>> {
         // SAFETY: the class is alive; the result is a new reference, or NULL with an error set.

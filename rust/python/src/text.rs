@@ -1,4 +1,4 @@
-//! Text that comes from Python, borrowed where it lies.
+//! Text and lists from Python, read without copies where possible.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -9,7 +9,7 @@ use super::calls::{self, repr_or_question_mark};
 use super::errors::Raised;
 use super::interrupts::check_signals;
 
-/// Returns a str as UTF-8; ValueError for lone surrogates. `what` names the value in the error.
+/// Returns a str as UTF-8. Raises ValueError for lone surrogates. `what` names the value in the error.
 pub fn utf8<'a>(what: &str, string: &'a Bound<'_, PyString>) -> PyResult<&'a str> {
     string.to_str().map_err(|_| {
         let shown = repr_or_question_mark(string);
@@ -27,7 +27,7 @@ pub fn strings<'py>(what: &str, values: &Bound<'py, PyAny>) -> PyResult<Vec<Boun
     Ok(strings)
 }
 
-/// Visits each string of an iterable, which is faster than to index a list.
+/// Calls `visit` for each string of an iterable. This is faster than indexing a list.
 pub fn each_string<'py>(
     what: &str,
     values: &Bound<'py, PyAny>,
@@ -39,8 +39,8 @@ pub fn each_string<'py>(
     each(values, |value| visit(string(what, value)?))
 }
 
-/// Returns all values of an iterable, as `read` converts them; ValueError for more than `most`. Memory grows with the
-/// values that come, whatever length the iterable claims.
+/// Returns all values of an iterable, converted by `read`. Raises ValueError for more than `most` values. Memory grows
+/// with the values that arrive, whatever length the iterable reports.
 pub fn list_of<'py, T>(
     what: &str,
     values: &Bound<'py, PyAny>,
@@ -57,7 +57,7 @@ pub fn list_of<'py, T>(
     Ok(list)
 }
 
-/// Visits each value of an iterable, and checks for signals.
+/// Calls `visit` for each value of an iterable, and checks for signals.
 pub fn each<'py>(values: &Bound<'py, PyAny>, mut visit: impl FnMut(Bound<'py, PyAny>) -> PyResult<()>) -> PyResult<()> {
     let iterator = calls::iterate(values)?;
     for at in 0.. {
@@ -68,7 +68,7 @@ pub fn each<'py>(values: &Bound<'py, PyAny>, mut visit: impl FnMut(Bound<'py, Py
     Ok(())
 }
 
-/// Returns an empty list with room for the values of a list or tuple; of other iterables the length is unknown.
+/// Returns an empty list with capacity for the values of a list or tuple. The length of other iterables is unknown.
 pub fn list_for<T>(values: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
     let mut list = Vec::new();
     let known = values.cast_exact::<PyList>().map(|list| list.len());
@@ -77,7 +77,7 @@ pub fn list_for<T>(values: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
     Ok(list)
 }
 
-/// Adds a value to a list; MemoryError if it does not fit into memory.
+/// Appends a value to a list. Raises MemoryError if there is not enough memory.
 #[inline]
 pub fn push<T>(list: &mut Vec<T>, value: T) -> PyResult<()> {
     list.try_reserve(1).raised()?;
@@ -85,7 +85,7 @@ pub fn push<T>(list: &mut Vec<T>, value: T) -> PyResult<()> {
     Ok(())
 }
 
-/// Returns a value as a str; TypeError if it is none.
+/// Returns a value as a str. Raises TypeError for another type.
 pub fn string<'py>(what: &str, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyString>> {
     // Hardly ever is it a subclass, and to look at the type alone is faster.
     let kind_of = |error: CastIntoError<'py>| error.into_inner().cast_into::<PyString>();

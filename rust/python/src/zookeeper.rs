@@ -1,4 +1,4 @@
-//! `ZooKeeperCodec`.
+//! The Python class `ZooKeeperCodec`.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyType};
@@ -36,7 +36,7 @@ impl ZooKeeperCodec {
         })
     }
 
-    /// A request for some of the keys.
+    /// Encodes a request for the data of the keys from `start` to `end`.
     fn reads<'py>(
         &self,
         keys: &Bound<'py, PyList>,
@@ -51,7 +51,7 @@ impl ZooKeeperCodec {
         })
     }
 
-    /// The entries of some of the keys.
+    /// Decodes the entries of the requested keys, beginning with the key at `start`.
     fn entries<'py>(
         &self,
         answer: &Bound<'py, PyBytes>,
@@ -92,7 +92,7 @@ impl ZooKeeperCodec {
 }
 
 impl ZooKeeperCodec {
-    /// The entry of a key; `known` keeps the last owner with its name.
+    /// Creates the entry of a key. `known` caches the last owner with its name.
     fn entry_of<'py>(
         &self,
         key: &Bound<'py, PyString>,

@@ -1,9 +1,10 @@
-//! Minimum-cost flow for small integer costs: the primal-dual method.
+//! Minimum-cost flow for small integer costs, by the primal-dual method.
 //!
-//! It starts from any flow and potentials under which no residual arc has a negative reduced cost, with some nodes
-//! holding too much (excess) and some too little. Each phase finds the nearest distance from too much to too little,
-//! then moves as much as it can over arcs of reduced cost zero, in layers. There are as many phases as distinct
-//! distances, which for costs of 0 and 1 are few. Where there would be many, `cost_scaling` comes near the answer first.
+//! It starts from a flow and from potentials with which no residual arc has a negative reduced cost. Some nodes have
+//! excess, others lack units. Each phase finds the distance from excess to the nearest node that lacks units, and then
+//! sends as many units as possible over arcs with reduced cost zero, layer by layer. The number of phases is the number
+//! of different distances, which is small for costs of 0 and 1. If there would be many, `cost_scaling` comes close to
+//! the solution first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,4 +1,4 @@
-//! Balancing: how many items of each job a worker gets, which ones, and when they move.
+//! Balancing: decides how many items of each job a worker gets, which items these are, and which of them move now.
 
 // Items, workers, jobs and seats are numbered by `u32`: `Names` refuses more. Counts of items, and costs, stay below
 // 2^62; costs and excess that are converted to unsigned numbers are not negative.

@@ -1,7 +1,7 @@
-//! From numbers to items: which items make up each worker's share, so that as many as possible stay where they were.
+//! Selects the items of each worker, given how many it gets, so that as many items as possible stay where they were.
 //!
-//! Each worker keeps the first of its items in name order, as many as its share holds; what is left over goes, in name
-//! order, to the workers that have too few, in name order.
+//! Each worker keeps the first of its items in name order, up to its size. The other items go, in name order, to the
+//! workers that have too few, also in name order.
 
 use crate::input::{Job, NO_OWNER};
 

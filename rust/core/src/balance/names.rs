@@ -1,4 +1,4 @@
-//! Many names in one piece of memory, ascending and unique.
+//! A compact list of names in one piece of memory, ascending and unique.
 
 use std::cmp::Ordering;
 

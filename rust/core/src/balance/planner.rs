@@ -1,7 +1,7 @@
-//! Jobs, workers and the owners of items, kept from one placement to the next.
+//! A board keeps jobs, workers and the owners of items from one placement to the next.
 //!
-//! Changes are noted and cost little; `place` then works out one new placement for all of them. The result is the same
-//! as that of the strategy on the whole problem with the present owners as the previous ones.
+//! Changes are only recorded, which costs little. `place` then computes one new placement for all of them. The result
+//! is that of the strategy for the whole problem, with the current owners as previous owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

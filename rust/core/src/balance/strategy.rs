@@ -1,4 +1,4 @@
-//! The four strategies by name, over the same input.
+//! The four built-in strategies, selected by name.
 
 use super::{moves, seats, spread};
 use crate::balance::quota::{Demand, Share};
@@ -21,7 +21,8 @@ pub enum Strategy {
     Balanced,
 }
 
-/// A strategy that keeps the previous owners of items where it can, so that a [`Board`](super::planner::Board) can use it.
+/// A strategy that keeps the previous owners of items where it can, so that a [`Board`](super::planner::Board) can use
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Incremental {
     /// As [`Strategy::EvenlySpread`].

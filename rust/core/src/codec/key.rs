@@ -1,4 +1,4 @@
-//! What a key is: segments joined by slashes. The same rule as in `latchwork.backends.grammar`.
+//! The syntax of keys: segments joined by slashes. The rules are those of `latchwork.backends.grammar`.
 
 /// The most bytes of a segment.
 const SEGMENT: usize = 120;

@@ -1,4 +1,4 @@
-//! The messages of etcd and ZooKeeper that every call of a store sends and receives.
+//! Encoders and decoders of the etcd and ZooKeeper messages that most calls of a store use.
 
 pub mod etcd;
 pub mod key;

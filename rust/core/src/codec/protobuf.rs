@@ -1,4 +1,4 @@
-//! Protobuf's wire format: numbers of variable length, and fields with their lengths in front.
+//! Protobuf's wire format: numbers of variable length, and fields that begin with their number and length.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! ZooKeeper's multi-read, in its own encoding: numbers of four and eight bytes, the highest first, lengths in front.
+//! The multi-read of ZooKeeper in its wire format: big-endian numbers of four and eight bytes, and data that begin with
+//! their length.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! EvenlyRendezvous: rendezvous hashing with even loads, independent of previous owners.
+//! EvenlyRendezvous: rendezvous hashing with bounded loads, independent of previous owners.
 //!
-//! Items in name order take the best-scoring worker that is not full. A worker is full when it holds its whole share
-//! and no seat is left that it may take, or when it has one.
+//! Items in name order go to the best-scoring worker that is not full. A worker is full when it has its fixed number of
+//! items and can get no seat, or when it has a seat.
 
 use crate::balance::quota::{Quota, Share};
 use crate::cancel::Cancel;
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use crate::rendezvous::score::fast_key;
 
-    /// The definition: items in order, each to the best of those that have room.
+    /// Assigns the items by the definition: in order, each to the best worker that is not full.
     fn naive(rendezvous: &Rendezvous<String>, share: &Share, keys: Keys<'_>) -> Vec<u32> {
         let mut room = Room::new(share);
         let (mut text, mut buffer) = (String::new(), Vec::new());

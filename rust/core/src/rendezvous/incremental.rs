@@ -1,13 +1,13 @@
-//! Items and their owners by rendezvous hashing, kept up to date as workers and items come and go.
+//! Keeps the owners of many items up to date while workers and items come and go (rendezvous hashing).
 //!
-//! The invariant: owners are those of a fresh assignment with the present workers, weights and items. Each change looks
-//! only at the pairs that it can decide differently:
+//! The owners are always those of a fresh assignment with the current workers, weights and items. Each change examines
+//! only the pairs whose result may differ:
 //!
-//! * a worker that joins, or whose weight rises, is compared with each item's owner: O(items + workers);
-//! * a worker that leaves, or whose weight falls, has its own items assigned again: O(items + its items x workers).
+//! - A worker that joins, or whose weight rises, is compared with the owner of each item: O(items + workers).
+//! - If a worker leaves or its weight falls, its items are assigned again: O(items + its items x workers).
 //!
-//! Workers have *slots*, which stay the same while places in name order shift, so that a change need not touch the
-//! owners of items that stay. A slot is used again when its worker has left.
+//! A worker has a *slot*, a number that stays the same while the places in name order shift. A change therefore need
+//! not update the owners of items that stay. The slot of a worker that has left is used again.
 
 use std::cmp::Ordering;
 use std::sync::Arc;

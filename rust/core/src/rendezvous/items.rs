@@ -1,4 +1,4 @@
-//! Items by their hashes: which is given twice, and where some of them stand.
+//! Finds items by their hashes: repeated items, and the positions of wanted items.
 //!
 //! Callers compare the texts of items with equal hashes.
 

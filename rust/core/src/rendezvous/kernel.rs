@@ -18,17 +18,17 @@ mod tests;
 
 use crate::rendezvous::score::{exponential, fast_score, HIGH_FACTOR, LOW_FACTOR};
 
-/// How many keys are compared with one worker after the other together.
+/// Number of keys that are compared with a worker at the same time.
 const BLOCK: usize = 32;
-/// How many workers a tile has; a sweep finds their greatest measure.
+/// Number of workers of a tile. A sweep finds their greatest measure.
 const TILE: usize = 8;
-/// How many tiles a sweep has: its result stays in the first-level cache.
+/// Number of tiles of a sweep. Its result stays in the first-level cache.
 const TILES: usize = 128;
-/// For at most so many best workers the floor is computed for all keys of a block together.
+/// Up to this many best workers, the bound is computed for all keys of a block together.
 const FEW: usize = 8;
-/// How many workers are compared with one key together.
+/// Number of workers that are compared with one key at the same time.
 const RUN: usize = 64;
-/// How many items are tested together.
+/// Number of items that are tested at the same time.
 const ITEMS: usize = 32;
 /// More than all rounding errors between a bound and the exact value: each of the four is below 2^-23.
 const SLACK: f64 = 1.0 + 1.0 / 1_000_000.0;
@@ -78,15 +78,15 @@ impl InstructionSet {
         }
     }
 
-    /// Does work with these instructions.
+    /// Calls `work` compiled for this instruction set.
     #[allow(unsafe_code)]
     fn run<W: Work>(self, work: W) -> W::Output {
         match self.0 {
             Kind::Baseline => work.run(),
-            // SAFETY: this level is made in `available` alone, after the processor said that it has AVX2.
+            // SAFETY: only `available` creates this value, after it has checked that the processor has AVX2.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => unsafe { run_avx2(work) },
-            // SAFETY: this level is made in `available` alone, after the processor said that it has AVX-512.
+            // SAFETY: only `available` creates this value, after it has checked that the processor has AVX-512.
             #[cfg(all(target_arch = "x86_64", avx512))]
             Kind::Avx512 => unsafe { run_avx512(work) },
         }

@@ -1,7 +1,7 @@
 //! Rendezvous hashing: every key goes to the worker with the highest score for it.
 //!
-//! A worker that joins takes only the keys that it wins, one that leaves gives up only its own keys, and the previous
-//! placement need not be known. Ties go to the first worker in name order.
+//! A worker that joins gets only the keys for which it scores highest. A worker that leaves loses only its own keys.
+//! The previous placement need not be known. If scores are equal, the first worker in name order gets the key.
 
 // Items and workers are numbered by `u32`: `items::MOST_ITEMS` is the limit. Hashes and scores are split into halves, and
 // read as signed or unsigned numbers of the same bits. Floats are bounds with a slack, or exact by their range.

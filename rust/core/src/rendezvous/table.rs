@@ -1,4 +1,4 @@
-//! Hashed workers, laid out for the kernels.
+//! The hashes and weights of workers, in the memory layout of the kernels.
 
 /// Hashed workers in name order, in columns.
 #[derive(Debug, Clone, Default)]

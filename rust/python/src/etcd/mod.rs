@@ -1,4 +1,4 @@
-//! `EtcdCodec`; its pages have a module of their own.
+//! The Python class `EtcdCodec`. Its pages are in `page`.
 
 mod page;
 
@@ -54,7 +54,7 @@ enum Op<'py> {
 }
 
 impl Op<'_> {
-    /// The operation, with the lease of the session for writes that are bound to it.
+    /// Returns the operation. Writes that are bound to the session have its lease.
     fn borrowed(&self, session: u64) -> PyResult<Operation<'_>> {
         let lease = |is_bound| if is_bound { session } else { 0 };
         Ok(match self {
@@ -72,7 +72,7 @@ struct Session<'py> {
 }
 
 impl<'py> Session<'py> {
-    /// The session of an operation; None for an id that no session of etcd has.
+    /// Returns the session of an operation, or None if its ID cannot belong to a session on etcd.
     fn of(session: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let id = attribute(session, intern!(session.py(), "id"))?.cast_into::<PyString>()?;
         let text = id.to_str()?;
@@ -141,7 +141,7 @@ impl EtcdCodec {
         })
     }
 
-    /// Encodes a transaction; None where `Compiler` is needed.
+    /// Encodes a transaction. Returns None if it needs the `Compiler` in Python.
     fn transaction<'py>(
         &self,
         checks: &Bound<'py, PyAny>,
@@ -172,7 +172,7 @@ impl EtcdCodec {
         })
     }
 
-    /// Decodes what a transaction did, with its revision; None if its compares did not hold.
+    /// Decodes the result of a transaction and its revision. Returns None if its compares did not hold.
     fn committed<'py>(
         &self,
         answer: &Bound<'py, PyBytes>,
@@ -233,7 +233,7 @@ impl EtcdCodec {
         })
     }
 
-    /// Decodes the entry that each read of a transaction of reads found.
+    /// Decodes the entries that a transaction of reads found.
     fn found<'py>(&self, answer: &Bound<'py, PyBytes>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
             let (py, mut owner) = (answer.py(), None);
@@ -250,7 +250,7 @@ impl EtcdCodec {
         })
     }
 
-    /// Decodes a page of a list.
+    /// Decodes a page of a list request.
     fn page(slf: Py<Self>, answer: Bound<'_, PyBytes>) -> PyResult<EtcdPage> {
         guarded(|| EtcdPage::of(slf, answer))
     }
@@ -260,7 +260,7 @@ impl EtcdCodec {
 const SESSIONS: &str = "@s/";
 const TOO_FEW: Malformed = Malformed("it answers fewer operations than were asked");
 
-/// Decodes the revision of a key's creation from the answer to the read behind a put.
+/// Decodes the revision at which a key was created, from the answer to the read that follows a put.
 fn created(done: Option<&Done<'_>>) -> Result<i64, Malformed> {
     let Some(Done::Read(range)) = done else { return Err(TOO_FEW) };
     let range = answer::Range::read(range)?;
@@ -268,7 +268,7 @@ fn created(done: Option<&Done<'_>>) -> Result<i64, Malformed> {
 }
 
 impl EtcdCodec {
-    /// Reads the operations; None where `transaction` does not encode them.
+    /// Converts the operations. Returns None if `transaction` cannot encode one of them.
     fn ops<'py>(&self, ops: &Bound<'py, PyAny>) -> PyResult<Option<Ops<'py>>> {
         let (py, mut found, mut session) = (ops.py(), Vec::with_capacity(1), None::<Session<'py>>);
         let ops = iterate(ops)?;
@@ -336,10 +336,10 @@ impl EtcdCodec {
         })
     }
 
-    /// Returns what must hold: the checks, then what each operation needs, then that the session exists, that no
-    /// ancestor is bound to a session, and that nothing is below a key that is bound. The order is that of the reads in
-    /// the answer to a transaction that was refused. None if there are too many, or if a key below a bound one is
-    /// deleted.
+    /// Returns the conditions of a transaction: the checks, the requirements of each operation, that the session
+    /// exists, that no ancestor of a key is bound to a session, and that no key exists below a key that is bound. If
+    /// the transaction is refused, the reads in the answer have the same order. Returns None if there are too many
+    /// conditions, or if a key below a bound key is deleted.
     fn conditions<'a>(
         &self,
         checks: &'a [Check<'_>],
@@ -398,7 +398,7 @@ impl EtcdCodec {
         Ok((found.len() <= self.most_conditions).then_some(found))
     }
 
-    /// Creates the entry of a key; `owner` caches the last lease with its name.
+    /// Creates the entry of a key. `owner` caches the last lease with the name of its session.
     fn entry_of<'py>(
         &self,
         py: Python<'py>,

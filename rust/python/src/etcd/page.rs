@@ -1,4 +1,4 @@
-//! `EtcdPage`: the answer to a range request.
+//! The Python class `EtcdPage`: the answer to a range request.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ pub struct EtcdPage {
 }
 
 impl EtcdPage {
-    /// Decodes the positions of the keys. O(keys).
+    /// Decodes the positions of the keys in an answer. O(keys).
     pub fn of(codec: Py<EtcdCodec>, answer: Bound<'_, PyBytes>) -> PyResult<Self> {
         let whole = answer.as_bytes();
         let found = answer::Range::read(whole).raised()?;
@@ -44,7 +44,7 @@ impl EtcdPage {
         Ok(Self { codec, more, revision, keys, answer: answer.unbind() })
     }
 
-    /// Returns the keys of our grammar, or the others.
+    /// Returns the keys of the page that have the syntax of latchwork keys, or the other keys.
     fn each<'a>(&'a self, py: Python<'a>, ours: bool) -> impl Iterator<Item = PyResult<KeyValue<'a>>> {
         let whole = self.answer.as_bytes(py);
         self.keys.iter().filter(move |(_, is_ours)| *is_ours == ours).enumerate().map(move |(at, (place, _))| {
@@ -66,7 +66,7 @@ impl EtcdPage {
         guarded(|| self.answer.as_bytes(py).len())
     }
 
-    /// Returns the keys, relative to the root.
+    /// Returns the keys of the page, relative to the root.
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
             let root = self.codec.get().root.len();
@@ -77,7 +77,7 @@ impl EtcdPage {
         })
     }
 
-    /// Returns the raw keys that are no keys of our grammar.
+    /// Returns the raw keys that do not have the syntax of latchwork keys.
     fn strangers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         guarded(|| {
             let keys = self
@@ -88,7 +88,7 @@ impl EtcdPage {
         })
     }
 
-    /// Returns the last raw key, of our grammar or not.
+    /// Returns the last raw key of the page, whatever its syntax.
     fn last<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         guarded(|| {
             let (place, _) = self.keys.last().ok_or(Malformed("it has no keys")).raised()?;
@@ -96,7 +96,7 @@ impl EtcdPage {
         })
     }
 
-    /// Counts the keys: all of them, or those without a slash behind `skip` bytes.
+    /// Returns the number of keys of the page: all of them, or only those without a slash after `skip` bytes.
     #[pyo3(signature = (skip = None))]
     fn count(&self, py: Python<'_>, #[pyo3(from_py_with = number)] skip: Option<usize>) -> PyResult<usize> {
         guarded(|| {
@@ -109,7 +109,7 @@ impl EtcdPage {
         })
     }
 
-    /// Returns the entries: all of them, or those whose keys have no slash behind `skip` bytes.
+    /// Returns the entries of the page: all of them, or only those whose keys have no slash after `skip` bytes.
     #[pyo3(signature = (skip = None))]
     fn entries<'py>(
         &self,

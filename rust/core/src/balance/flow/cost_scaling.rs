@@ -1,9 +1,10 @@
-//! Near the least cost in few steps: cost scaling by push and relabel, for arcs whose units cost more and more.
+//! Cost scaling by push and relabel: comes close to the minimum cost in few steps, also for arcs with convex costs.
 //!
-//! A flow is within `e` of the least cost if no arc with capacity left has a reduced cost below `-e`. Each round divides
-//! `e` and restores that: arcs that would pay carry what pays, and nodes that then hold too much push it on, lowering their
-//! potential until an arc pays. An arc carries as many units at once as pay, so that counts matter as little as costs.
-//! Method: Goldberg and Tarjan, "Finding minimum-cost circulations by successive approximation", 1990.
+//! A flow is optimal up to `e` if no arc with capacity left has a reduced cost below `-e`. Each round divides `e` and
+//! restores this condition: units with a negative reduced cost are sent, and nodes that then have excess send it on,
+//! after lowering their potential until some arc has a negative reduced cost. An arc carries all such units at once, so
+//! the time depends neither on the number of units nor much on the costs. Method: Goldberg and Tarjan, "Finding
+//! minimum-cost circulations by successive approximation", 1990.
 
 use std::collections::VecDeque;
 

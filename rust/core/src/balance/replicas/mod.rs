@@ -1,17 +1,17 @@
-//! Replicas over zones: several workers per item, spread over racks or zones, evenly and with few moves.
+//! Replicas over zones: places each item on several workers, evenly over racks or zones, with few moves.
 //!
-//! In this order, each exactly:
+//! The aims, each optimal within the ones before it:
 //!
-//! 1. Every item gets as many different workers as it asks for, or all there are.
-//! 2. An item's replicas are spread over the zones within one of each other; a zone that has fewer workers than that has
-//!    the item on all of them. So no zone has two replicas of an item as long as there are as many zones as replicas.
-//! 3. Of what is left, the least sum of squared worker loads, each counting inversely to the worker's weight.
-//! 4. Of what is left, the fewest replicas on workers that did not have them.
+//! 1. Every item gets the requested number of different workers, or all workers if there are fewer.
+//! 2. The numbers of replicas of an item in two zones differ by at most one. A zone with fewer workers than that has
+//! the item on all of them. No zone has two replicas of an item if there are as many zones as replicas.
+//! 3. The sum of squared worker loads is minimal. A load counts inversely to the weight of the worker.
+//! 4. The number of replicas on workers that did not have them is minimal.
 //!
-//! By 2 each item has `base` replicas in each zone, and `extras` zones of those that are open have one more of it. 3 then
-//! asks only how many replicas each worker has, and is a greedy choice (`loads`): whatever loads it finds, if no worker
-//! has an item twice, items can be dealt out for them. 4 is a minimum-cost flow with costs of 0 and 1 from items over
-//! their zones to workers, within the loads that are as good (`flow` below).
+//! Because of aim 2, each item has `base` replicas in each zone, and one more in `extras` of the open zones. Aim 3 then
+//! only decides how many replicas each worker has, which a greedy choice finds (`loads`). Any loads without an item
+//! twice on a worker can be reached. Aim 4 is a minimum-cost flow with costs of 0 and 1, from items over their zones to
+//! workers, within the loads of equal cost (`Flow` below).
 
 mod loads;
 

@@ -1,12 +1,13 @@
-//! Levels the loads: moves seats along chains of jobs until no chain lowers the sum of squared loads.
+//! Equalizes the loads: moves seats along chains of jobs until no chain lowers the sum of squared loads.
 //!
-//! A chain leads from a worker over a job in which it has a seat to a worker of that job that has none, and so on. It is
-//! worth moving a seat along it when what the first worker saves is more than what the last one pays. The workers that
-//! would save most are relieved first; once they reach no cheaper worker, they and all they reach are settled at that
-//! price: no chain leaves them, and none into them pays. The prices are what `gains` may rely on:
+//! A chain leads from a worker, over a job in which it has a seat, to a worker without a seat of that job, and so on.
+//! Moving a seat along the chain lowers the sum if the first worker saves more than the last one pays. The workers that
+//! would save most come first. When they reach no cheaper worker, they and all workers that they reach get that saving
+//! as their fixed *price*: no chain from them or to them lowers the sum. `gains` relies on two properties of the
+//! prices:
 //!
-//! - a worker at price p saves at most p by giving a seat and pays at least p for another;
-//! - within a job, no worker without a seat has a lower price than one with a seat.
+//! - A worker with price p saves at most p by giving up a seat, and pays at least p for another seat.
+//! - Within a job, no worker without a seat has a lower price than a worker with a seat.
 
 use super::graph::Graph;
 use crate::balance::quota::Loads;

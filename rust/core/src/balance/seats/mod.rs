@@ -1,13 +1,14 @@
-//! Balanced: even per job, then even over all jobs, then the fewest moves; exactly.
+//! The strategy Balanced: even per job, then even over all jobs, then with the fewest moves. The result is optimal.
 //!
-//! Per job the whole shares are fixed and only the seats are open (see `quota`), so the problem is which workers get
-//! them. The cost of a seat is its part in the sum of squared loads; its gain is one if it keeps an item in place. That
-//! is a minimum-cost flow from jobs over seats to workers, with convex costs. It is solved in three steps:
+//! In each job, only the seats can be assigned freely (see `quota`). The cost of a seat is its part of the sum of
+//! squared loads. Its gain is one if it lets a worker keep an item. This is a minimum-cost flow from jobs over seats to
+//! workers, with convex costs. It is solved in three steps:
 //!
-//! 1. `start`: a greedy placement of the seats that is near the optimum of both aims;
-//! 2. `equalize`: moves seats along chains of jobs until the sum of squares is least, and leaves prices that prove it;
-//! 3. `gains`: among all placements that those prices allow, which are all that have the least sum, finds the one with
-//!    the most gains: a flow again, with costs of 0 and 1.
+//! 1. `start` places the seats greedily, near the optimum for both aims.
+//! 2. `equalize` moves seats along chains of jobs until the sum of squares is minimal. It also computes prices that
+//! prove this.
+//! 3. `gains` finds, among all placements with the minimal sum, one with the most gains. This is again a flow, with
+//! costs of 0 and 1. The prices describe all these placements.
 
 mod equalize;
 mod gains;

@@ -1,7 +1,7 @@
-//! The few messages of etcd that every call of a store sends and receives, in protobuf's wire format.
+//! The etcd messages that most calls of a store send and receive, in protobuf's wire format.
 //!
-//! [`request`] puts write transactions together, [`answer`] reads what etcd sends back, both without an object for each
-//! message. Fields that are not known are passed over, as protobuf wants it; what is not protobuf is [`Malformed`].
+//! [`request`] encodes write transactions and [`answer`] decodes the answers of etcd, without an object for each nested
+//! message. Unknown fields are ignored, as protobuf demands. Bytes that are not protobuf are [`Malformed`].
 
 pub mod answer;
 mod fields;
