@@ -125,12 +125,12 @@ pub struct Share {
 }
 
 impl Share {
-    /// Returns the share of a job. O(items + workers).
+    /// Computes the quota of a job, and for which workers a seat avoids a move. O(items + workers).
     pub fn new(job: &Job<'_>) -> Self {
         Self::of(&Demand::new(job))
     }
 
-    /// Returns the share of a demand. O(workers).
+    /// Computes the quota for a demand, and for which workers a seat avoids a move. O(workers).
     pub fn of(demand: &Demand) -> Self {
         let quota = Quota::new(demand.items, &demand.weights);
         let spares = |at: usize| quota.eligible[at] && demand.held[at] > quota.floor[at];

@@ -54,7 +54,7 @@ enum Op<'py> {
 }
 
 impl Op<'_> {
-    /// Returns the operation. Writes that are bound to the session have its lease.
+    /// Converts the operation for the encoder. A write that is bound to the session gets the lease of the session.
     fn borrowed(&self, session: u64) -> PyResult<Operation<'_>> {
         let lease = |is_bound| if is_bound { session } else { 0 };
         Ok(match self {
