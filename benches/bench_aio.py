@@ -1,18 +1,21 @@
-"""What the twins for event loops cost, beside the sync ones, and beside raw clients called with ``asyncio.to_thread``.
+"""Measures the asyncio API of latchwork, next to the synchronous API and to raw clients called with
+``asyncio.to_thread``.
 
     python benches/bench_aio.py [--waiters 10000] [--rounds 5] [--servers etcd35,zookeeper]
         [--only lock,puts,waiters,peers] [--peers 200]
 
-- waiters: coroutines of one process, each of which waits for a lock that another process holds: threads and memory more
-  than the idle process has; the seconds until all wait, and from the release of all until each has had its lock.
-- peers: the same with so many locks of the raw client (kazoo, etcd3), for each of which a thread waits.
-- puts: ``asyncio.gather`` of ``store.put``, ``aio.Pipeline``, and the raw client's put in ``asyncio.to_thread``, as
-  parts of the puts per second of ``Pipeline``; cpu is the same of the processor time of this process.
-- lock: an uncontended acquire and release, as a multiple of the sync one; the raw client's in ``asyncio.to_thread``.
+- waiters: coroutines of one process, each of which waits for a lock that another process holds. Measures threads and
+additional memory of the process, the seconds until all wait, and the seconds from the release of all locks until each
+coroutine has had its lock.
+- peers: the same with locks of the raw client (kazoo, etcd3), where each waiter is a thread.
+- puts: puts per second with ``asyncio.gather`` of ``store.put``, with ``aio.Pipeline``, and with the raw client in
+``asyncio.to_thread``, in relation to ``Pipeline``. "cpu" is the same ratio for the processor time of this process.
+- lock: an uncontended acquire and release in relation to the synchronous API, and that of the raw client in
+``asyncio.to_thread``.
 
-Both sides take turns in one run, in the same thread. Calls to etcd of the main thread, which receives interrupts, run
-in another thread (docs/design/steps.md). The sync side is also measured in another thread. Prints figures and judges
-none of them.
+Both sides run in turn in the same thread. The main thread receives interrupts, so its calls to etcd run in another
+thread (docs/design/steps.md). The synchronous side is therefore also measured in another thread. Prints figures without
+goals.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def resident_mb() -> float:
 
 
 def hold(url, count):
-    """In a process of its own: hold so many locks until a line comes in."""
+    """Hold this number of locks until a line arrives on standard input. Runs in a separate process."""
 
     async def all_of_them():
         async with aio.connect(url, session_ttl_s=30) as store:
@@ -99,7 +102,7 @@ async def waiters(url, count):
 
 
 async def peers(peer, count):
-    """So many locks of the raw client that wait, each in a thread."""
+    """Measure waiting for this number of locks of the raw client, with a thread for each."""
     names = [f"peer-{uuid.uuid4().hex[:8]}-{number}" for number in range(count)]
     await asyncio.to_thread(peer.hold, names)
     idle_mb, idle_threads = resident_mb(), threading.active_count()
@@ -119,7 +122,7 @@ async def peers(peer, count):
 
 
 class Clock:
-    """Seconds, and those of this process's processor time, of a block."""
+    """A context manager that measures the time and the processor time of its block, in seconds."""
 
     def __enter__(self):
         self._began = time.perf_counter(), time.process_time()
@@ -133,8 +136,8 @@ class Clock:
         return [each / count for each in self.took]
 
 
-def told(pairs):
-    """The median ratio, of time and of processor time; then each of time."""
+def format_ratios(pairs):
+    """Return the median ratios of time and processor time as text, followed by the ratios of time of all rounds."""
     wall, cpu = ([pair[at] for pair in pairs] for at in (0, 1))
     return (
         f"{statistics.median(wall):.2f} (cpu {statistics.median(cpu):.2f}; {' '.join(f'{each:.2f}' for each in wall)})"
@@ -146,7 +149,7 @@ def ratio(over, under):
 
 
 async def puts(url, rounds, peer, count=5000, of_peer=1000):
-    """Puts per second, as parts of those of ``Pipeline``."""
+    """Measure puts per second in relation to ``Pipeline``."""
     theirs = f"{peer.name} in to_thread"
     parts = {"gather": [], "aio.Pipeline": [], "Pipeline in another thread": [], theirs: []}
     rates = []
@@ -169,7 +172,7 @@ async def puts(url, rounds, peer, count=5000, of_peer=1000):
             parts[theirs].append(ratio(base, clock.per(of_peer)))
     print(f"  puts: Pipeline {statistics.median(rates):,.0f} per second; parts of that:")
     for name, pairs in parts.items():
-        print(f"    {name} {told(pairs)}", flush=True)
+        print(f"    {name} {format_ratios(pairs)}", flush=True)
 
 
 def sync_puts(url, count):
@@ -200,9 +203,9 @@ async def lock(url, rounds, peer, uses=300):
                     await asyncio.to_thread(raw.acquire)
                     await asyncio.to_thread(raw.release)
             theirs.append(ratio(other.per(uses), clock.per(uses)))
-    print(f"  lock: {statistics.median(took) * 1e3:.2f} ms, {told(ours)} x the sync one", flush=True)
-    print(f"    the sync one in another thread {told(apart)} x in the same", flush=True)
-    print(f"    {peer.name} in to_thread {told(theirs)} x ours", flush=True)
+    print(f"  lock: {statistics.median(took) * 1e3:.2f} ms, {format_ratios(ours)} x the sync one", flush=True)
+    print(f"    the sync one in another thread {format_ratios(apart)} x in the same", flush=True)
+    print(f"    {peer.name} in to_thread {format_ratios(theirs)} x ours", flush=True)
 
 
 def sync_lock(url, uses):
@@ -218,7 +221,7 @@ def sync_lock(url, uses):
 
 
 class Kazoo:
-    """kazoo, as one uses it: a client, and its recipe for locks."""
+    """The client kazoo, with its lock recipe."""
 
     name = "kazoo"
 
@@ -246,9 +249,9 @@ class Kazoo:
         for held in self._held:
             held.release()
 
-    def wait_for(self, name, told):
+    def wait_for(self, name, notify):
         with self.lock(name):
-            told(name)
+            notify(name)
 
     def close(self):
         for client in self._clients:
@@ -257,7 +260,7 @@ class Kazoo:
 
 
 class Etcd3(Kazoo):
-    """The etcd3 client and its lock."""
+    """The client python-etcd3, with its lock."""
 
     name = "etcd3"
 
@@ -278,10 +281,10 @@ class Etcd3(Kazoo):
         for held in self._held:
             held.acquire()
 
-    def wait_for(self, name, told):
+    def wait_for(self, name, notify):
         waiting = self.lock(name)
         waiting.acquire(timeout=None)
-        told(name)
+        notify(name)
         waiting.release()
 
     def close(self):

@@ -1,10 +1,10 @@
-"""How fast items are placed, beside pure Python.
+"""Measures how fast items are assigned to workers, in comparison with pure Python.
 
     python benches/bench_assignment.py --workers 1000 --items 100000     prints a table
     pytest benches/bench_assignment.py --benchmark-enable                keeps statistics
 
-The peer is rendezvous hashing in Python over mmh3, a hash written in C: the scheme of our compat mode, with the same
-owners, which is checked before anything is timed.
+The comparison is rendezvous hashing in Python with mmh3, a hash written in C. This is the scheme of the compat mode,
+with the same owners, which the bench checks first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def python_owner(key, workers):
 
 
 def peer(workers, items):
-    """The peer as a candidate, after a check that it places as compat mode does."""
+    """Return the Python hasher as a candidate, after a check that its owners are those of compat mode."""
     ids, keys = bench.worker_ids_and_keys(workers, items)
     keys = keys[: bench.items_for_pairs(PEER_PAIRS, workers)]
     compat = RendezvousHasher(ids, mode="compat").assign(keys[:20])
@@ -36,7 +36,7 @@ def peer(workers, items):
 
 
 def table(rows, reference):
-    """Rows as text, with the factor over the reference row."""
+    """Return the rows as text, with the speed of each in relation to the reference row."""
     base = next(row["items_per_s"] for row in rows if row["name"] == reference)
     lines = [f"{'':38}{'items':>10}{'seconds':>10}{'items/s':>14}{'factor':>9}{'moves':>10}"]
     for row in rows:

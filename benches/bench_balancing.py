@@ -1,11 +1,11 @@
-"""How fast the even strategies are with everything kept in Rust, beside pure Python and a general flow solver.
+"""Measures the strategies that balance loads, in comparison with pure Python and a general flow solver.
 
     python benches/bench_balancing.py                          prints both tables
     python benches/bench_balancing.py --items 100000 --json    other sizes, as JSON
 
-The peers take turns with latchwork and the least of the repeats counts. `EvenlySpread` is compared with
-`python_spread.py`, `Balanced` with the min-cost-flow solver of OR-Tools, given the smallest network there is: seats,
-not items. Without OR-Tools (see requirements.txt here) that half is left out. Both must find plans of equal value.
+Both sides run in turn, and the fastest run of each counts. `EvenlySpread` is compared with `python_spread.py`, and
+`Balanced` with the min-cost-flow solver of OR-Tools, which gets the smallest possible network: seats instead of items.
+Without OR-Tools (see requirements.txt here) that half is left out. Both sides must find plans of equal value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ SHAPES = ("all able", "70 % able", "5 % able", "nested")
 
 
 def least(repeats, works):
-    """Seconds per name: works take turns, each a pair of what to prepare (not timed) and what to time."""
+    """Return the fewest seconds for each name. The functions run in turn. Each entry has a function to prepare, which
+    is not timed, and one to time.
+    """
     seconds = dict.fromkeys(works, float("inf"))
     for _ in range(repeats):
         for name, (prepare, work) in works.items():
@@ -37,7 +39,7 @@ def least(repeats, works):
 
 
 def make_jobs(jobs, items, seed=1):
-    """Jobs of unequal sizes that have so many items together."""
+    """Return jobs of different sizes that have this number of items together."""
     rng = random.Random(seed)
     cuts = sorted(rng.sample(range(1, items), jobs - 1))
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, items], strict=True)]
@@ -58,7 +60,7 @@ def make_board(strategy, jobs, workers, placed=None):
 
 
 def spread_rows(workers, items, repeats):
-    """EvenlySpread cold, and after one worker left, for one job and for 1000."""
+    """Measure EvenlySpread with one job and with 1000 jobs: without previous owners, and after a worker left."""
     ids = [f"worker-{n:05}" for n in range(workers)]
     gone = ids[workers // 2]
     stay = [worker for worker in ids if worker != gone]
@@ -97,7 +99,9 @@ def spread_rows(workers, items, repeats):
 
 
 def who_can_run(jobs, ids, shape):
-    """Job ids by worker: all, a random part, or nested, where each job can be run by one worker more than the last."""
+    """Return the jobs that each worker can run: all, a random part, or nested, where each job has one more worker than
+    the job before.
+    """
     rng = random.Random(2)
     order = list(jobs)
     if shape == "nested":
@@ -107,7 +111,7 @@ def who_can_run(jobs, ids, shape):
 
 
 def balanced_rows(workers, items, repeats, shape):
-    """Balanced and OR-Tools on the same problem: from nothing, and after one worker left or joined."""
+    """Measure Balanced and OR-Tools on the same problem: without previous owners, and after a worker left or joined."""
     ids = [f"worker-{n:05}" for n in range(workers)]
     jobs = make_jobs(min(1000, items // 2), items)
     can_run = who_can_run(jobs, ids, shape)
@@ -151,11 +155,7 @@ def balanced_row(case, make, jobs, can_run, repeats):
 
 
 class SeatNetwork:
-    """The seats of all jobs as a minimum-cost flow, for OR-Tools.
-
-    Jobs are sources; an arc leads from a job to each worker that may get one of its seats; unit arcs of rising cost
-    lead from workers to the sink. Of these there are only as many as the known answer needs, and two more.
-    """
+    """The minimum-cost flow of the seats of all jobs, for OR-Tools."""
 
     def __init__(self, jobs, can_run, held, after):
         """Set up the arcs as arrays."""
@@ -191,7 +191,7 @@ class SeatNetwork:
         self.jobs, self.held, self.value = jobs, held, None
 
     def build(self):
-        """Make a solver with the network in it."""
+        """Return a solver that contains the network."""
         import numpy as np
         from ortools.graph.python import min_cost_flow
 
@@ -201,13 +201,13 @@ class SeatNetwork:
         return solver
 
     def solve(self, solver):
-        """Solve it and keep the value."""
+        """Run the solver and store the value of its solution."""
         if solver.solve() != solver.OPTIMAL:
             raise SystemExit("OR-Tools found no solution")
         self.value = solver.optimal_cost()
 
     def value_of(self, after):
-        """Compute what a placement costs in this network."""
+        """Return the cost of a placement in this network."""
         load, gains = Counter(), 0
         for job, items in self.jobs.items():
             floor, seats = divmod(len(items), len(self.able[job]))

@@ -1,11 +1,12 @@
-"""What it costs to call the Rust core from Python, instead of from Rust.
+"""Measures the overhead of calling the Rust core from Python, in comparison with calls from Rust.
 
     python benches/bench_border.py             prints the table
-    python benches/bench_border.py --json      the same for programs
+    python benches/bench_border.py --json      prints JSON
 
-The same operations on the same items and workers, on one thread, in a Rust program (`rust/core/benches/stateful.rs`)
-and through `latchwork._core`, taking turns; the least of the rounds counts. A change through Python also gives a list
-of what moved, with the items' own `str`. Adding includes reading and hashing the new texts; Rust is given their hashes.
+Both sides do the same operations on the same items and workers, on one thread and in turn: a Rust program
+(`rust/core/benches/stateful.rs`), and `latchwork._core`. The fastest round counts. A change through Python also returns
+the items that moved, as their own str objects. Adding items includes reading and hashing the new texts, while the Rust
+program gets their hashes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ GOALS = {"assign": 1.25, "leave": 1.25, "join": 1.25, "hash": 2.0}
 
 
 def build():
-    """Build the Rust program; its path."""
+    """Build the Rust program and return its path."""
     command = ["cargo", "bench", "-p", "latchwork_core", "--bench", "stateful", "--no-run"]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stderr
     found = re.search(r"\((\S*stateful-\w+)\)", output)
@@ -37,13 +38,13 @@ def build():
 
 
 def in_rust(program, workers, items):
-    """Seconds by operation."""
+    """Return the seconds of each operation in the Rust program."""
     output = subprocess.run([program, str(workers), str(items), "2"], check=True, capture_output=True, text=True).stdout
     return {name: int(nanoseconds) / 1e9 for name, nanoseconds in map(str.split, output.splitlines())}
 
 
 def in_python(workers, items):
-    """The same through the bindings."""
+    """Return the seconds of each operation through the Python bindings."""
     ids, keys = bench.worker_ids_and_keys(workers, items)
     more = [f"job:more-{n:08}" for n in range(items // 100)]
     gone = ids[workers // 2]

@@ -1,7 +1,7 @@
-"""The job manager at size on real servers: `latchwork bench cluster` on etcd and on ZooKeeper, each started for it.
+"""Runs `latchwork bench cluster` at full size on a new etcd server and on a new ZooKeeper server.
 
-Prints a table, and puts it into docs/performance.md between its two marks with --write. The exit code is 1 when a goal
-is missed.
+Prints a table. With --write, also puts it into docs/performance.md between its two marks. The exit status is 1 if a
+goal is missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVERS = {"etcd": lambda: EtcdServer("3.5"), "zookeeper": lambda: ZooKeeperServ
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--backends", nargs="+", choices=sorted(SERVERS), default=sorted(SERVERS))
     made.add_argument("--workers", type=int, default=1000)
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(backend, options):
-    """One measurement on a server of its own."""
+    """Measure a cluster on a new server of this backend, and return the figures and the name of the server."""
     with SERVERS[backend]() as server:
         size = BenchOptions(
             url=server.url("/bench"),
@@ -55,7 +55,7 @@ def run(backend, options):
 
 
 def table(found):
-    """A row for each goal, a column for each server."""
+    """Return a Markdown table with a row for each goal and a column for each server."""
     options = found[0][0].options
     placed_by = " and ".join(f"`{name}`" for name in options.strategies)
     size = f"{options.workers:,} workers, {options.items:,} items, {options.jobs:,} jobs"
@@ -75,12 +75,12 @@ def table(found):
 
 
 def number(value):
-    """A figure with three digits, or all of them before the point."""
+    """Return a figure with three significant digits, or all digits before the decimal point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def write(text):
-    """Replace what stands between the marks."""
+    """Replace the text between the two marks of the page."""
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
@@ -88,7 +88,7 @@ def write(text):
 
 
 def main():
-    """All servers, one after the other."""
+    """Measure all servers, one after another."""
     options = parser().parse_args()
     found = [run(backend, options) for backend in options.backends]
     text = table(found)

@@ -1,18 +1,19 @@
-"""What an executor costs: tasks a second, round trips, backlogs, deaths, next to Celery, RQ, Dask, procrastinate, DBOS.
+"""Measures an executor (throughput, latency, backlogs, killed workers), in comparison with Celery, RQ, Dask,
+procrastinate and DBOS.
 
-    python benches/bench_executor.py [--what throughput,latency,floor,backlog,detached,kills,idle] [--tasks 6000]
+    python benches/bench_executor.py [--what throughput,latency,baseline,backlog,detached,kills,idle] [--tasks 6000]
                                      [--backends etcd35,zookeeper,sqlite] [--rounds 3] [--runners 1,4]
-                                     [--peers PYTHON] [--beside celery,rq,dask] [--queued 100000] [--json FILE]
+                                     [--peers PYTHON] [--compare celery,rq,dask] [--queued 100000] [--json FILE]
 
-``floor`` compares the executor with the smallest honest one (``floor_executor.py``), over the raw client of each
-backend and over the store, with so many runners. ``sqlite?sync=normal`` is a backend with an option of its URL.
-Elsewhere: four workers of eight slots, each a process.
+``baseline`` compares the executor with a minimal one (``baseline_executor.py``) that uses the raw client of each
+backend or the store, with 1 and 4 runners by default. ``sqlite?sync=normal`` is a backend with an option of its URL.
+All other measurements use four worker processes with eight slots each.
 
-Tasks do nothing, and one process submits them one by one. Every side is started, measured and ended before the next one
-is, in each round. The processor time of a task is that of all processes of a side, its server included. procrastinate
-and DBOS run on the PostgreSQL servers of ``--backends``. Peers are run by another interpreter,
-``.venv/peers/bin/python`` by default, and are left out without it. Prints figures, and judges only that nothing is lost
-or ends twice.
+Tasks do nothing, and one process submits them one by one. In each round, a side is started, measured and ended before
+the next one starts. The processor time of a task is that of all processes of a side, including its server.
+procrastinate and DBOS run on the PostgreSQL servers of ``--backends``. The other libraries run in another interpreter,
+``.venv/peers/bin/python`` by default, and are left out without it. Prints figures. The only check is that no task is
+lost or completes twice.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from executor_ours import TENTHS
-from executor_sides import CelerySide, DaskSide, Floor, OnPostgres, Ours, PoolSide, RqSide, ours, processor_s
+from executor_sides import BaselineSide, CelerySide, DaskSide, OnPostgres, Ours, PoolSide, RqSide, ours, processor_s
 
 import latchwork
 from latchwork.executor import inspect
 
 PEERS = Path(__file__).parent.parent / ".venv" / "peers" / "bin" / "python"
-WHAT = ("throughput", "latency", "floor", "backlog", "detached", "kills", "idle")
+WHAT = ("throughput", "latency", "baseline", "backlog", "detached", "kills", "idle")
 KINDS = ("raw", "store", "ours")
 #: Of isolated tasks: how many, and seconds before each.
 ISOLATED, APART_S = 30, 0.4
@@ -44,7 +45,7 @@ SHARE = {"RQ, 4 workers": 0.1}
 
 
 def sides(arguments):
-    """What is compared, each as what makes it."""
+    """Return the functions that create the sides to compare."""
     made = [lambda backend=backend: Ours(backend) for backend in arguments.backends]
     python = str(arguments.peers)
     peers = {
@@ -62,12 +63,12 @@ def sides(arguments):
         on = [each for each in arguments.backends if each.startswith("postgresql")]
         peers[peer] = [lambda peer=peer, each=each: OnPostgres(python, peer, each) for each in on]
     if arguments.peers.exists():
-        made += [make for peer in arguments.beside.split(",") for make in peers[peer]]
+        made += [make for peer in arguments.compare.split(",") for make in peers[peer]]
     return made
 
 
 def throughput(arguments):
-    """Tasks a second of all sides, in turns."""
+    """Measure the tasks per second of all sides, in turn."""
     found = {}
     for _ in range(arguments.rounds):
         for make in sides(arguments):
@@ -90,7 +91,7 @@ def throughput(arguments):
 
 
 def print_ratios(rates):
-    """Ours by each peer's, of the same round; medians."""
+    """Print the medians of latchwork's rates in relation to each other library in the same round."""
     mine = [name for name in rates if name.startswith("ours")]
     others = [name for name in rates if name not in mine]
     if not others:
@@ -102,7 +103,7 @@ def print_ratios(rates):
 
 
 def latency(arguments):
-    """Milliseconds from a call to its result, while nothing else happens."""
+    """Measure the milliseconds from a call to its result while nothing else runs."""
     found = {}
     for make in sides(arguments):
         with make() as side:
@@ -116,23 +117,25 @@ def latency(arguments):
     return found
 
 
-def floor(arguments):
-    """The executor beside the smallest ones, in turns: rates, processor time, round trips, requests, shares."""
+def baseline(arguments):
+    """Measure the executor and the minimal executors in turn: rates, processor time, round trips, requests and their
+    ratios.
+    """
     found = {}
     for number in range(arguments.rounds):
         for backend in arguments.backends:
             for runners in arguments.runners:
                 for kind in KINDS if number % 2 == 0 else KINDS[::-1]:
-                    one = floor_of(arguments, kind, backend, runners)
+                    one = measure_baseline(arguments, kind, backend, runners)
                     found.setdefault(f"{backend}, {runners}", {}).setdefault(kind, []).append(one)
                     print(f"{kind}, {backend}, {runners}: {one['per_s']:,.0f} a second", file=sys.stderr)
     for name, kinds in found.items():
-        print_floor(name, kinds)
+        print_baseline(name, kinds)
     return found
 
 
-def floor_of(arguments, kind, backend, runners):
-    """Measure one side. Ours is counted in another run, for counting takes time."""
+def measure_baseline(arguments, kind, backend, runners):
+    """Measure one side. The requests of the executor are counted in another run, because counting takes time."""
     with side_of(kind, backend, runners) as side:
         one = side.measure("throughput", arguments.tasks)
         one["per_s"] = arguments.tasks / one["seconds"]
@@ -150,10 +153,10 @@ def floor_of(arguments, kind, backend, runners):
 
 
 def side_of(kind, backend, runners):
-    return Ours(backend, nodes=runners) if kind == "ours" else Floor(kind, backend, runners)
+    return Ours(backend, nodes=runners) if kind == "ours" else BaselineSide(kind, backend, runners)
 
 
-#: Column, its width and decimals, its factor, and what it is a median of.
+#: Column, its width and decimals, its factor, and the number of rounds of its median.
 FLOOR_TABLE = (
     ("tasks/s", 9, 0, 1, "per_s"),
     ("submit us", 11, 0, 1, "submitter_us"),
@@ -168,8 +171,10 @@ FLOOR_TABLE = (
 )
 
 
-def print_floor(name, kinds):
-    """Medians of one backend and number of runners, and the share of the store prototype in the same round."""
+def print_baseline(name, kinds):
+    """Print the medians of one backend and number of runners, in relation to the minimal executor on the store in the
+    same round.
+    """
     load = max(each["load"] for each in kinds["ours"])
     print(f"\n{name} runner(s); medians of {len(kinds['ours'])} rounds, load up to {load:.1f}")
     print(
@@ -185,7 +190,7 @@ def print_floor(name, kinds):
 
 
 def backlog(arguments):
-    """Many tasks queued before anybody runs one, then drained to the end: tenth by tenth."""
+    """Queue many tasks before a worker runs, then measure each tenth of the time in which they are processed."""
     found = {}
     for backend in arguments.backends:
         with Ours(backend, nodes=0) as side:
@@ -209,7 +214,9 @@ def backlog(arguments):
 
 
 def drained(child, side, count):
-    """Of each tenth: tasks a second, milliseconds of processors for a task by who used them, calls of the nodes."""
+    """Return, for each tenth: tasks per second, processor milliseconds per task by process, and the calls of the
+    workers.
+    """
     print(
         f"{'tenth':>8}{'tasks/s':>9} |{'submitter':>10}{'nodes':>7}{'server':>7} ms |"
         f"{'commits':>8}{'refused':>8}{'lists':>7} a task | load",
@@ -233,7 +240,7 @@ def drained(child, side, count):
 
 
 def spent(child, side, at_s):
-    """What has been used by now."""
+    """Return what the processes have used so far."""
     nodes = Counter()
     for each in side.children:
         each.say()
@@ -248,7 +255,7 @@ def spent(child, side, at_s):
 
 
 def detached(arguments):
-    """What a process keeps of a task that outlives it."""
+    """Measure how much memory a process keeps for a task that outlives it."""
     found = {}
     for backend in arguments.backends:
         with Ours(backend, nodes=0) as side:
@@ -263,7 +270,7 @@ def detached(arguments):
 
 
 def kills(arguments):
-    """Seconds from kill -9 of a worker until its task runs elsewhere, less the granted TTL."""
+    """Measure the seconds from kill -9 of a worker until its task runs on another worker, minus the granted TTL."""
     found = {}
     for backend in arguments.backends:
         late, ends = [], Counter()
@@ -285,7 +292,7 @@ def kills(arguments):
         p50, p95 = statistics.median(late), late[int(len(late) * 0.95)]
         print(
             f"\n{backend}: {len(late)} workers killed; tasks run elsewhere p50 {p50 * 1000:+.0f} ms, p95 "
-            f"{p95 * 1000:+.0f} ms, longest {late[-1] * 1000:+.0f} ms beside the granted TTL; "
+            f"{p95 * 1000:+.0f} ms, longest {late[-1] * 1000:+.0f} ms after the granted TTL; "
             f"load {os.getloadavg()[0]:.1f}"
         )
         if len(ends) != len(late) or max(ends.values()) > 1:
@@ -294,7 +301,7 @@ def kills(arguments):
 
 
 def one_round(number, ids, victims, child, log):
-    """Kill these, one after the other; how late each of their tasks begins again, after the TTL."""
+    """Kill these workers one after another. Return how late each of their tasks starts again, after the TTL."""
     child.say(json.dumps(ids))
     child.hear()
     begun = wait_for(log, "begin", [f"r{number}-{each}" for each in ids], 1)
@@ -311,7 +318,7 @@ def one_round(number, ids, victims, child, log):
 
 
 def wait_for(log, what, keys, times):
-    """Until each of these is in the log so often; where and when it was last."""
+    """Wait until the log contains each of these keys so many times. Return where and when each was logged last."""
     until = time.monotonic() + 120
     while time.monotonic() < until:
         lines = [line.split() for line in log.read_text().splitlines()]
@@ -323,7 +330,7 @@ def wait_for(log, what, keys, times):
 
 
 def idle(arguments):
-    """Measure the writes and the processor time of a worker without tasks, next to a process that is only connected."""
+    """Measure the writes and the processor time of a worker without tasks, and of a process that is only connected."""
     found = {}
     for backend in arguments.backends:
         with Ours(backend, nodes=1) as side, ExitStack() as stack:
@@ -346,7 +353,7 @@ def idle(arguments):
 
 
 def versions(store):
-    """What was written last to each key."""
+    """Return the last version of each key."""
     return {(entry.key, entry.version) for entry in store.list("bench", recursive=True)}
 
 
@@ -355,10 +362,10 @@ def main():
     parser.add_argument("--what", default=",".join(WHAT))
     parser.add_argument("--backends", default="etcd35,zookeeper,sqlite")
     parser.add_argument("--peers", type=Path, default=PEERS)
-    parser.add_argument("--beside", default="celery,rq,dask,procrastinate,dbos,pool")
+    parser.add_argument("--compare", default="celery,rq,dask,procrastinate,dbos,pool")
     parser.add_argument("--tasks", type=int, default=6000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--runners", default="1,4", help="of the floor")
+    parser.add_argument("--runners", default="1,4", help="of the baseline")
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--queued", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=30)
@@ -369,7 +376,7 @@ def main():
     arguments = parser.parse_args()
     arguments.backends = [each for each in arguments.backends.split(",") if each]
     arguments.runners = [int(each) for each in arguments.runners.split(",")]
-    measures = {each.__name__: each for each in (throughput, latency, floor, backlog, detached, kills, idle)}
+    measures = {each.__name__: each for each in (throughput, latency, baseline, backlog, detached, kills, idle)}
     found = {name: measures[name](arguments) for name in arguments.what.split(",")}
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))

@@ -1,16 +1,16 @@
-"""What it costs to join a group, and to be told of it.
+"""Measures how fast members join a group, and how fast other members and watchers are notified.
 
     python benches/bench_group.py [--backends etcd35,zookeeper] [--members 1000] [--processes 4] [--watchers 10]
-                                  [--listen] [--one-by-one 100] [--no-peer] [--floor 200,1000] [--json FILE]
+                                  [--listen] [--one-by-one 100] [--no-peer] [--baseline 200,1000] [--json FILE]
 
-At once: so many members join in a few processes, which have one session each, while watchers in processes of their own
-are told. Each watcher has to be told of every member once, with view numbers without a gap. ``--listen``: every member
-listens too. One by one: members of one process join, each when the one before it is in; tooz's ZooKeeper driver does
-the same beside it, on the same server.
+At once: all members join at the same time, in a few processes with one session each. Watchers in other processes must
+be notified of every member once, with view numbers without gaps. With ``--listen``, every member is notified as well.
+One by one: members of one process join one after another. The ZooKeeper driver of tooz does the same on the same
+server.
 
-``--floor``: so many members of one process, each with a store of its own, until each has seen all, beside the smallest
-honest group (``floor_group.py``), over the raw client of etcd and over the store. Nothing else is measured then.
-Prints figures and judges none of them but the views.
+``--baseline``: members of one process, each with its own store, join until each has seen all others. They are compared
+with a minimal group (``baseline_group.py``) that uses the raw client of etcd or the store. Nothing else is measured
+then. Prints figures without goals. The only check is that of the views.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TTL_S = 30.0
 
 
 def joiner(url, group, first, count, *, listen):
-    """Join so many members when told; say when all are in, and what that took."""
+    """Join this number of members when the command arrives. Report when all have joined, and the figures."""
     with latchwork.connect(url, session_ttl_s=TTL_S) as store:
         store.session.ensure_usable()
         answer(ready=True)
@@ -62,7 +62,7 @@ def joiner(url, group, first, count, *, listen):
 
 
 def watcher(url, group, count):
-    """Look on until so many members are there; say when, what that took, and what was wrong with the views."""
+    """Watch the group until it has this number of members. Report the time, the figures and any wrong views."""
     with latchwork.connect(url, session_ttl_s=TTL_S) as store, Group(store, group) as onlooker:
         seen, wrong, done, last = [], [], threading.Event(), []
 
@@ -84,13 +84,13 @@ def watcher(url, group, count):
         all_seen = done.wait(300.0)
         took_s = time.monotonic() - started
         if not all_seen or len(seen) != count or len(set(seen)) != count:
-            wrong.append(f"{len(seen)} joins of {len(set(seen))} members were told, {count} wanted")
+            wrong.append(f"{len(seen)} joins of {len(set(seen))} members were notified, {count} wanted")
         answer(seen_s=took_s, cpu_s=time.process_time() - cpu, views=len(last), wrong=wrong[:3])
         sys.stdin.readline()
 
 
 def at_once(url, options):
-    """All members join at once; what it took them and the watchers."""
+    """Let all members join at once. Return the figures of the members and of the watchers."""
     group = f"bench-{uuid.uuid4().hex[:8]}"
     share = options.members // options.processes
     total = share * options.processes
@@ -125,7 +125,9 @@ def at_once(url, options):
 
 
 def one_by_one(url, count):
-    """Seconds until the last of so many members of one process is in, each when the one before it is; CPU a join."""
+    """Let the members of one process join one after another. Return the total seconds and the processor time of a
+    join.
+    """
     group = f"bench-{uuid.uuid4().hex[:8]}"
     with latchwork.connect(url, session_ttl_s=TTL_S) as store:
         store.session.ensure_usable()
@@ -142,7 +144,7 @@ def one_by_one(url, count):
 
 
 def tooz_one_by_one(endpoint, count):
-    """The same with tooz: one coordinator and one connection for each member, for it has no other way."""
+    """Measure the same with tooz, which needs one coordinator and one connection for each member."""
     from tooz import coordination
 
     group = uuid.uuid4().hex.encode()
@@ -161,15 +163,15 @@ def tooz_one_by_one(endpoint, count):
     return result
 
 
-def floor(options):
-    """Of each side, in turns: the seconds until all members have seen all."""
+def baseline(options):
+    """Measure, for each side in turn, the seconds until all members have seen all others."""
     for backend in options.backends.split(","):
-        for count in map(int, options.floor.split(",")):
+        for count in map(int, options.baseline.split(",")):
             for _ in range(options.rounds):
                 for kind in ("raw", "store", "ours") if backend.startswith("etcd") else ("store", "ours"):
                     with SERVERS[backend]() as server:
                         told = json.dumps({"kind": kind, "url": server.url("bench"), "count": count})
-                        command = [sys.executable, str(Path(__file__).parent / "floor_group.py")]
+                        command = [sys.executable, str(Path(__file__).parent / "baseline_group.py")]
                         done = subprocess.run(command, input=told, stdout=subprocess.PIPE, text=True, check=False)
                     found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"seconds": None}
                     yield {"backend": backend, "what": f"{count} stores", "side": kind, **found}
@@ -185,7 +187,7 @@ def main():
     parser.add_argument("--one-by-one", type=int, default=100, help="members that join one after another; 0 for none")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true", help="without tooz")
-    parser.add_argument("--floor", help="members of one process, joined by commas")
+    parser.add_argument("--baseline", help="members of one process, joined by commas")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, help=argparse.SUPPRESS)
@@ -194,10 +196,10 @@ def main():
         {"joiner": joiner, "watcher": watcher}[options.role](**options.options)
         return
     figures = []
-    for figure in floor(options) if options.floor else ():
+    for figure in baseline(options) if options.baseline else ():
         figures.append(figure)
         show(figure)
-    for backend in options.backends.split(",") if not options.floor else ():
+    for backend in options.backends.split(",") if not options.baseline else ():
         with SERVERS[backend]() as server:
             for number in range(options.rounds):
                 figures.append({"backend": backend, "what": "at once", **at_once(server.url("bench"), options)})
@@ -218,7 +220,7 @@ def main():
 
 
 def show(figure):
-    """Print one line."""
+    """Print one figure as a line."""
     said = [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in figure.items()]
     print("  ".join(said), flush=True)
 

@@ -1,10 +1,11 @@
-"""What a hand-over costs: from one process beginning to release to another one holding.
+"""Measures a hand-over of a lock: the time from when one process begins to release it until another process holds it.
 
     python benches/bench_handover.py [--servers zookeeper,etcd35] [--contenders 2,10] [--rounds 4] [--json FILE]
 
-Several processes contend for one lock and queue again at once. Kinds take turns in one run: our ``Lock`` and
-``LeaderLatch``, kazoo's ``Lock``, etcd3's ``Lock``. And after ``kill -9`` of the leader: until the next one leads,
-beside until a raw client sees the session-bound key vanish. Prints figures and judges none of them.
+Several processes contend for one lock, and try again at once after each hold. The locks run in turn: latchwork's
+``Lock`` and ``LeaderLatch``, kazoo's ``Lock`` and etcd3's ``Lock``. Also measures, after ``kill -9`` of the leader, the
+time until another process leads, and the time until a raw client sees the session-bound key disappear. Prints figures
+without goals.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def now():
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
-# One contender, in a process of its own: yields (take, give) of its kind.
+# One contender per process: yields functions that acquire and release its kind of lock.
 
 
 def ours(url, name):
@@ -91,7 +92,9 @@ def etcd3(url, name):
 
 
 def contend(kind, url, name, seconds):
-    """Take and give the lock until told to end; when each was had and given is printed at the end."""
+    """Acquire and release the lock repeatedly until the process must stop. Then print the time of each acquire
+    and release.
+    """
     take, give, close = globals()[kind](url, name)
     take()
     give()  # everything is connected and imported
@@ -110,7 +113,7 @@ def contend(kind, url, name, seconds):
 
 
 def hand_overs(kind, url, contenders, seconds):
-    """Seconds of each hand-over from one process to another."""
+    """Return the seconds of each hand-over from one process to another."""
     name = uuid.uuid4().hex
     command = [sys.executable, __file__, "--contend", kind, url, name, str(seconds)]
     processes = [
@@ -175,7 +178,7 @@ def lead(url, name):
 
 
 def see_gone_raw(server, url, name):
-    """An event set, with the time, when a raw client's watch reports that the only ticket is gone."""
+    """Return an event that is set, with the time, when a raw client's watch reports that the only ticket is gone."""
     address, _, root = url.partition("://")[2].partition("/")
     seen = threading.Event()
     if server == "zookeeper":

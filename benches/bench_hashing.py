@@ -1,11 +1,11 @@
-"""Rendezvous hashing beside its peers: text in, owners out; and what an assignment kept in Rust costs to change.
+"""Measures rendezvous hashing in comparison with other libraries, and the cost of changes of an `Assignment`.
 
     python benches/bench_hashing.py                        prints the tables
-    python benches/bench_hashing.py --json > hashing.json  the same for programs
+    python benches/bench_hashing.py --json > hashing.json  prints JSON
     python benches/bench_hashing.py --plot docs/images     time against items and workers, as SVG
 
-All candidates take turns and the least of the repeats counts. Slow peers place fewer items, and their rate is what is
-compared. Peers that are not installed are left out: `requirements.txt` here has them.
+All candidates run in turn, and the fastest run of each counts. Slow libraries assign only some of the items, so compare
+the rates. Libraries that are not installed are left out; `requirements.txt` here has them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from latchwork_testkit.assign_bench.peers import PEERS
 
 
 def batches(workers, items, repeats):
-    """Text in, owners out: rows with items, seconds, items_per_s, and for peers our factor over them and its goal."""
+    """Assign keys to owners with all libraries. Return rows with items, seconds and items_per_s, and for other
+    libraries how many times faster latchwork is, with the goal.
+    """
     ids, keys = bench.worker_ids_and_keys(workers, items)
     hasher = RendezvousHasher(ids)
     candidates = [
@@ -41,7 +43,7 @@ KEPT_GOALS = {"a worker joins": 1 / 80, "a worker leaves": 1 / 80, "the best 3":
 
 
 def stateful(workers, items, repeats):
-    """What an assignment kept in Rust costs, with goals; a change is compared with a fresh assignment first."""
+    """Measure the changes of an `Assignment`, with goals. First compares a change with a fresh assignment."""
     ids, keys = bench.worker_ids_and_keys(workers, min(items, 10_000))
     made = RendezvousHasher(ids).assign(ItemSet(keys))
     made.leave(ids[workers // 2])
@@ -51,7 +53,7 @@ def stateful(workers, items, repeats):
 
 
 def plot(folder):
-    """Time against items and against workers, next to the peers."""
+    """Draw the time against the number of items and of workers, for all libraries."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -82,7 +84,7 @@ def plot(folder):
 
 
 def table(title, rows):
-    """Rows as text."""
+    """Return the rows as text."""
     lines = [title]
     for row in rows:
         parts = [f"  {row['name']:28}", f"{row['seconds']:>10.4f} s"]

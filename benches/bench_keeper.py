@@ -1,10 +1,10 @@
-"""What it costs to hold many locks by one keeper: the writes that the server counts, and the client's time and memory.
+"""Measures the cost of holding many locks with one keeper: the writes on the server, and the client's time and memory.
 
     python benches/bench_keeper.py [--locks 10000] [--ttl-s 9] [--intervals 5] [--only etcd,zookeeper] [--json FILE]
 
-A keeper renews its one owner every third of the TTL, however many locks it holds. Counted are committed proposals on
-etcd, and transactions on ZooKeeper, where a client's proof that it is connected counts as one too: so the same is
-counted with a single lock. Prints figures and judges none of them.
+A keeper renews one owner every third of the TTL, however many locks it holds. The bench counts committed proposals on
+etcd, and transactions on ZooKeeper, where the heartbeat of a client is one as well. It therefore also measures a single
+lock. Prints figures without goals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 
 def proposals(server: EtcdServer) -> int:
-    """What an etcd server has committed."""
+    """Return the number of committed proposals of an etcd server."""
     address = f"http://{server.url().partition('//')[2].partition('/')[0]}/metrics"
     with urllib.request.urlopen(address, timeout=10) as answer:
         lines = answer.read().decode().splitlines()
@@ -33,13 +33,13 @@ def proposals(server: EtcdServer) -> int:
 
 
 def transactions(server: ZooKeeperServer) -> int:
-    """The number of the last transaction of a ZooKeeper server."""
+    """Return the number of the last transaction of a ZooKeeper server."""
     (line,) = (each for each in server.four_letter_word("srvr").splitlines() if each.startswith("Zxid:"))
     return int(line.partition(":")[2], 16)
 
 
 def hold(url: str, count: Callable[[], int], locks: int, ttl_s: float, intervals: int) -> dict[str, float]:
-    """Figures of one keeper with so many locks."""
+    """Return the figures of one keeper that holds this number of locks."""
     names = [f"item-{number}" for number in range(locks)]
     with latchwork.connect(url) as store, LockKeeper(store, ttl_s=ttl_s) as keeper:
         begun = time.perf_counter()
@@ -61,7 +61,7 @@ def hold(url: str, count: Callable[[], int], locks: int, ttl_s: float, intervals
 
 
 def main() -> None:
-    """Start a server of each kind, hold one lock and many, print a table."""
+    """Start a server of each kind, hold one lock and many locks, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--locks", type=int, default=10_000)
     parser.add_argument("--ttl-s", type=float, default=9.0)

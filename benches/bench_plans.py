@@ -1,22 +1,22 @@
-"""What a plan costs: tasks a second, a step of a chain, the time to build one; and the same of what others use.
+"""Measures plans: tasks per second, the time of a step of a chain and the time to build a plan, in comparison with
+other libraries.
 
     python benches/bench_plans.py [--backends sqlite,etcd35,zookeeper] [--workers 4] [--slots 4] [--tasks 2000]
-                                  [--what floor,fan,deps,chain,build,chord,killed] [--rounds 5] [--peers PYTHON]
+                                  [--what baseline,fan,deps,chain,build,chord,killed] [--rounds 5] [--peers PYTHON]
                                   [--prefect] [--json FILE]
 
-Workers are processes, and they, the builder and the server share the machine. Tasks do nothing: they return a number.
-``fan`` has no dependencies, ``deps`` has layers of 100 of which each task depends on 10 of the layer before, a chain
-has 50 steps, a chord one task behind all others. A rate is of the time from the start of a plan, which is stored by
-then, to its end; ``with build`` counts from the first ``add``. ``killed`` loses a worker of ours, and the scheduler of
-those who have one, in the midst of a plan, and says what came of it.
+Workers are processes. They share the machine with the builder and the server. Tasks only return a number. ``fan`` has
+no dependencies, ``deps`` has layers of 100 tasks that depend on 10 tasks of the layer before, a chain has 50 steps, and
+a chord has one task after all others. A rate is measured from the start of a stored plan to its end; ``with build``
+measures from the first ``add``. ``killed`` kills a worker of latchwork, or the scheduler of other libraries, in the
+middle of a plan, and reports the result.
 
-``floor`` compares a chain and ``deps`` with the smallest honest worker (``floor_plans.py``), over the raw client of
-each backend and over the store, in turns with one worker of ours.
+``baseline`` compares a chain and ``deps`` with a minimal worker (``baseline_plans.py``) that uses the raw client of
+each backend or the store, in turn with one worker of latchwork.
 
-Peers run in an environment of their own, ``.venv/peers/bin/python`` by default; without it they are left out. Celery
-has no graphs but groups, chords and chains. A rate of a peer counts from the first call, as ``with build`` does.
-Prefect is left out unless asked for: it runs where ``pip install prefect`` was done there. Prints figures, and judges
-none.
+Other libraries run in another environment, ``.venv/peers/bin/python`` by default, and are left out without it. Celery
+has no graphs, only groups, chords and chains. Their rates are measured from the first call, as ``with build`` is.
+Prefect runs only if it is requested and installed there with ``pip install prefect``. Prints figures without goals.
 """
 
 from __future__ import annotations
@@ -55,31 +55,31 @@ PEERS = HERE.parent / ".venv" / "peers" / "bin" / "python"
 
 @FUNCTIONS.task(name="noop")
 def noop(number: int = 0) -> int:
-    """Nothing."""
+    """Return the number."""
     return number
 
 
 @FUNCTIONS.task(name="first")
 def first(parts: list[int]) -> int:
-    """The first of what came before."""
+    """Return the first of the results that the task depends on."""
     return parts[0]
 
 
 @FUNCTIONS.task(name="nap")
 def nap(number: int) -> int:
-    """A twentieth of a second."""
+    """Sleep for a twentieth of a second and return the number."""
     time.sleep(0.05)
     return number
 
 
 def fan(plan, count):
-    """No dependencies."""
+    """Add tasks without dependencies."""
     for number in range(count):
         plan.add(noop, number)
 
 
 def deps(plan, count):
-    """Layers; each task has the results of 10 of the layer before."""
+    """Add layers of tasks. Each task gets the results of 10 tasks of the layer before."""
     chance, before = random.Random(3), []
     for begin in range(0, count, LAYER):
         layer = []
@@ -90,7 +90,7 @@ def deps(plan, count):
 
 
 def wide(plan, count):
-    """Three edges for each task."""
+    """Add tasks with three dependencies each."""
     chance, refs = random.Random(3), []
     for number in range(count):
         some = chance.sample(refs[-LAYER:], min(3, len(refs)))
@@ -98,25 +98,25 @@ def wide(plan, count):
 
 
 def chain(plan, count):
-    """One after the other."""
+    """Add tasks that each depend on the one before."""
     ref = plan.add(noop, 0)
     for _ in range(count - 1):
         ref = plan.add(noop, ref)
 
 
 def chord(plan, count):
-    """One behind all others, with all their results."""
+    """Add one task that gets the results of all others."""
     plan.add(first, [plan.add(noop, number) for number in range(count)])
 
 
 def naps(plan, count):
-    """No dependencies, and something to do."""
+    """Add tasks without dependencies that sleep."""
     for number in range(count):
         plan.add(nap, number)
 
 
 class Crew:
-    """Workers in processes of their own."""
+    """Worker processes."""
 
     def __init__(self, url, workers, slots):
         self.url, self.slots = url, slots
@@ -134,7 +134,7 @@ class Crew:
         victim.wait()
 
     def close(self):
-        """The seconds of a processor that each has used."""
+        """End the workers and return the processor seconds of each."""
         used = []
         for each in self.processes:
             each.stdin.close()
@@ -144,7 +144,7 @@ class Crew:
 
 
 def work(url, slots):
-    """Role: a worker, until its input ends."""
+    """Run a worker until its standard input ends. A role of this program."""
     with latchwork.connect(url, session_ttl_s=10) as store:
         with PlanWorker(store, slots=slots, functions=FUNCTIONS):
             print("ready", flush=True)
@@ -154,7 +154,7 @@ def work(url, slots):
 
 @contextmanager
 def server_of(backend):
-    """The URL of a server of one backend."""
+    """Start a server of this backend, and return the URL of a store."""
     with ExitStack() as stack:
         if backend == "sqlite":
             yield f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/plans.db"
@@ -163,7 +163,9 @@ def server_of(backend):
 
 
 def run(store, make, count):
-    """Build and run a plan; seconds to build, to run, and of this processor to build."""
+    """Build and run a plan. Return the seconds to build, the seconds to run, and the processor seconds of this process
+    to build.
+    """
     used, begun = time.process_time(), time.perf_counter()
     with Plans(store, functions=FUNCTIONS).new() as plan:
         make(plan, count)
@@ -176,7 +178,7 @@ def run(store, make, count):
 
 
 def rates(url, chosen):
-    """Tasks a second of plans of one shape after the other."""
+    """Return the tasks per second of several plans of one shape."""
     with latchwork.connect(f"{url}" if url.startswith("sqlite") else f"{url}/{uuid.uuid4().hex[:8]}") as store:
         crew = Crew(store.url, chosen.workers, chosen.slots)
         run(store, fan, 100)
@@ -193,7 +195,7 @@ def rates(url, chosen):
 
 
 def builds(url, count):
-    """Seconds to build and start a plan that nobody runs."""
+    """Return the seconds to build and start a plan while no worker runs."""
     with latchwork.connect(f"{url}" if url.startswith("sqlite") else f"{url}/{uuid.uuid4().hex[:8]}") as store:
         used, begun = time.process_time(), time.perf_counter()
         with Plans(store, functions=FUNCTIONS, name="unrun").new() as plan:
@@ -204,7 +206,7 @@ def builds(url, count):
 
 
 def killed(url, chosen, count=400):
-    """A worker is killed in the midst of a plan: how many tasks have a result."""
+    """Kill a worker in the middle of a plan. Return how many tasks have a result."""
     with latchwork.connect(f"{url}" if url.startswith("sqlite") else f"{url}/{uuid.uuid4().hex[:8]}") as store:
         crew = Crew(store.url, chosen.workers, chosen.slots)
         with Plans(store, functions=FUNCTIONS).new() as plan:
@@ -217,7 +219,7 @@ def killed(url, chosen, count=400):
 
 
 def measured(backend, chosen):
-    """All that was asked for, of one backend."""
+    """Measure everything that was requested on one backend."""
     with server_of(backend) as url:
         if {"fan", "deps", "chord", "chain"} & chosen.what:
             yield from rates(url, chosen)
@@ -233,7 +235,7 @@ class Ref(int):
 
 
 class Recorder(list):
-    """A plan of which only the dependencies are kept: for each task the numbers of others."""
+    """A plan that only records dependencies: for each task the numbers of the tasks that it depends on."""
 
     def add(self, _function, given=(), after=()):
         refs = given if isinstance(given, list) else [given]
@@ -241,14 +243,14 @@ class Recorder(list):
         return Ref(len(self) - 1)
 
 
-def floor_of(kind, backend, make, count):
-    """Seconds of one side for a plan that is stored before, and microseconds of its worker for a task."""
+def measure_baseline(kind, backend, make, count):
+    """Run a stored plan with one side. Return the seconds, and the processor microseconds of the worker per task."""
     with server_of(backend) as base:
         url = base if base.startswith("sqlite") else f"{base}/{uuid.uuid4().hex[:8]}"
         if kind != "ours":
             make(needs := Recorder(), count)
             options = json.dumps({"kind": kind, "url": url, "needs": needs})
-            command = [sys.executable, str(HERE / "floor_plans.py")]
+            command = [sys.executable, str(HERE / "baseline_plans.py")]
             done = subprocess.run(command, input=options, capture_output=True, text=True, timeout=WAIT_S, check=True)
             found = json.loads(done.stdout.splitlines()[-1])
             return {
@@ -266,14 +268,14 @@ def floor_of(kind, backend, make, count):
             return {"seconds": took, "worker_us": used / count * 1e6}
 
 
-def floors(chosen):
-    """A chain and layers with dependencies: one worker of ours beside the smallest ones, in turns."""
+def measure_baselines(chosen):
+    """Measure a chain and layers of tasks with one worker of latchwork and with the minimal workers, in turn."""
     for backend in filter(None, chosen.backends.split(",")):
         for what, make, count in (("chain", chain, CHAIN), ("deps", deps, chosen.tasks)):
             rounds = {kind: [] for kind in ("raw", "store", "ours")}
             for number in range(chosen.rounds):
                 for kind in list(rounds) if number % 2 == 0 else list(rounds)[::-1]:
-                    rounds[kind].append(floor_of(kind, backend, make, count))
+                    rounds[kind].append(measure_baseline(kind, backend, make, count))
             for kind, each in rounds.items():
                 shares = [b["seconds"] / a["seconds"] for a, b in zip(each, rounds["store"], strict=True)]
                 seconds = statistics.median(one["seconds"] for one in each)
@@ -283,11 +285,11 @@ def floors(chosen):
                     "of_store": statistics.median(shares),
                 }
                 figure["worker_us"] = statistics.median(one["worker_us"] for one in each)
-                yield f"{kind}, {backend}", {"what": f"floor {what}", **figure, "rounds": each}
+                yield f"{kind}, {backend}", {"what": f"baseline {what}", **figure, "rounds": each}
 
 
 class Canvas(CelerySide):
-    """Celery with four processes, whose tasks are those of ``plans_peers.py``."""
+    """Celery with four processes, which run the tasks of ``plans_peers.py``."""
 
     def workers(self):
         command = [
@@ -306,16 +308,16 @@ class Canvas(CelerySide):
 
 
 class Flow(Peer):
-    """Prefect, with a server that it starts itself."""
+    """Prefect with a server that it starts itself."""
 
     name, peer = "Prefect", "prefect"
 
     def start(self):
-        """A flow brings its own."""
+        """Do nothing: a flow starts its own server."""
 
 
 def asked(side, what, count, rounds):
-    """What a peer says of one shape; None if it has none."""
+    """Return the figure of another library for one shape, or None if it does not support the shape."""
     command = [side.python, str(HERE / "plans_peers.py"), side.peer, what, side.url, str(count), str(rounds)]
     env = {**os.environ, "BENCH_REDIS": side.url, "PYTHONPATH": str(HERE)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
@@ -326,7 +328,7 @@ def asked(side, what, count, rounds):
 
 
 def peers(chosen):
-    """The same shapes, by others."""
+    """Measure the same shapes with other libraries."""
     python = str(chosen.peers)
     sides = [(Canvas(python), ("fan", "chord", "chain")), (Canvas(python, syncs=True), ("fan", "chord", "chain"))]
     sides.append((DaskSide(python), ("fan", "deps", "chord", "chain")))
@@ -344,7 +346,7 @@ def peers(chosen):
 
 
 def scheduler_killed(python, count=400):
-    """Dask's scheduler is killed when a third is done, and another one started at its address."""
+    """Kill Dask's scheduler when a third of the tasks is done, and start another one at its address."""
     with DaskSide(python) as side:
         command = [python, str(HERE / "plans_peers.py"), "dask", "killed", side.url, str(count), "1"]
         client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -362,7 +364,7 @@ def scheduler_killed(python, count=400):
 
 
 def shown(side, figure):
-    """A line for a figure."""
+    """Return a figure as a line of text."""
     parts = [f"{name} {value:,.2f}" for name, value in figure.items() if isinstance(value, (int, float))]
     print(f"{side:32}{figure['what']:12}" + "   ".join(parts), flush=True)
 
@@ -384,7 +386,7 @@ def main():
         work(chosen.role, chosen.slots)
         return
     figures = []
-    for side, figure in floors(chosen) if "floor" in chosen.what else ():
+    for side, figure in measure_baselines(chosen) if "baseline" in chosen.what else ():
         shown(side, figure)
         figures.append({"side": side, **figure})
     for backend in filter(None, chosen.backends.split(",")):

@@ -1,11 +1,12 @@
-"""What the store costs on PostgreSQL beside raw psycopg, in one run on one server.
+"""Measures a store on PostgreSQL in comparison with raw psycopg, in one run on one server.
 
     python benches/bench_postgres.py             every row, each with synchronous_commit on and off
     python benches/bench_postgres.py --seconds 5 --only puts,locks
 
-Sides take turns in short rounds, and a row is the median of the ratios of neighbors, which hides most of the load.
-"cpu" is the processor time of this process for one call, which a busy machine spoils least. Idle stores and sessions
-are measured by the processor time of the server's processes. Judges nothing.
+Both sides run in turn in short rounds. A row is the median of the ratios of neighboring rounds, so that the load of the
+machine has little influence. "cpu" is the processor time of this process per call, on which a busy machine has the
+least influence. For idle stores and sessions, the processor time of the server's processes is measured. There are no
+goals.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def raw(server, sync):
 
 
 class RawCalls:
-    """The statements of the store's own get and put, by a cursor of psycopg."""
+    """The SQL statements of the store's get and put, executed with a cursor of psycopg."""
 
     def __init__(self, connection, store):
         backend = store._core.backend
@@ -82,7 +83,7 @@ class RawCalls:
 
 
 def cpu_us(call, count=500):
-    """Processor time of this process for a call, in microseconds."""
+    """Return the processor time of this process per call, in microseconds."""
     began = time.process_time()
     for number in range(count):
         call(f"k{number % KEYS}")
@@ -98,7 +99,7 @@ def rate(call, seconds):
 
 
 def calls(server, sync, seconds):
-    """Get and put beside the same statement."""
+    """Compare get and put with the same SQL statements."""
     with latchwork.connect(server.url("calls", synchronous_commit=sync)) as store, raw(server, sync) as connection:
         theirs = RawCalls(connection, store)
         for key in range(KEYS):
@@ -158,7 +159,7 @@ def in_processes(work, url, seconds):
 
 
 def puts(server, sync, seconds):
-    """Puts of eight processes on one root beside eight that insert into one table."""
+    """Compare puts of eight processes on one root with inserts of eight processes into one table."""
     with raw(server, sync) as connection:
         connection.execute("create table if not exists bench (k text, v bytea)")
     url, base = server.url("puts", synchronous_commit=sync), (address(server), sync)
@@ -174,7 +175,7 @@ def puts(server, sync, seconds):
 
 
 def callbacks(server, sync, seconds):
-    """Put to the callback of another store."""
+    """Measure the time from a put to the callback in another store."""
     url, took, told = server.url("told", synchronous_commit=sync), [], threading.Event()
     with latchwork.connect(url) as store, latchwork.connect(url) as other, other.watch("k") as watch:
         watch.subscribe(lambda _: (took.append(time.perf_counter()), told.set()))
@@ -197,7 +198,7 @@ def spread(times):
 
 
 def hand_over(make, seconds):
-    """Ten threads take turns; seconds from a release to the next hold."""
+    """Let ten threads take a lock in turn. Return the seconds from each release to the next acquire."""
     delays, released, ends = [], [0.0], time.perf_counter() + seconds
 
     def turns(number):
@@ -259,7 +260,7 @@ class ToozLock:
 
 
 def locks(server, sync, seconds):
-    """Hand-over of a lock with ten waiters, each a store of its own."""
+    """Measure the hand-over of a lock with ten waiters, each with its own store."""
     url = server.url("locks", synchronous_commit=sync)
     print(
         f"lock hand-over, {WAITERS} waiters, sync {sync}: p50 {spread(hand_over(lambda _: OurLock(url), seconds))}",
@@ -272,7 +273,7 @@ def locks(server, sync, seconds):
 
 
 def hold_sessions(url, stores, sessions, ready, stop):
-    """Keep so many stores open, each with so many sessions."""
+    """Keep this number of stores open, each with this number of sessions."""
     with ExitStack() as stack:
         for _ in range(stores):
             store = stack.enter_context(latchwork.connect(url, connect_timeout_s=60, call_timeout_s=60))
@@ -283,7 +284,7 @@ def hold_sessions(url, stores, sessions, ready, stop):
 
 
 def cpu_share(server, seconds):
-    """Processor time of the server's processes, in parts of one core."""
+    """Return the processor time of the server's processes as a fraction of one core."""
 
     def used():
         total = 0.0
@@ -298,7 +299,7 @@ def cpu_share(server, seconds):
 
 
 def idle(server, sync, seconds):
-    """Stores without sessions, a thousand sessions in ten processes, and processes with a session each."""
+    """Measure stores without sessions, a thousand sessions in ten processes, and processes with one session each."""
     if sync == "off":
         return
     for number, (processes, stores, sessions) in enumerate(

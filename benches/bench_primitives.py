@@ -1,10 +1,11 @@
-"""What a use of each primitive costs on ZooKeeper, beside kazoo's recipe for the same.
+"""Measures each primitive on ZooKeeper in comparison with the recipe of kazoo.
 
     python benches/bench_primitives.py [--rounds 5] [--uses 100] [--only Counter,Queue] [--json FILE]
 
-One process, nobody contends: the time of a use, and the processor time of the client for it. Both sides take turns in
-one run, on one server, so that the ratios mean something also on a busy machine. Prints figures and judges none of
-them. kazoo's recipes promise less: no fence, no deadline, and a counter that may count twice when an answer is lost.
+One process uses the primitive without contention. The bench measures the time of a use and the processor time of the
+client. Both sides run in turn on one server, so that the ratios are meaningful on a busy machine. Prints figures
+without goals. kazoo's recipes promise less: they have no fence and no deadline, and a counter may count twice if an
+answer is lost.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Use = Callable[[], object]
 
 
 class Sides(NamedTuple):
-    """One use on both sides; each is called again and again."""
+    """The functions that use a primitive once, for both sides."""
 
     ours: Use
     kazoo: Use
@@ -107,14 +108,14 @@ def both(first, second):
 
 
 def together(barriers):
-    """Two members that enter and leave, one of them in a thread of its own."""
+    """Return a function that lets two members enter and leave, one of them in another thread."""
     other = POOL.submit(lambda: both(barriers[1].enter, barriers[1].leave))
     both(barriers[0].enter, barriers[0].leave)
     other.result()
 
 
 def measure(use: Use, uses: int) -> tuple[list[float], float]:
-    """Seconds of each use, and processor seconds of one on average."""
+    """Return the seconds of each use, and the average processor seconds of a use."""
     took, cpu = [], time.process_time()
     for _ in range(uses):
         begun = time.perf_counter()
@@ -124,7 +125,7 @@ def measure(use: Use, uses: int) -> tuple[list[float], float]:
 
 
 def compare(sides: Sides, rounds: int, uses: int) -> dict[str, float]:
-    """Figures of one kind: medians in milliseconds, and the medians over the rounds of the ratios."""
+    """Return the medians of both sides in milliseconds, and the median ratios over the rounds."""
     for use in sides:
         measure(use, max(3, uses // 10))
     took: dict[str, list[float]] = {"ours": [], "kazoo": []}
@@ -146,7 +147,7 @@ def compare(sides: Sides, rounds: int, uses: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Start a server, compare, print a table."""
+    """Start a server, compare both sides, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--uses", type=int, default=100, help="of each side in each round")

@@ -1,13 +1,13 @@
-"""What the store costs beside the raw client: both in turns in one run, as ratios.
+"""Measures a store in comparison with the raw client. Both run in turn, and the results are ratios.
 
     python benches/bench_store.py                                prints a table, writes bench-store.json
     python benches/bench_store.py -k "etcd35 and put" --pairs 40
     python benches/bench_store.py --storage=memory               servers on a tmpfs: where a sync costs nothing
 
-Each row is a pair of clients on the same real server. A round of the raw client is followed by a round of ours, many
-times; the ratio of two neighbours tells what the mood of the machine hides. ``median`` and ``worst`` are of those
-ratios, ``best`` is of the best round of each. ``cpu`` is the raw client's processor time over ours: the figure that a
-busy machine spoils least. Judges nothing.
+Each row compares two clients on the same real server. A round of the raw client is followed by a round of latchwork,
+many times. The ratio of neighboring rounds does not depend much on the load of the machine. ``median`` and ``worst``
+are those of the ratios, ``best`` is the ratio of the best rounds. ``cpu`` is the processor time of the raw client
+divided by that of latchwork, on which a busy machine has the least influence. There are no goals.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FENCED = {"put": REMOTE, "delete": ("etcd34", "etcd35", "etcd36"), "txn": REMOTE
 
 @pytest.fixture(scope="module")
 def servers(storage):
-    """Servers as they are wanted, one of each kind."""
+    """Return a function that starts a server of each kind on first use."""
     with contextlib.ExitStack() as stack:
         running = {}
 
@@ -73,7 +73,7 @@ def servers(storage):
 
 @pytest.fixture(scope="module")
 def pair(request, servers, tmp_path_factory):
-    """The raw client and ours, on the same server with roots of their own."""
+    """Return the raw client and latchwork's store, on the same server and with different roots."""
     kind = request.param
     name = uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
@@ -92,9 +92,8 @@ def pair(request, servers, tmp_path_factory):
 
 
 def compare(benchmark, kind, label, *, raw_round, our_round, rounds, goal, per_s=0):
-    """Time both in turns; pytest-benchmark keeps ours, the extra info has both and their ratios.
-
-    With ``per_s`` operations in a round the ratios are of throughput, without they are of times (less is better).
+    """Time both sides in turn. pytest-benchmark keeps the times of latchwork, and the extra info contains both and
+    their ratios. With ``per_s`` operations in a round, the ratios are of throughput.
     """
     costs = {"raw": [], "ours": []}
     for once in (raw_round, our_round):
@@ -128,13 +127,13 @@ def compare(benchmark, kind, label, *, raw_round, our_round, rounds, goal, per_s
 
 
 def measured(benchmark, kind, label, ours, *, unit, goal):
-    """A figure without a raw counterpart."""
+    """Record a figure for which there is no raw client."""
     benchmark.pedantic(lambda: None, rounds=1)
     benchmark.extra_info.update(kind=kind, row=label, unit=unit, ours=ours, goal=goal)
 
 
 def peers(operation, kind):
-    """Names of the raw operation, the plain one first."""
+    """Return the names of the raw operations, the plain one first."""
     return [operation, f"{operation}+fence"] if kind in FENCED.get(operation, ()) else [operation]
 
 
@@ -216,7 +215,7 @@ def test_list_of_10k(benchmark, pair, rounds):
 
 @pytest.mark.parametrize("pair", REMOTE, indirect=True, scope="module")
 def test_put_to_callback(benchmark, pair, rounds):
-    """From before the put to the callback that has the value, each with its own put."""
+    """Measure from before a put to the callback with the value, each with its own put."""
     kind, raw, ours = pair
     seen = {"raw": threading.Event(), "ours": threading.Event()}
     raw.fill(["seen"])

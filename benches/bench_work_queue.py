@@ -1,11 +1,11 @@
-"""What a work queue costs: puts, takes and acknowledgements a second, a take from a long partition, and being woken.
+"""Measures a work queue: puts, takes and acknowledgments per second, takes from a long partition, and wake-ups.
 
     python benches/bench_work_queue.py [--backends memory,sqlite,etcd35,zookeeper] [--items 100000] [--sort-keys 200]
                                     [--seconds 2] [--json FILE]
 
-A long partition has as many items as asked for, a short one a hundredth of that: a take should cost the same from both.
-The ``queue`` figures are those of a ``Queue`` on the same store, put and taken one by one. Prints figures and judges
-none of them, but that takers that wait write nothing.
+A long partition has the given number of items, and a short one a hundredth of that. A take should cost the same from
+both. The ``queue`` figures are those of a ``Queue`` on the same store, with items put and taken one by one. Prints
+figures without goals. The only check is that waiting takers write nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VALUE = b"x" * 200
 
 
 def url_of(name, stack):
-    """The URL of a fresh store."""
+    """Return the URL of a new store."""
     if name == "memory":
         return f"memory://{uuid.uuid4().hex}"
     if name == "sqlite":
@@ -40,7 +40,7 @@ def url_of(name, stack):
 
 
 def per_second(use, seconds):
-    """How often a use can be made in a second; it says how many things it did."""
+    """Return how many things a function does per second. The function returns how many it did."""
     done, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
         done += use()
@@ -48,7 +48,7 @@ def per_second(use, seconds):
 
 
 def median_ms(use, times):
-    """The median time of a use, in milliseconds."""
+    """Return the median time of a function, in milliseconds."""
     took = []
     for _ in range(times):
         begun = time.perf_counter()
@@ -58,7 +58,7 @@ def median_ms(use, times):
 
 
 def fill(store, work_queue, partition, items, sort_keys):
-    """Put items with sort keys of a partition, many in one transaction."""
+    """Put items with sort keys into a partition, many in one transaction."""
     ops = []
     for sort_key in range(sort_keys):
         ids = [f"{n:08d}" for n in range(sort_key, items, sort_keys)]
@@ -70,7 +70,7 @@ def fill(store, work_queue, partition, items, sort_keys):
 
 
 def rates(store, seconds):
-    """Puts, takes and acknowledgements a second of one thread."""
+    """Return the puts, takes and acknowledgments per second of one thread."""
     work_queue, number = WorkQueue(store, "rates"), iter(range(10**9))
 
     def put():
@@ -115,7 +115,7 @@ def rates(store, seconds):
 
 
 def queue_rates(store, seconds):
-    """The same of a ``Queue``."""
+    """Return the same figures for a ``Queue``."""
     queue = Queue(store, "queue")
     put = per_second(lambda: bool(queue.put(VALUE)), seconds)
     both = per_second(lambda: queue.take(10).ack() or 1, seconds)
@@ -124,7 +124,9 @@ def queue_rates(store, seconds):
 
 
 def take_cost(store, items, sort_keys):
-    """A take from a partition of so many items, and from one of a hundredth; a take behind many that are taken."""
+    """Measure a take from a partition with this number of items, from one with a hundredth of them, and from one with
+    many claimed items.
+    """
     found = {}
     for name, count, of in (("short", items // 100, max(1, sort_keys // 100)), ("long", items, sort_keys)):
         with WorkQueue(store, f"partition-{name}") as work_queue:
@@ -144,12 +146,12 @@ def take_cost(store, items, sort_keys):
 
 
 def versions(store):
-    """What was written last to each key."""
+    """Return the last version of each key."""
     return {(entry.key, entry.version) for entry in store.list("wake", recursive=True)}
 
 
 def wake_up(url):
-    """From a put to the return of ``wait_free`` in another client, and what idle takers write."""
+    """Measure from a put to the return of ``wait_free`` in another client, and count what idle takers write."""
     with latchwork.connect(url) as mine, latchwork.connect(url) as theirs:
         work_queue, waiting, woken = WorkQueue(mine, "wake"), WorkQueue(theirs, "wake"), []
         took, queues = [], [WorkQueue(theirs, "wake") for _ in range(5)]
@@ -182,7 +184,7 @@ def wake_up(url):
 
 
 def measure(name, arguments):
-    """All figures of one backend."""
+    """Return all figures of one backend."""
     with ExitStack() as stack:
         url = url_of(name, stack)
         store = stack.enter_context(latchwork.connect(url))

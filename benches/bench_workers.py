@@ -1,13 +1,13 @@
-"""What it costs workers to join a group, to meet, and to be told of a loss.
+"""Measures worker groups: how fast workers join, meet at a barrier, and are notified of a lost worker.
 
     python benches/bench_workers.py [--backends etcd35,zookeeper] [--members 100,400,1000] [--processes N]
                                     [--rounds 10] [--what barrier,join,loss,peers] [--json FILE]
 
-Barrier: so many members in a few processes, each a thread with its ``Barrier`` on the store of its process, meet again
-and again; a round lasts from the first to arrive until the last was let through. Join: so many workers join at once,
-connected before. Loss: one of four workers is killed, and the others are told. Peers: on ZooKeeper the same by kazoo
-(numbers from its Counter, meetings at its DoubleBarrier) and by tooz (``join_group``, which gives no numbers), each
-member with a client of its own, as they have it. Prints figures and judges only the ids.
+Barrier: the members are threads in a few processes, each with its ``Barrier`` on the store of its process. They meet
+repeatedly. A round lasts from the first arrival until the last member has passed. Join: workers that are already
+connected join at the same time. Loss: one of four workers is killed, and the others are notified. Peers: the same on
+ZooKeeper with kazoo (its Counter for numbers, its DoubleBarrier for meetings) and with tooz (``join_group``, without
+numbers), where each member needs its own client. Prints figures without goals. The only check is that of the IDs.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 SERVERS = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperServer}
 TTL_S = 30.0
 LOSS_TTL_S = 8.0
-#: So many members are threads of one process; so many clients of kazoo meet at most: each is told of each.
+#: Maximum members per process, each a thread; and maximum clients of kazoo, each of which is notified of every other.
 MOST_THREADS, MOST_OF_PEERS = 50, 100
 
 
 def meet(url, first, count, parties, rounds):
-    """Role: members of a barrier, a thread each; a round for each line that comes."""
+    """Run members of a barrier, each in a thread, and start a round for each line of input. A role of this program."""
     with latchwork.connect(url, session_ttl_s=TTL_S) as store:
         members = [
             Barrier(store, "phase", parties=parties, member_id=f"m{number}", per_generation=True)
@@ -70,7 +70,7 @@ def meet(url, first, count, parties, rounds):
 
 
 def barrier(server, members, processes, rounds):
-    """Seconds of each round but the first, and of a processor for each member and round."""
+    """Return the seconds of each round without the first, and the processor seconds per member and round."""
     url, each = f"{server.url()}/{uuid.uuid4().hex[:8]}", members // processes
     children = [
         Child(__file__, "meet", url=url, first=each * i, count=each, parties=each * processes, rounds=rounds)
@@ -91,7 +91,7 @@ def barrier(server, members, processes, rounds):
 
 
 def join(url, first, count, parties):
-    """Role: workers with a session each, opened before; they join at a word."""
+    """Run workers, each with an open session, that join when the command arrives. A role of this program."""
     with latchwork.connect(url, session_ttl_s=TTL_S) as store:
         made = [
             GroupWorker(store, "train", workers=parties, key=f"k{number}", session=store.open_session(TTL_S))
@@ -118,7 +118,9 @@ def join(url, first, count, parties):
 
 
 def joins(server, members, processes):
-    """Seconds from the first that begins to join until the last has joined; and of a processor for each."""
+    """Return the seconds from when the first worker begins to join until the last one has joined, and the processor
+    seconds per worker.
+    """
     url, each = f"{server.url()}/{uuid.uuid4().hex[:8]}", members // processes
     with latchwork.connect(url) as store:
         submit(store, "train", each * processes)
@@ -150,7 +152,7 @@ def kazoo_clients(endpoint, count):
 
 
 def at_once(calls, rounds=1):
-    """Have all of these done at the same time, in a thread each, for each line that comes."""
+    """Run all functions at the same time, each in a thread, for each line of input."""
     begin, done = threading.Barrier(len(calls) + 1), threading.Barrier(len(calls) + 1)
     times = [(0.0, 0.0)] * len(calls)
 
@@ -173,7 +175,7 @@ def at_once(calls, rounds=1):
 
 
 def kazoo_join(endpoint, name, count):
-    """Role: clients that take a number each."""
+    """Run kazoo clients that each take a number. A role of this program."""
 
     def take(client):
         counter = client.Counter(f"/{name}/next")
@@ -183,7 +185,7 @@ def kazoo_join(endpoint, name, count):
 
 
 def kazoo_meet(endpoint, name, count, parties, rounds):
-    """Role: clients that enter and leave a barrier together."""
+    """Run kazoo clients that enter and leave a barrier together. A role of this program."""
 
     def meet_once(client, number):
         barrier = client.DoubleBarrier(f"/{name}/{number}", parties)
@@ -194,7 +196,7 @@ def kazoo_meet(endpoint, name, count, parties, rounds):
 
 
 def tooz_join(endpoint, name, count):
-    """Role: members that join a group."""
+    """Run members that join a group with tooz. A role of this program."""
     from tooz.coordination import GroupAlreadyExist, get_coordinator
 
     made = [get_coordinator(f"zookeeper://{endpoint}", f"m{uuid.uuid4().hex}".encode()) for _ in range(count)]
@@ -206,7 +208,7 @@ def tooz_join(endpoint, name, count):
 
 
 def peer(role, server, members, processes, *, times=1, **options):
-    """Seconds of each round of a peer; of several rounds without the first."""
+    """Return the seconds of each round with another library. Of several rounds, the first is left out."""
     name, each = uuid.uuid4().hex[:8], members // processes
     told = {"endpoint": server.endpoint, "name": name, "count": each, **options}
     children = [Child(__file__, role, **told) for _ in range(processes)]
@@ -225,7 +227,7 @@ def peer(role, server, members, processes, *, times=1, **options):
 
 
 def peers(server, members, processes, rounds):
-    """What peers need on ZooKeeper."""
+    """Measure the other libraries on ZooKeeper."""
     if members <= MOST_OF_PEERS:
         took = peer("kazoo_meet", server, members, processes, times=rounds, parties=members, rounds=rounds)
         yield f"kazoo: DoubleBarrier of {members}: p50 {statistics.median(took) * 1000:7.0f} ms"
@@ -237,7 +239,9 @@ def peers(server, members, processes, rounds):
 
 
 def lose(url, number, parties):
-    """Role: a worker that meets for ever, and says when it is told of a fault."""
+    """Run a worker that meets the others repeatedly, and reports when it is notified of a fault. A role of this
+    program.
+    """
     with latchwork.connect(url, session_ttl_s=LOSS_TTL_S) as store:
         worker = GroupWorker(store, "train", workers=parties, key=f"k{number}")
         worker.join(60.0)
@@ -251,14 +255,18 @@ def lose(url, number, parties):
 
 
 def hear(child, what):
-    """What a child says of that: the coming back of one that was lost is a fault too, and may be told first."""
+    """Return the answer of a child to this fault. The return of a worker is a fault as well, and may be reported
+    first.
+    """
     while what not in (said := child.hear()):
         pass
     return said[what]
 
 
 def losses(server, rounds):
-    """Seconds from the kill of one of four until the last of the others was told, less the granted TTL."""
+    """Return the seconds from the kill of one of four workers until the last of the others is notified, minus the
+    granted TTL.
+    """
     url = f"{server.url()}/{uuid.uuid4().hex[:8]}"
     with latchwork.connect(url) as store:
         submit(store, "train", 4, max_restarts=2 * rounds)
@@ -289,7 +297,7 @@ ROLES = {
 
 
 def measured(backend, server, chosen):
-    """All that was asked for, on one server; printed as it comes."""
+    """Measure everything that was requested on one server, and print each figure."""
     what = chosen.what.split(",")
     for members in map(int, chosen.members.split(",")):
         processes = chosen.processes or max(4, members // MOST_THREADS)
@@ -309,7 +317,9 @@ def measured(backend, server, chosen):
     if "loss" in what:
         took = sorted(losses(server, chosen.rounds))
         late = took[int(len(took) * 0.95)] * 1000
-        print(f"{backend:10} a loss is told {statistics.median(took) * 1000:7.0f} ms after its TTL, p95 {late:7.0f} ms")
+        print(
+            f"{backend:10} notified of a loss {statistics.median(took) * 1000:7.0f} ms after its TTL, p95 {late:.0f} ms"
+        )
         yield {"what": "loss", "backend": backend, "seconds": took}
 
 

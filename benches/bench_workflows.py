@@ -1,26 +1,27 @@
-"""What workflows cost: tasks a second, from ready to started, a fan-out, processes that are killed, and doing nothing.
+"""Measures workflows: tasks per second, the latency from ready to started, a fan-out, killed processes, and idle
+processes.
 
     python benches/bench_workflows.py [--pairs sqlite,postgres+etcd35] [--what idle,rate,masters,work,fan,...]
                                       [--tasks 1000] [--slots 8] [--ttl-s 10] [--peers] [--json FILE]
 
-Master, worker, database and store share the machine; master and worker are one process, as in `serve`, without pages.
+Master, worker, database and store share the machine. Master and worker are one process, as in `serve`, without pages.
 
-``idle``       the process for 20 s
-``rate``       tasks that do nothing, in runs of 250, from the first start to the last end; the worker is a process
-               of its own, so that the processor time for each is the master's
-``masters``    the same by one master, and by four; each, and the worker, a process of its own
-``memory``     of a master process, after each tenth of ten times so many tasks
+``idle``       the idle process for 20 s
+``rate``       tasks that do nothing, in runs of 250, from the first start to the last end; the worker is a separate
+               process, so that the processor time of this process is the master's
+``masters``    the same with one master and with four; each master and the worker is a separate process
+``memory``     the memory of a master process, after each tenth of ten times as many tasks
 ``work``       shell scripts that do nothing, each a process under its supervisor; master and worker as in ``rate``
-``fan``        one run with a task behind which all others come
+``fan``        one run with a task on which all other tasks depend
 ``latency``    from the end of a task of a chain to the start of the next: tasks that do nothing, and shell scripts
-``load``       the same while chains of ten are started at a quarter of the rate that is asked of the pair
-``worker``     from the kill of a worker to the next run of its task, and the longest beyond the session that it had
-``master``     from the kill of one of two masters to the next start of a task in each of its runs, the last of them
+``load``       the same while chains of ten tasks are started at a quarter of the measured rate
+``worker``     from the kill of a worker to the next attempt of its task, and the longest time beyond its session
+``master``     from the kill of one of two masters to the next start of a task in each of its runs, and the last of them
 
-What is killed is killed so often as ``--times`` says.
+``--times`` says how often a process is killed.
 
-``--peers`` has Airflow, Prefect and Luigi do the same (scripts/install_workflow_peers). Prints figures with the load of
-the machine, and judges none.
+``--peers`` lets Airflow, Prefect and Luigi do the same (scripts/install_workflow_peers). Prints figures and the load of
+the machine, without goals.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ PEERS = Path(__file__).resolve().parent.parent / ".venv" / "workflow-peers"
 
 
 class Site:
-    """One database and one store, with a master and a worker on them."""
+    """A database and a store, with a master and a worker."""
 
     def __init__(self, stack, pair, chosen):
         self.folder = Path(tempfile.mkdtemp(prefix="latchwork-bench-"))
@@ -110,7 +111,7 @@ class Site:
 
     @contextmanager
     def process(self, role, **more):
-        """A worker, or a master, in a process of its own; killed at the end."""
+        """Start a worker or a master as a separate process, which is killed at the end."""
         command = [sys.executable, __file__, "--role", role, "--folder", str(self.folder)]
         given = {"store": self.store_url, "database": self.database_url, "slots": self.chosen.slots}
         given |= {"ttl-s": self.chosen.ttl_s, **more}
@@ -126,7 +127,7 @@ class Site:
         self.client.workflows.apply({"name": name, "tasks": tasks})
 
     def run(self, name, count=1):
-        """Start it so often, and wait for all; seconds."""
+        """Start a workflow this many times and wait for all runs. Return the seconds."""
         began = time.monotonic()
         for run in [self.client.runs.start(name) for _ in range(count)]:
             seen = run.wait(WAIT_S)
@@ -134,7 +135,7 @@ class Site:
         return time.monotonic() - began
 
     def gaps(self, run_ids):
-        """Seconds from the end of each task of these chains to the start of the next."""
+        """Return the seconds from the end of each task of these chains to the start of the next one."""
         with self.database.read() as connection:
             chosen = sa.select(task.c.run_id, attempt.c.started_at, attempt.c.ended_at)
             chosen = chosen.join(task, attempt.c.task == task.c.id).where(task.c.run_id.in_(run_ids))
@@ -142,12 +143,12 @@ class Site:
         return [b.started_at - a.ended_at for a, b in pairwise(rows) if a.run_id == b.run_id]
 
     def owners(self):
-        """The masters that own shards."""
+        """Return the masters that own shards."""
         with self.database.read() as connection:
             return set(connection.execute(sa.select(shard.c.owner)).scalars())
 
     def started(self, run_ids, since):
-        """When the next task of each of these was started after a moment, by run."""
+        """Return, by run, when the next task started after a point in time."""
         with self.database.read() as connection:
             chosen = sa.select(task.c.run_id, sa.func.min(attempt.c.started_at))
             chosen = chosen.join(task, attempt.c.task == task.c.id).group_by(task.c.run_id)
@@ -164,7 +165,7 @@ def shell(name, script, *after):
 
 
 def chain(count, make=None, prefix="t"):
-    """Tasks, each behind the one before."""
+    """Return tasks that each depend on the one before."""
     names = [f"{prefix}{n:03d}" for n in range(count)]
     return [(make or noop)(name, *names[:n][-1:]) for n, name in enumerate(names)]
 
@@ -175,13 +176,13 @@ def sleeper(name, *after):
 
 @contextmanager
 def both(site):
-    """Master and worker in this process, as in ``serve``."""
+    """Run master and worker in this process, as ``serve`` does."""
     with site.master(), site.worker():
         yield
 
 
 def idle(site, _chosen):
-    """Nothing to do."""
+    """Measure the idle process."""
     with both(site):
         time.sleep(3.0)
         before = time.process_time()
@@ -191,7 +192,7 @@ def idle(site, _chosen):
 
 
 def rate(site, chosen):
-    """Tasks that do nothing."""
+    """Measure tasks that do nothing."""
     with site.master(), site.process("worker") as worker:
         site.apply("rate", [noop(f"t{n}") for n in range(PART)])
         site.run("rate")
@@ -204,14 +205,14 @@ def rate(site, chosen):
 
 
 def masters(site, chosen):
-    """One master, and four, each in a process of its own; the worker stays the same."""
+    """Measure one master and then four, each a separate process, with the same worker."""
     site.apply("rate", [noop(f"t{n}") for n in range(PART)])
     with site.process("worker"):
         for many in (1, 4):
             former = site.owners()
             with ExitStack() as stack:
                 made = [stack.enter_context(site.process("master")) for _ in range(many)]
-                # Shared out, and nobody's any more who was killed before.
+                # The new masters own all shards, and killed masters own none.
                 wait_for(lambda: len(site.owners() - former) == many and not site.owners() & former)  # noqa: B023
                 site.run("rate", 3 * many)  # each of them has made its statements once
                 count = max(8, chosen.tasks // PART)
@@ -222,7 +223,7 @@ def masters(site, chosen):
 
 
 def work(site, chosen):
-    """Shell scripts that do nothing."""
+    """Measure shell scripts that do nothing."""
     with site.master(), site.process("worker"):
         site.apply("work", [shell(f"t{n}", "true") for n in range(PART)])
         count = max(1, chosen.tasks // PART)
@@ -231,7 +232,7 @@ def work(site, chosen):
 
 
 def memory(site, chosen):
-    """A master's memory, with a growing history behind it."""
+    """Measure the memory of a master with a growing history."""
     with site.process("master") as master, site.process("worker"):
         site.apply("rate", [noop(f"t{n}") for n in range(PART)])
         count = max(1, chosen.tasks // PART)
@@ -245,14 +246,14 @@ def used(process):
 
 
 def fan(site, chosen):
-    """One task, and all others behind it."""
+    """Measure a run in which all other tasks depend on one task."""
     site.apply("fan", [noop("root"), *(noop(f"t{n}", "root") for n in range(chosen.tasks))])
     with both(site):
         yield {"tasks": chosen.tasks, "took_s": site.run("fan")}
 
 
 def latency(site, _chosen):
-    """From the end of a task to the start of the next."""
+    """Measure from the end of a task to the start of the next one."""
     with both(site):
         for kind, make in (("noop", noop), ("shell", lambda name, *after: shell(name, "true", *after))):
             site.apply(f"chain-{kind}", chain(CHAIN, make))
@@ -262,7 +263,7 @@ def latency(site, _chosen):
 
 
 def load(site, _chosen):
-    """The same, while as many tasks run as a quarter of what is asked."""
+    """Measure the latency while tasks run at a quarter of the measured rate."""
     site.apply("load", chain(10))
     per_s = site.asked / 4
     with site.master(), site.process("worker"):
@@ -282,7 +283,7 @@ def percentiles(gaps):
 
 
 def worker(site, chosen):
-    """A worker process is killed under its task."""
+    """Kill a worker process that is running a task."""
     reruns = []
     for time_ in range(chosen.times):
         name, journal = f"killed{time_}", site.folder / f"journal{time_}"
@@ -301,7 +302,7 @@ def worker(site, chosen):
 
 
 def master(site, chosen):
-    """One of two master processes is killed while chains run in all shards."""
+    """Kill one of two master processes while chains run in all shards."""
     site.apply("sleeps", chain(600, sleeper))
     found = [master_is_killed(site) for _ in range(chosen.times)]
     late = sum(gap > 4.0 for gaps in found for gap in gaps)
@@ -309,7 +310,7 @@ def master(site, chosen):
 
 
 def master_is_killed(site):
-    """Seconds to the next start of a task in each run."""
+    """Return, for each run, the seconds until the next start of a task."""
     with ExitStack() as stack:
         made = [stack.enter_context(site.process("master")) for _ in range(2)]
         stack.enter_context(site.process("worker", slots=12))
@@ -319,9 +320,9 @@ def master_is_killed(site):
         time.sleep(2.0)
         at = time.time()
         made[0].kill()
-        # What had been handed to a worker by then starts at once: the next of each is what somebody decided.
+        # Tasks that a worker already had start at once. The next task of each run needs a decision of a master.
         wait_for(lambda: len(site.started(ids, at + 2.0)) == len(ids))
-        gaps = sorted(moment - at for moment in site.started(ids, at + 2.0).values())
+        gaps = sorted(started_at - at for started_at in site.started(ids, at + 2.0).values())
         for each in ids:
             site.client.runs.stop(each)
         for each in ids:
@@ -330,7 +331,7 @@ def master_is_killed(site):
 
 
 def spread(what, seconds):
-    """Of several times the middle, the 95th of a hundred, and the longest."""
+    """Return the median, the 95th percentile and the maximum as text."""
     ordered = sorted(seconds)
     p95 = ordered[min(len(ordered) - 1, math.ceil(len(ordered) * 0.95) - 1)]
     figures = {"p50": statistics.median(ordered), "p95": p95, "max": ordered[-1]}
@@ -338,7 +339,7 @@ def spread(what, seconds):
 
 
 def be_worker(chosen):
-    """A worker, until it is killed."""
+    """Run a worker until it is killed. A role of this program."""
     more = {"session_ttl_s": chosen.ttl_s} if chosen.slots == 1 else {}
     options = WorkerOptions(slots=chosen.slots, work_dir=chosen.folder / f"work-{os.getpid()}", **more)
     with latchwork.connect(chosen.store) as store:
@@ -350,7 +351,7 @@ def be_worker(chosen):
 
 
 def be_master(chosen):
-    """A master, until it is killed."""
+    """Run a master until it is killed. A role of this program."""
     database = Database(chosen.database)
     with latchwork.connect(chosen.store) as store, Master(database, store):
         print("ready", flush=True)
@@ -358,7 +359,7 @@ def be_master(chosen):
 
 
 def peers(chosen):
-    """What others do with the same work, one after the other; those that are not installed are left out."""
+    """Measure the same work with other libraries, one after another. Libraries that are not installed are left out."""
     for name in ("airflow", "prefect", "luigi"):
         python = PEERS / name / "bin" / "python"
         if not python.exists():
@@ -392,7 +393,7 @@ def measured(pair, chosen):
 
 
 def shown(figure):
-    """A line for a figure."""
+    """Return a figure as a line of text."""
     parts = [f"{name} {value:,.2f}" for name, value in figure.items() if isinstance(value, (int, float))]
     print(f"{figure['pair']:20}{figure['what']:9}{figure.get('of', ''):8}" + "   ".join(parts), flush=True)
 
@@ -404,7 +405,7 @@ def options():
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--ttl-s", type=float, default=10.0)
-    parser.add_argument("--times", type=int, default=1, help="how often somebody is killed (default: 1)")
+    parser.add_argument("--times", type=int, default=1, help="how often a process is killed (default: 1)")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Options of the benchmarks."""
+"""pytest options of the benchmarks."""
 
 from __future__ import annotations
 

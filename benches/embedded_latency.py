@@ -1,8 +1,9 @@
-"""What the embedded store costs: operations a second, time from a commit to other processes, processor time when idle.
+"""Measures the embedded store: operations per second, the time from a commit to other processes, and the processor time
+when idle.
 
     python benches/embedded_latency.py [directory of the file]
 
-Prints figures and judges none of them.
+Prints figures without goals.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def rates(url):
 
 
 def latency(url):
-    """From just before the commit in one process to the sink in another."""
+    """Measure from just before the commit in one process to the callback in another."""
     store = open_backend(parse_url(url), SYSTEM_CLOCK)
     delays, done = [], threading.Event()
 

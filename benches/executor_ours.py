@@ -1,4 +1,4 @@
-"""Nodes and submitters of latchwork for ``bench_executor.py``, each in a process of its own.
+"""Worker nodes and submitters of latchwork for ``bench_executor.py``. Each is a separate process.
 
 python executor_ours.py ROLE OPTIONS-JSON     prints lines of JSON
 """
@@ -26,9 +26,9 @@ from latchwork.store.observe.calls import ObservedBackend
 from latchwork.tasks import TaskContext, current_task, task
 
 NAME = "bench"
-#: Of a drain so many parts are told one by one; it has a multiple of so many tasks.
+#: Number of parts of a backlog that are reported separately. The number of tasks is a multiple of it.
 TENTHS = 10
-#: Tasks before the clock of a throughput starts.
+#: Number of tasks before the measurement of throughput starts.
 WARM = 200
 
 
@@ -39,7 +39,7 @@ def noop(number: int) -> int:
 
 @task(name="held")
 def held(log: str, key: str) -> str:
-    """Says that it began; the first try waits to be killed, another one ends at once."""
+    """Log that the task has started. The first attempt then waits to be killed, another one returns at once."""
     context: TaskContext = current_task()
     is_first = not any(f" {key} " in line for line in Path(log).read_text().splitlines())
     _say(log, f"begin {key} {context.node_id} {time.time()!r}")
@@ -65,12 +65,14 @@ def used_s():
 
 
 def resident():
-    """Bytes of memory that this process has."""
+    """Return the memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 class Calls(StoreObserver):
-    """How many calls a process has made of its store, by kind; of commits also those refused, and the keys written."""
+    """Counts the calls of a process on its store, by kind. Of commits, it also counts those refused and the keys
+    written.
+    """
 
     def __init__(self):
         self.counts = Counter()
@@ -94,7 +96,9 @@ class Calls(StoreObserver):
 
 
 def node(url, slots=8, node_id=None, ttl_s=10.0, counts=False):
-    """Run a worker until its input ends. For each line of input, print its calls so far, if they are counted."""
+    """Run a worker until its standard input ends. For each line of input, print its calls so far, if they are
+    counted.
+    """
     calls = Calls()
     with latchwork.connect(url, observers=[calls] if counts else []) as store:
         worker = ExecutorWorker(store, NAME, slots=slots, node_id=node_id, session_ttl_s=ttl_s)
@@ -112,7 +116,7 @@ def vars_of(worker):
 
 
 def idle(url):
-    """A process that is connected, and does nothing."""
+    """Run a process that is connected and does nothing."""
     with latchwork.connect(url) as store:
         store.session  # noqa: B018 - opens it
         answer(ready=True)
@@ -120,7 +124,7 @@ def idle(url):
 
 
 def throughput(url, count, counts=False):
-    """Seconds from the first call to the last result, once told to begin; warm by then."""
+    """Measure the seconds from the first call to the last result, after a warm-up and the command to begin."""
     calls = Calls() if counts else None
     with latchwork.connect(url, observers=[calls] if calls else []) as store, Executor(store, NAME) as pool:
         for future in [pool.submit(noop, number) for number in range(WARM)]:
@@ -140,7 +144,7 @@ def throughput(url, count, counts=False):
 
 
 def latency(url, count, pause_s=0.02):
-    """Seconds from a call to its result, one after the other, with a pause before each."""
+    """Measure the seconds from a call to its result, one after another, with a pause before each."""
     with latchwork.connect(url) as store, Executor(store, NAME) as pool:
         answer(**round_trips(lambda number: pool.submit(noop, number), count, pause_s))
 
@@ -158,7 +162,7 @@ def round_trips(submit, count, pause_s):
 
 
 def backlog(url, count):
-    """So many tasks are queued before anybody runs one; told when they are stored, they are drained then."""
+    """Queue tasks before a worker runs, report when they are stored, then measure how they are processed."""
     with latchwork.connect(url) as store, Executor(store, NAME) as pool:
         for future in [pool.submit(noop, number) for number in range(200)]:
             future.cancel()
@@ -188,7 +192,7 @@ def backlog(url, count):
 
 
 def detached(url, count, threads=16):
-    """What a process keeps of each task that outlives it."""
+    """Measure how much memory a process keeps for each task that outlives it."""
     with latchwork.connect(url) as store, Executor(store, NAME) as pool, ThreadPoolExecutor(threads) as several:
 
         def put(numbers):  # one future of ours for each thread: 1.6 kB for each task would hide what is measured
@@ -204,7 +208,7 @@ def detached(url, count, threads=16):
 
 
 def kills(url, log, rounds):
-    """Has a task on each of the nodes that it is told of; they are killed then."""
+    """Submit a task to each of the given nodes, which are then killed."""
     with latchwork.connect(url) as store, Executor(store, NAME) as pool:
         for number in range(rounds):
             ids = json.loads(sys.stdin.readline())

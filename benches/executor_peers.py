@@ -1,9 +1,10 @@
-"""Submitters of the peers of ``bench_executor.py``: Celery, RQ, Dask, procrastinate, DBOS, a pool of processes.
+"""Submitters of the libraries that ``bench_executor.py`` compares: Celery, RQ, Dask, procrastinate, DBOS and a process
+pool.
 
     python executor_peers.py PEER WHAT URL COUNT     prints a line of JSON; for an interpreter that has these
     python executor_peers.py PEER worker URL SLOTS   a worker of procrastinate or DBOS
 
-Imports nothing of latchwork. Each peer is used as its manual begins: a call submitted, its result asked for.
+Imports nothing of latchwork. Each library is used as its manual begins: submit a call, wait for its result.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class DaskPeer:
 
 
 class PoolPeer:
-    """Four processes of this machine: no server, nothing kept, nothing left when the submitter dies."""
+    """A pool of four processes on this machine. It has no server, stores nothing, and ends with the submitter."""
 
     def __init__(self, _url):
         self.pool = ProcessPoolExecutor(4)
@@ -106,7 +107,7 @@ class PoolPeer:
 
 
 class ProcrastinatePeer:
-    """Jobs have no results: a trigger notifies the submitter of their ends."""
+    """procrastinate. Its jobs have no results, so a trigger notifies the submitter of their ends."""
 
     ENDS = """
         create or replace function bench_ended() returns trigger language plpgsql as
@@ -158,7 +159,7 @@ class ProcrastinatePeer:
 
 
 class DbosPeer:
-    """Everything polls: the queue and the submitter, every 50 ms instead of every second."""
+    """DBOS. The queue and the submitter poll, here every 50 ms instead of every second."""
 
     POLL_S = 0.05
 
@@ -170,7 +171,7 @@ class DbosPeer:
 
     @staticmethod
     def prepare(url):
-        """Leave it to the first worker."""
+        """Do nothing: the first worker creates the tables."""
 
     @classmethod
     def work(cls, url, slots):
@@ -202,7 +203,7 @@ PEERS = {
 
 
 def used_s():
-    """Processor time of this process, and of those that it has started and still has."""
+    """Return the processor seconds of this process and of its running child processes."""
     usage, children = resource.getrusage(resource.RUSAGE_SELF), 0.0
     for child in active_children():
         with open(f"/proc/{child.pid}/stat") as file:  # noqa: PTH123 - nothing else here needs a path
@@ -212,7 +213,7 @@ def used_s():
 
 
 def throughput(peer, count):
-    """Seconds from the first call to the last result."""
+    """Return the seconds from the first call to the last result."""
     used, begun = used_s(), time.perf_counter()
     handles = [peer.submit(number) for number in range(count)]
     submitted = time.perf_counter() - begun
@@ -224,7 +225,7 @@ def throughput(peer, count):
 
 
 def batch(peer, count):
-    """The same in one call."""
+    """Return the seconds for the same calls submitted as one batch."""
     used, begun = used_s(), time.perf_counter()
     found = peer.map(count)
     if list(found) != list(range(count)):
@@ -233,7 +234,7 @@ def batch(peer, count):
 
 
 def latency(peer, count):
-    """Seconds from a call to its result, one after the other, while nothing else happens."""
+    """Return the seconds from a call to its result, one after another, while nothing else runs."""
     took = []
     for number in range(count):
         time.sleep(0.02)

@@ -1,7 +1,8 @@
-"""What ``bench_executor.py`` compares: servers, workers and submitters as processes, with their processor time.
+"""The sides that ``bench_executor.py`` compares: servers, workers and submitters as processes, with their processor
+time.
 
-A side is started for a measurement and ended after it, so that nothing else runs meanwhile. The processor time of a
-side is that of all its processes, the server included.
+A side is started for a measurement and ended after it, so that nothing else runs meanwhile. Its processor time is that
+of all its processes, including the server.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NODES, SLOTS = 4, 8
 
 
 def processor_s(pid):
-    """Seconds of a processor that a process has used, and what it has waited for."""
+    """Return the processor seconds of a process and of the children that it has waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -42,7 +43,7 @@ def processor_s(pid):
 
 
 def below(pid):
-    """A process and all that it has started."""
+    """Return a process and all of its descendants."""
     found = [pid]
     for each in found:
         for thread in Path(f"/proc/{each}/task").glob("*/children") if Path(f"/proc/{each}").exists() else ():
@@ -51,7 +52,7 @@ def below(pid):
 
 
 class Child:
-    """A process that answers in lines of JSON."""
+    """A process that answers with lines of JSON."""
 
     def __init__(self, command, env=None):
         self.process = subprocess.Popen(
@@ -70,7 +71,7 @@ class Child:
         raise SystemExit(f"a process of the benchmark has ended: {' '.join(self.process.args)[:200]}")
 
     def end(self, timeout_s=60):
-        """Let it end by itself; what it said last."""
+        """Let the process end by itself, and return its last answer."""
         said, _ = self.process.communicate(timeout=timeout_s)
         lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
         return lines[-1] if lines else {}
@@ -81,7 +82,7 @@ class Child:
 
 
 class Side:
-    """One of those that are compared; a context manager around its processes."""
+    """One of the sides to compare. As a context manager, it starts and ends its processes."""
 
     name = ""
     has_batch = False
@@ -111,7 +112,7 @@ class Side:
         return sum(processor_s(each) for pid in self.pids for each in below(pid))
 
     def measure(self, what, count):
-        """What a submitter finds, with the processor time of a task in all processes together."""
+        """Return the figures of a submitter, with the processor time per task of all processes together."""
         before = self.used_s()
         found = self.submitter(what, count)
         if "used_s" in found:
@@ -119,7 +120,7 @@ class Side:
         return found
 
     def run(self, command, **env):
-        """A process that goes on until the end of the side."""
+        """Start a process that runs until the end of the side."""
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **env}
         )
@@ -133,12 +134,12 @@ class Side:
 
 
 def ours(role, **options):
-    """A process of latchwork."""
+    """Start a process of latchwork."""
     return Child([sys.executable, str(HERE / "executor_ours.py"), role, json.dumps(options)])
 
 
 class Ours(Side):
-    """Latchwork over one backend. ``sqlite`` may have options of its URL, as in ``sqlite?sync=normal``."""
+    """latchwork on one backend. ``sqlite`` may have options of its URL, as in ``sqlite?sync=normal``."""
 
     kind = "ours"
 
@@ -160,7 +161,7 @@ class Ours(Side):
         self.add(self.nodes)
 
     def server_s(self):
-        """Seconds of a processor that the server has used; 0 without one."""
+        """Return the processor seconds of the server, or 0 without one."""
         return 0.0 if self.server is None else sum(processor_s(each) for each in below(self.server.pid))
 
     def child(self, role, **options):
@@ -170,7 +171,7 @@ class Ours(Side):
         return {"slots": self.slots, "ttl_s": self.ttl_s}
 
     def add(self, count, **options):
-        """Start so many more workers, and wait until they take tasks."""
+        """Start this many more workers, and wait until they run tasks."""
         added = [self.child("node", **self.node_options(number), **options) for number in range(count)]
         for child in added:
             self.stack.callback(child.kill)
@@ -180,11 +181,11 @@ class Ours(Side):
         return added
 
     def spent_s(self):
-        """Seconds of a processor that the workers and the server have used."""
+        """Return the processor seconds of the workers and the server."""
         return sum(processor_s(each.pid) for each in self.children), self.server_s()
 
     def calls(self):
-        """The calls of all workers so far, if they are counted."""
+        """Return the calls of all workers so far, if they are counted."""
         made = Counter()
         for each in self.children:
             each.say()
@@ -192,7 +193,7 @@ class Ours(Side):
         return made
 
     def measure(self, what, count, **options):
-        """What a submitter finds; of a throughput also the processor time and the calls of a task."""
+        """Return the figures of a submitter. For throughput, they include the processor time and the calls per task."""
         child = self.child(what, count=count, **options)
         self.stack.callback(child.kill)
         if what == "throughput":
@@ -211,8 +212,8 @@ class Ours(Side):
         return found
 
 
-class Floor(Ours):
-    """The smallest honest executor: over the raw client, or over latchwork's store."""
+class BaselineSide(Ours):
+    """A minimal executor, on the raw client or on latchwork's store."""
 
     def __init__(self, kind, backend, nodes):
         self.kind = kind
@@ -220,14 +221,14 @@ class Floor(Ours):
 
     def child(self, role, **options):
         options = {"kind": self.kind, "url": self.url, **options}
-        return Child([sys.executable, str(HERE / "floor_executor.py"), role, json.dumps(options)])
+        return Child([sys.executable, str(HERE / "baseline_executor.py"), role, json.dumps(options)])
 
     def node_options(self, number):
         return {"rank": number, "of": self.nodes}
 
 
 class Peer(Side):
-    """Another library, with an interpreter that has it."""
+    """Another library, with an interpreter in which it is installed."""
 
     def __init__(self, python):
         super().__init__()
@@ -243,7 +244,7 @@ class Peer(Side):
 
 
 class OnRedis(Peer):
-    """A peer with a broker in Redis that keeps nothing, or syncs what it confirms."""
+    """A library with Redis as its broker, either without persistence or with a sync of each confirmed write."""
 
     def __init__(self, python, *, syncs=False):
         super().__init__(python)
@@ -345,7 +346,7 @@ class OnPostgres(Peer):
 
 
 class PoolSide(Peer):
-    """``concurrent.futures.ProcessPoolExecutor``, with four processes of the submitter's own."""
+    """``concurrent.futures.ProcessPoolExecutor`` with four child processes of the submitter."""
 
     peer = "pool"
     name = "process pool, 4"

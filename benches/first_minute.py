@@ -1,9 +1,10 @@
-"""From ``pip install`` to a finished workflow on a page, as somebody who has never had it: a wheel, a new environment.
+"""Measures how long a new user needs from ``pip install`` to a finished workflow on a page, with a wheel and a new
+environment.
 
     python benches/first_minute.py --wheel dist/latchwork-….whl [--port 18770]
 
-The clock runs from the making of the environment to the page that shows the run as a success; pip gets what latchwork
-depends on from where it always does. ``make wheel`` makes the wheel.
+The time runs from the creation of the environment to the page that shows the successful run. pip gets the dependencies
+of latchwork from its usual index. ``make wheel`` builds the wheel.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WAIT_S = 120.0
 
 
 class Clock:
-    """Prints what took how long."""
+    """Prints how long each step took."""
 
     def __init__(self):
         self.begun = self.last = time.monotonic()
@@ -59,7 +60,7 @@ def main():
 
 
 def walk(folder, wheel, port):
-    """All of it, in a folder."""
+    """Do all steps in a directory."""
     clock, here = Clock(), folder / "env" / "bin"
     subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
     clock.done("an environment")
@@ -86,7 +87,7 @@ def walk(folder, wheel, port):
 
 
 def see(link, page):
-    """Press the button of the link; then ask for the page of the run until it says that it has succeeded."""
+    """Open the link and press its button, then request the page of the run until it shows success."""
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
     here, _, word = link.partition("?link=")
     browser.open(here, urllib.parse.urlencode({"link": word}).encode(), timeout=10.0).close()

@@ -1,9 +1,9 @@
-"""What the peers of ``bench_plans.py`` do: graphs of Dask, canvas of Celery, a flow of Prefect.
+"""The plans of the libraries that ``bench_plans.py`` compares: graphs of Dask, canvas of Celery, flows of Prefect.
 
     python plans_peers.py PEER WHAT URL COUNT ROUNDS     prints a line of JSON
 
-Run by an interpreter that has these, and imports nothing of latchwork. Each is used as its manual says for this shape
-of work; results are checked.
+Runs in an interpreter that has these libraries, and imports nothing of latchwork. Each library is used as its manual
+describes for this shape of work. Results are checked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ if sys.argv[1:2] == ["celery"] or "celery" in sys.argv[0]:
 
 
 class CeleryPeer:
-    """Canvas: groups, chords, chains. It has no graphs with more than one edge into a task, but a chord's last."""
+    """Celery's canvas: groups, chords and chains. It has no graphs in which a task has several dependencies, except the
+    last task of a chord.
+    """
 
     def __init__(self, _url):
         noop_task.delay(0).get(timeout=60)
@@ -57,7 +59,7 @@ class CeleryPeer:
 
 
 class DaskPeer:
-    """Delayed graphs, computed by a scheduler and workers in processes of their own."""
+    """Dask's delayed graphs, computed by a scheduler and workers in separate processes."""
 
     def __init__(self, url):
         import dask
@@ -93,7 +95,7 @@ class DaskPeer:
         return self.run([made]) == [7]
 
     def killed(self, count):
-        """How many of so many results the client has, when the scheduler is killed in the middle and started again."""
+        """Return how many results the client has after the scheduler was killed in the middle and started again."""
         futures = self.client.compute([self.nap(n) for n in range(count)], optimize_graph=False)
         until = time.monotonic() + 60
         while sum(each.status == "finished" for each in futures) < count // 3 and time.monotonic() < until:
@@ -115,7 +117,7 @@ class DaskPeer:
 
 
 class PrefectPeer:
-    """A flow whose tasks run in threads of its process; its server keeps states in SQLite."""
+    """A Prefect flow whose tasks run in threads of its process. Its server keeps states in SQLite."""
 
     def __init__(self, _url):
         from prefect import flow, task

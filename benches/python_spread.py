@@ -1,7 +1,7 @@
-"""EvenlySpread in pure Python, in linear time: what latchwork's is compared with.
+"""EvenlySpread in pure Python, in linear time. The benches compare latchwork's strategy with it.
 
-It keeps the same promises for equal weights: per job nobody has more than one item more than another, and no plan that
-is as even moves fewer items. It takes and returns plain dicts and does as much as it can in loops that run in C.
+It keeps the same promises for equal weights: in each job, no worker has two items more than another, and no plan that
+is as even moves fewer items. It takes and returns plain dicts, and does as much as possible in loops that run in C.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A raw etcd client: etcd's messages on a separate gRPC channel.
+"""A raw etcd client that sends etcd's messages on a separate gRPC channel.
 
-It does the least that gives each operation its meaning: no outcome is found out when an answer is lost. ``put+fence``,
-``delete+fence`` and ``txn+fence`` also compare and overwrite a guard key, which is what makes a lost answer decidable
-(docs/design/etcd-writes.md): the raw cost of the same guarantee.
+Each operation does as little as possible. It does not find out the outcome if an answer is lost. ``put+fence``,
+``delete+fence`` and ``txn+fence`` also compare and overwrite a guard key, with which the outcome of a lost answer can
+be decided (docs/design/etcd-writes.md). They are the raw cost of the same guarantee.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _C = pb.Compare
 
 
 class RawEtcd(Side):
-    """One channel, one stub."""
+    """A client with one channel and one stub."""
 
     name = "etcd stub"
 
@@ -74,8 +74,8 @@ class RawEtcd(Side):
         skip = len(self.root)
         return [(kv.key[skip:].decode(), kv.value, kv.mod_revision) for kv in answer.kvs]
 
-    def follow(self, name, tell):
-        """Call ``tell`` with each new value; returns what ends it."""
+    def follow(self, name, notify):
+        """Call ``notify`` with each new value. Return a function that ends it."""
         requests = queue.Queue()
         create = pb.WatchCreateRequest(key=self.key(name))
         requests.put(pb.WatchRequest(create_request=create))
@@ -86,7 +86,7 @@ class RawEtcd(Side):
             try:
                 for answer in stream:
                     for event in answer.events:
-                        tell(event.kv.value)
+                        notify(event.kv.value)
             except grpc.RpcError:
                 pass
 

@@ -1,7 +1,7 @@
-"""Bare sqlite3 writing the same rows as the embedded store does, in durable transactions.
+"""A raw sqlite3 client that writes the same rows as the embedded store, in durable transactions.
 
-A put is the row of the key, and the row of the newest token, in one transaction, in WAL mode with the ``sync`` of the
-store's URL. Nothing else that a store does is done: no checks, no sessions, no watches, no other threads.
+A put writes the row of the key and the row of the newest token in one transaction, in WAL mode with the ``sync``
+setting of the store's URL. It does nothing else: no checks, no sessions, no watches, no other threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LIST = "SELECT key, value, token FROM entries WHERE root = 'app' AND key >= 'fo
 
 
 class RawSqlite(Side):
-    """One connection."""
+    """A client with one connection."""
 
     name = "sqlite3"
 

@@ -1,9 +1,9 @@
-"""The raw ZooKeeper client: kazoo, one connection.
+"""A raw ZooKeeper client: kazoo with one connection.
 
-A linearizable read is a sync and a get behind it on the same connection, sent together. Nothing is found out when an
-answer is lost, and versions are ZooKeeper's own, which start anew when a znode is created again. ``put+fence`` and
-``txn+fence`` also check a guard, which grows when a znode of its bucket is deleted, and number a znode of their own in
-the same multi, which makes a lost answer decidable: nothing more.
+A linearizable read is a sync and a get on the same connection, sent together. The client does not find out the outcome
+if an answer is lost. Versions are those of ZooKeeper, which start at 0 again when a znode is created again.
+``put+fence`` and ``txn+fence`` also check a guard, which changes when a znode of its bucket is deleted, and write a
+number to another znode in the same multi. With these, the outcome of a lost answer can be decided.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from store_sides import CHILDREN, IN_FLIGHT, KEYS, VALUE, Side
 
 
 class RawZooKeeper(Side):
-    """One KazooClient."""
+    """A client with one KazooClient."""
 
     name = "kazoo"
 
@@ -72,20 +72,20 @@ class RawZooKeeper(Side):
         self.fill(f"folder/{n:05d}" for n in range(CHILDREN))
 
     def list_folder(self):
-        """One get per child in sequence: what the client offers."""
+        """Get each child in sequence, because the client has no other way."""
         found = []
         for name in sorted(self.client.get_children(self.path("folder"))):
             value, stat = self.client.get(self.path(f"folder/{name}"))
             found.append((f"folder/{name}", value, stat.last_modified_transaction_id))
         return found
 
-    def follow(self, name, tell):
-        """Call ``tell`` with each new value; returns what ends it."""
+    def follow(self, name, notify):
+        """Call ``notify`` with each new value. Return a function that ends it."""
         ended = threading.Event()
 
         def changed(value, _):
             if value is not None:
-                tell(value)
+                notify(value)
             return not ended.is_set()
 
         self.client.DataWatch(self.path(name), changed)

@@ -1,4 +1,4 @@
-"""A process of a benchmark that plays one role: it is told, and answers, by lines."""
+"""A child process of a benchmark that plays one role, and exchanges lines with the benchmark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 class Child:
-    """Runs the calling program again, as `--role role --options {…}`; what it answers are lines of JSON."""
+    """Runs the calling program again as `--role role --options {…}`. It answers with lines of JSON."""
 
     def __init__(self, program, role, **options):
         command = [sys.executable, program, "--role", role, "--options", json.dumps(options)]
@@ -30,5 +30,5 @@ class Child:
 
 
 def answer(**what):
-    """Called in the child: one line to who started it."""
+    """Print one line of JSON for the parent process."""
     print(json.dumps(what), flush=True)

@@ -1,4 +1,4 @@
-"""Processor time of an idle store, and a process beside it that writes now and then."""
+"""Measures the processor time of an idle store, and runs a process that writes from time to time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with latchwork.connect(sys.argv[1]) as store:
 
 
 def cpu_share(seconds):
-    """Processor time of this process while it does nothing, in per cent of a core."""
+    """Return the processor time of this process while it does nothing, in percent of a core."""
     time.sleep(1.0)
     before, started = time.process_time(), time.perf_counter()
     time.sleep(seconds)
@@ -26,5 +26,7 @@ def cpu_share(seconds):
 
 
 def write_elsewhere(url):
-    """Another process puts the time into the key ``stamp``, ``CHANGES`` times, so far apart that none are merged."""
+    """Start a process that puts the time into the key ``stamp``, ``CHANGES`` times, so far apart that no changes are
+    merged.
+    """
     subprocess.run([sys.executable, "-c", _WRITER, url, str(CHANGES)], check=True)

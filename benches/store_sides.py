@@ -1,8 +1,8 @@
-"""Our side of the store benchmark, and the frame that the raw clients share with it.
+"""latchwork's side of the store benchmark, and the base class that the raw clients share with it.
 
-A side does one operation at a time, or starts one and waits for it later. Each operation is numbered: ``get(n)`` reads
-key n of ``KEYS``, ``create(n)`` makes a key that is not there, ``delete(n)`` removes one that is, ``txn(n)`` checks two
-keys and writes both, as they were left by the ``txn(n)`` before.
+A side does one operation at a time, or starts operations and waits for them later. Operations are numbered: ``get(n)``
+reads key n of ``KEYS``, ``create(n)`` creates a new key, ``delete(n)`` deletes an existing one, and ``txn(n)`` checks
+two keys and writes both, as the ``txn(n)`` before has left them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CHILDREN = 10_000
 
 
 class Cost(NamedTuple):
-    """Of a round: time on the clock, and processor time of this process (not the server's)."""
+    """The cost of a round: the time, and the processor time of this process without the server."""
 
     seconds: float
     cpu_s: float
 
 
 class Stopwatch:
-    """Runs from its making."""
+    """Measures the time and the processor time since it was created."""
 
     def __init__(self):
         self._cpu, self._wall = time.process_time(), time.perf_counter()
@@ -37,10 +37,7 @@ class Stopwatch:
 
 
 class Side:
-    """One client. ``do`` has a function per operation, ``start`` one that returns what ``wait`` waits for.
-
-    An operation may have other ways of doing it on a raw client, ``put+fence`` beside ``put``: named after a plus sign.
-    """
+    """A client. ``do`` has a function for each operation. ``start`` has functions that return a value for ``wait``."""
 
     name = ""
 
@@ -53,13 +50,13 @@ class Side:
         return started.result()
 
     def prepare(self, operation, count):
-        """What must be there before so many operations; not timed."""
+        """Create what this many operations need. Not timed."""
         first = self.at.setdefault(operation, 0)
         if operation.startswith("delete"):
             self.fill(f"gone{n}" for n in range(first, first + count))
 
     def one_by_one(self, operation, count):
-        """The cost of so many operations, each waited for."""
+        """Return the cost of this many operations, one after another."""
         first, do = self._numbers(operation, count), self.do[operation]
         watch = Stopwatch()
         for n in range(first, first + count):
@@ -67,7 +64,7 @@ class Side:
         return watch.cost()
 
     def in_flight(self, operation, count):
-        """The cost of so many operations, started at once."""
+        """Return the cost of this many operations, all started at once."""
         first, start, wait = self._numbers(operation, count), self.start[operation], self.wait
         watch = Stopwatch()
         for outcome in [start(n) for n in range(first, first + count)]:
@@ -75,7 +72,7 @@ class Side:
         return watch.cost()
 
     def _numbers(self, operation, count):
-        """Creations and deletions never use a number twice."""
+        """Return the numbers of the next operations. Creations and deletions never use a number twice."""
         first = self.at.setdefault(operation, 0)
         if operation.startswith(("create", "delete")):
             self.at[operation] = first + count
@@ -83,7 +80,7 @@ class Side:
 
 
 class Ours(Side):
-    """A store."""
+    """latchwork's store."""
 
     name = "latchwork"
 
@@ -127,7 +124,7 @@ class Ours(Side):
         self.fill(f"folder/{n:05d}" for n in range(CHILDREN))
 
     def list_folder(self):
-        """What everyone needs of a list: names, values and versions."""
+        """Return names, values and versions, as every side must."""
         return [(entry.key, entry.value, entry.token) for entry in self.store.list("folder")]
 
     def _two(self, n):

@@ -1,4 +1,4 @@
-"""The figures of a run as a table, gathered from pytest-benchmark as the tests end."""
+"""Prints the figures of a pytest-benchmark run as a table."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Table:
 
 
 def machine():
-    """What the figures hold for."""
+    """Return the machine and the software for which the figures are valid."""
     cpu = next((one.partition(":")[2].strip() for one in _cpuinfo() if one.startswith("model name")), "unknown")
     load = os.getloadavg()[0]
     return f"{os.cpu_count()} cores ({cpu}), Python {platform.python_version()}, load average {load:.1f} at the end"
 
 
 def line(row):
-    """One row."""
+    """Return one row of the table as text."""
     figures = "".join(_figure(row.get(name)) for name in ("raw", "ours"))
     ratios = "".join(f"{row[name]:>{width}.2f}" if name in row else " " * width for name, width in _RATIOS)
     return f"{row['kind']:15}{row['row']:44}{figures} {row['unit']:11}{ratios}{row['goal']:>10}"

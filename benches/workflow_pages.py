@@ -1,12 +1,11 @@
-"""How long pages take with a long history: rows are written as masters would leave them, then each page is asked for.
+"""Measures how long the pages take with a long history. Writes rows as masters would, then requests each page.
 
     python benches/workflow_pages.py --attempts 1000000 --database sqlite:////var/tmp/pages.db
     python benches/workflow_pages.py --attempts 1000000 --database postgres
 
-The rows stay: a second call with the same database measures again without writing; ``postgres`` is a server of its own,
-which is started for this and gone afterwards. Figures are of one client, the app
-called in its process, without a network between. Every page of the site is asked for: one that nobody gave an address
-here is named.
+The rows stay, so a second call with the same database measures again without writing. ``postgres`` starts a separate
+server, which is removed at the end. One client calls the app in its process, without a network. Every page of the site
+is requested. A page without an address in this file is reported.
 """
 
 import argparse
@@ -69,7 +68,9 @@ def shell(number):
 
 
 def fill(database, attempts):
-    """Runs of some workflows, ten tasks each, one attempt for a task; one of fifty failed. Then backfills and a map."""
+    """Write runs of some workflows with ten tasks each, and one attempt per task. One of fifty runs failed. Then write
+    backfills and a map.
+    """
     types = TaskTypes()
     with database.write() as connection:
         if connection.execute(sa.select(definition.c.code).limit(1)).first():
@@ -93,7 +94,7 @@ def fill(database, attempts):
 
 
 def fill_more(connection, code, runs):
-    """Long backfills, half of each over, and elements of a map of the run in the middle."""
+    """Write long backfills, half of which have ended, and the elements of a map of the run in the middle."""
     now = time.time()
     connection.execute(sa.text("ANALYZE"))
     same = {"shard": 0, "code": code, "version": 1, "created_at": now}
@@ -111,7 +112,7 @@ def fill_more(connection, code, runs):
 
 
 def command_of(database):
-    """A start that was done; and pools, which have pages, too."""
+    """Add a start command that was executed, and pools, which also have pages."""
     with database.write() as connection:
         pools.save(connection, PoolSettings(name="bench", size=3))
         pools.save(connection, PoolSettings(name="@default", size=1000))
@@ -125,7 +126,7 @@ def command_of(database):
 
 
 def addresses(routes):
-    """What the site's pages are at, as expressions; without signing in."""
+    """Return the paths of the site's pages as regular expressions, without sign-in."""
     for route in routes:
         if getattr(route, "response_class", None) is HTMLResponse and "GET" in route.methods:
             yield (
@@ -136,7 +137,7 @@ def addresses(routes):
 
 
 def pages_of(middle, command_id):
-    """What is asked for; ``middle`` is a run in the middle of all."""
+    """Return the pages to request. ``middle`` is a run in the middle of all runs."""
     flow, made = "/workflows/default/flow-7", middle * TASKS
     return [
         *("/", "/runs", "/runs?state=failure", f"/runs?before={middle}", f"/runs/{middle}"),
@@ -168,7 +169,7 @@ def main():
 
 
 def measure(given):
-    """Write what is not there, and ask for each page."""
+    """Write missing rows, and request each page."""
     database = Database(given.database)
     upgrade(database)
     begun = time.monotonic()
@@ -182,7 +183,7 @@ def measure(given):
     site = make_web_app(database, hosts=["testserver"])
     pages = pages_of(given.attempts // TASKS // 2, command_of(database))
     left = [each for each in addresses(site.routes) if not any(re.fullmatch(each, page) for page in pages)]
-    print(f"nobody asks for {', '.join(left)}" if left else "every page is asked for")
+    print(f"no request covers {', '.join(left)}" if left else "every page is asked for")
     process = psutil.Process()
     print(f"{'page':44} {'who':8} {'p50 ms':>8} {'cpu ms':>8} {'max ms':>8} {'kB':>7}")
     for name in ("admin", "viewer"):

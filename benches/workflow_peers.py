@@ -1,13 +1,13 @@
-"""What the peers of ``bench_workflows.py`` do with the same work: Airflow, Prefect and Luigi, one on the machine.
+"""The work of ``bench_workflows.py`` with other libraries on one machine: Airflow, Prefect and Luigi.
 
     PEER_PYTHON benches/workflow_peers.py PEER --folder DIR [--tasks 1000] [--chain 40]     prints lines of JSON
 
-Run by an interpreter that has the peer (scripts/install_workflow_peers), and imports nothing of latchwork. Each runs as
-its manual says for one machine, with its own database, and its server is started and ended here. Rates are of tasks
-that do nothing, latency is from the end of a task of a chain to the start of the next.
+Runs in an interpreter that has the library (scripts/install_workflow_peers), and imports nothing of latchwork. Each
+library runs as its manual describes for one machine, with its own database, and its server is started and ended here.
+Rates are for tasks that do nothing. Latency is measured from the end of a task of a chain to the start of the next.
 
-Luigi's and Prefect's tasks are run by the very process that starts the workflow; Airflow's by its scheduler
-(EmptyOperator), and by its executor (BashOperator, ``true``), so it has two rows.
+Luigi and Prefect run tasks in the process that starts the workflow. Airflow runs them in its scheduler (EmptyOperator)
+or in its executor (BashOperator, ``true``), so it has two rows.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ WAIT_S = 240.0
 HERE = Path(sys.executable).parent
 
 
-def tell(what, **figures):
-    """A line of JSON."""
+def print_line(what, **figures):
+    """Print a line of JSON."""
     print(json.dumps({"what": what, **figures, "load": os.getloadavg()[0]}), flush=True)
 
 
 def descendants(pid):
-    """A process and all below it."""
+    """Return a process and all of its descendants."""
     found, by_parent = [pid], {}
     for each in Path("/proc").iterdir():
         if each.name.isdigit():
@@ -55,7 +55,7 @@ def descendants(pid):
 
 
 def used(pid):
-    """Processor seconds and private megabytes of a process and all below it."""
+    """Return the processor seconds and the private megabytes of a process and all of its descendants."""
     seconds = megabytes = 0.0
     for each in descendants(pid):
         try:
@@ -69,17 +69,17 @@ def used(pid):
 
 
 def idle(process):
-    """What the server does while nobody wants anything."""
+    """Measure the server while it has no work."""
     time.sleep(5.0)
     before, _ = used(process.pid)
     time.sleep(IDLE_S)
     after, megabytes = used(process.pid)
-    tell("idle", core_percent=(after - before) / IDLE_S * 100, memory_mb=megabytes)
+    print_line("idle", core_percent=(after - before) / IDLE_S * 100, memory_mb=megabytes)
 
 
 @contextmanager
 def server(command, folder, env, is_ready):
-    """A server in a session of its own, ended with all its processes."""
+    """A server in its own session. Ends all of its processes at the end."""
     began = time.monotonic()
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
@@ -87,7 +87,7 @@ def server(command, folder, env, is_ready):
         )
         try:
             wait_for(is_ready, process)
-            tell("start", took_s=time.monotonic() - began)
+            print_line("start", took_s=time.monotonic() - began)
             yield process
         finally:
             for number in (signal.SIGTERM, signal.SIGKILL):
@@ -102,7 +102,7 @@ def server(command, folder, env, is_ready):
 
 
 def wait_for(condition, process=None, within_s=WAIT_S):
-    """Look until it is so."""
+    """Wait until the condition is true."""
     end = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > end or (process is not None and process.poll() is not None):
@@ -111,7 +111,7 @@ def wait_for(condition, process=None, within_s=WAIT_S):
 
 
 def answers(url):
-    """Whether a server says that it is well."""
+    """Return whether a server reports that it is healthy."""
     try:
         with urllib.request.urlopen(url, timeout=2.0) as answer:
             return answer.status == 200
@@ -119,16 +119,16 @@ def answers(url):
         return False
 
 
-def told_gaps(of, spans):
-    """Latency of a chain, of spans in seconds."""
+def print_gaps(of, spans):
+    """Print the latency of a chain, whose spans are in seconds."""
     ordered = sorted(spans)
     gaps = sorted(max(0.0, after[0] - before[1]) for before, after in pairwise(ordered))
     p99_ms = gaps[int(len(gaps) * 0.99)] * 1000
-    tell("latency", of=of, p50_ms=statistics.median(gaps) * 1000, p99_ms=p99_ms, tasks=len(ordered))
+    print_line("latency", of=of, p50_ms=statistics.median(gaps) * 1000, p99_ms=p99_ms, tasks=len(ordered))
 
 
 def environment(**more):
-    """Ours, without what would lead it to somebody else's things."""
+    """Return our environment variables except the ones that would change its settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PREFECT", "PYTHON"))}
     return {**kept, "PATH": f"{HERE}:{os.environ['PATH']}", **more}
 
@@ -164,7 +164,7 @@ for kind, make in (("noop", EmptyOperator), ("shell", lambda **k: BashOperator(b
 
 
 class Airflow:
-    """``airflow standalone``: scheduler, executor, API server and processor of definitions, with SQLite."""
+    """``airflow standalone``: scheduler, executor, API server and DAG processor, with SQLite."""
 
     PART, BASH = 250, 40
 
@@ -186,19 +186,19 @@ class Airflow:
         (folder / "flows.py").write_text(text)
 
     def measure(self):
-        """All of it."""
+        """Measure everything and print it."""
         command = [str(HERE / "airflow"), "standalone"]
         with server(command, self.chosen.folder, self.env, self._is_ready) as process:
             idle(process)
             count = max(1, self.chosen.tasks // self.PART)
             took_s = self._run("rate", count)
-            tell("rate", of="empty", per_s=count * self.PART / took_s)
-            tell("fan", tasks=self.chosen.tasks, took_s=self._run("fan", 1))
+            print_line("rate", of="empty", per_s=count * self.PART / took_s)
+            print_line("fan", tasks=self.chosen.tasks, took_s=self._run("fan", 1))
             for kind in ("noop", "shell"):
                 self._run(f"chain-{kind}", 1)
-                told_gaps(kind, self._spans(f"chain-{kind}"))
+                print_gaps(kind, self._spans(f"chain-{kind}"))
             took_s = self._run("work", 1)
-            tell("rate", of="bash", per_s=self.BASH / took_s)
+            print_line("rate", of="bash", per_s=self.BASH / took_s)
 
     def _is_ready(self):
         try:
@@ -220,7 +220,7 @@ class Airflow:
         text = "SELECT min(queued_at), max(end_date), sum(state = 'failed') FROM dag_run WHERE dag_id = ?"
         ((began, ended, failed),) = self._ask(text, dag)
         if failed:
-            tell("failed", of=dag)
+            print_line("failed", of=dag)
         return seconds(ended) - seconds(began)
 
     def _spans(self, dag):
@@ -230,7 +230,7 @@ class Airflow:
 
 
 def seconds(text):
-    """Of a moment as SQLAlchemy writes it."""
+    """Return the seconds of a timestamp that SQLAlchemy wrote."""
     return datetime.fromisoformat(text).timestamp()
 
 
@@ -238,7 +238,7 @@ def seconds(text):
 
 
 class Prefect:
-    """A server with SQLite; flows run in a process of their own, with eight threads for tasks."""
+    """A server with SQLite. Flows run in a separate process with eight threads for tasks."""
 
     URL = "http://127.0.0.1:14200/api"
 
@@ -253,7 +253,7 @@ class Prefect:
         )
 
     def measure(self):
-        """All of it."""
+        """Measure everything and print it."""
         command = [str(HERE / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", "14200"]
         with server(command, self.chosen.folder, self.env, lambda: answers(f"{self.URL}/health")) as process:
             idle(process)
@@ -263,7 +263,7 @@ class Prefect:
 
 
 def prefect_flows(chosen):
-    """In a process that has the server's address."""
+    """Run the flows, in a process that has the server's address."""
     from prefect import flow, task
     from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -292,21 +292,21 @@ def prefect_flows(chosen):
     fan(8)
     began = time.monotonic()
     fan(chosen.tasks)
-    tell("rate", of="thread", per_s=chosen.tasks / (time.monotonic() - began))
+    print_line("rate", of="thread", per_s=chosen.tasks / (time.monotonic() - began))
     began = time.monotonic()
     fan(chosen.tasks, has_root=True)
-    tell("fan", tasks=chosen.tasks, took_s=time.monotonic() - began)
+    print_line("fan", tasks=chosen.tasks, took_s=time.monotonic() - began)
     for name, script in (("noop", ""), ("shell", "true")):
         spans.clear()
         chain(script)
-        told_gaps(name, spans)
+        print_gaps(name, spans)
 
 
 # Luigi
 
 
 class Luigi:
-    """``luigid``, and one worker of eight processes; that a task is done is a file."""
+    """``luigid`` and one worker with eight processes. A file says that a task is done."""
 
     PORT = 18082
 
@@ -314,7 +314,7 @@ class Luigi:
         self.chosen = chosen
 
     def measure(self):
-        """All of it."""
+        """Measure everything and print it."""
         command = [str(HERE / "luigid"), "--address", "127.0.0.1", "--port", str(self.PORT), "--logdir", "logs"]
         url = f"http://127.0.0.1:{self.PORT}/static/visualiser/index.html"
         (self.chosen.folder / "logs").mkdir()
@@ -324,7 +324,7 @@ class Luigi:
 
 
 def luigi_flows(chosen, port):
-    """A worker that runs tasks in processes that it forks."""
+    """Run a worker that runs tasks in forked processes."""
     import logging
 
     import luigi
@@ -362,13 +362,13 @@ def luigi_flows(chosen, port):
         assert done
         return time.monotonic() - began
 
-    tell("rate", of="process", per_s=chosen.tasks / run([Task(of="rate", number=n) for n in range(chosen.tasks)]))
+    print_line("rate", of="process", per_s=chosen.tasks / run([Task(of="rate", number=n) for n in range(chosen.tasks)]))
     took_s = run([Task(of="fan", number=n) for n in range(chosen.tasks + 1)])
-    tell("fan", tasks=chosen.tasks, took_s=took_s)
+    print_line("fan", tasks=chosen.tasks, took_s=took_s)
     for kind, script in (("noop", ""), ("shell", "true")):
         run([Task(of=f"chain-{kind}", number=chosen.chain - 1, script=script)])
         files = (chosen.folder / f"chain-{kind}").iterdir()
-        told_gaps(kind, [tuple(map(float, each.read_text().split())) for each in files])
+        print_gaps(kind, [tuple(map(float, each.read_text().split())) for each in files])
 
 
 PEERS = {"airflow": Airflow, "prefect": Prefect, "luigi": Luigi}

@@ -1,16 +1,16 @@
-"""The smallest honest worker of a plan over ``floor_stores``, in a process of its own.
+"""A minimal worker of a plan on ``baseline_stores``, as a separate process.
 
-    python benches/floor_plans.py < OPTIONS-JSON     prints a line of JSON
+    python benches/baseline_plans.py < OPTIONS-JSON     prints a line of JSON
 
-``t/<n>`` has the numbers that task n depends on, ``c/<n>`` its claim, ``r/<n>`` its result. The worker reads the plan
-once and learns of other workers' results from its watch, so it knows in memory what is ready:
+``t/<n>`` contains the numbers of the tasks that task n depends on, ``c/<n>`` is its claim, and ``r/<n>`` its result.
+The worker reads the plan once, and gets results of other workers from its watch, so it knows which tasks are ready:
 
     turn      check s/<worker> and the claims that end; delete those and write their results; create the claims of the
               tasks that are ready now                                      up to 20 of each
 
-One turn is one transaction, and a step of a chain is one turn. A claim is created only while none exists, a result is
-written only with the claim. Claims of dead workers, failures, cancellation, limits, large values and lost answers are
-what plans have and this has not.
+A turn is one transaction, and a step of a chain is one turn. A claim is created only if none exists, and a result is
+written only with the claim. Unlike latchwork's plans, it has no cancellation, no limits and no large values, and
+handles neither dead workers, failures nor lost answers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import sys
 import threading
 import time
 
+from baseline_stores import connect
 from executor_ours import answer, used_s
-from floor_stores import connect
 
 TURN = 20
 TTL_S = 10
 
 
 class Worker:
-    """Runs one plan alone. Tasks return the sum of what they depend on, and one."""
+    """Runs one plan alone. A task returns one plus the sum of the results that it depends on."""
 
     def __init__(self, kind, url):
         self.store = connect(kind, url)
@@ -50,13 +50,13 @@ class Worker:
         return versions
 
     def write(self, needs):
-        """Store a plan: for each number those that it depends on."""
+        """Store a plan, which lists for each task the numbers of the tasks that it depends on."""
         rows = [(f"t/{number:06d}", json.dumps(each).encode()) for number, each in enumerate(needs)]
         for at in range(0, len(rows), 90):
             self.commit([], rows[at : at + 90])
 
     def run(self):
-        """Run the stored plan; return its results."""
+        """Run the stored plan and return its results."""
         needs = {key[2:]: [f"{each:06d}" for each in json.loads(value)] for key, value, _ in self.store.list("t/")}
         waiting, left = {}, {number: len(each) for number, each in needs.items()}
         for number, each in needs.items():

@@ -1,12 +1,13 @@
-"""The smallest honest group: N members of one process, each with a session of its own, until each has seen all.
+"""A minimal group: members of one process, each with its own session, join until each has seen all others.
 
-    python benches/floor_group.py < OPTIONS-JSON     prints a line of JSON
+    python benches/baseline_group.py < OPTIONS-JSON     prints a line of JSON
 
-A join is one transaction: a key that is bound to the member's session. One writer puts a view of what has changed, at
-most every max(20 ms, N * 0.2 ms), so that there are few views whatever N is. A follower looks at the number of members
-in a view and reads nothing else. ``store``: each member has a latchwork store. ``raw``: etcd's messages, with a lease,
-a key and a watch for each member on one stream, and no thread for each. Ranks, views without gaps, leaving, writers
-that die and lost answers are what a group has and this has not. ``ours`` is ``latchwork.primitives.Group``.
+A join is one transaction, which creates a key bound to the member's session. One writer stores a view of the changes,
+at most every max(20 ms, N * 0.2 ms) for N members, so that there are few views whatever N is. A follower looks at the
+number of members in a view and reads nothing else. ``store``: each member has a latchwork store. ``raw``: each member
+has a lease, a key and a watch of etcd on one stream, and no thread. Unlike latchwork's group, it has no ranks, no views
+without gaps, no leaving, and handles neither a dead writer nor lost answers. ``ours`` is
+``latchwork.primitives.Group``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from baseline_stores import in_background
 from executor_ours import answer, used_s
-from floor_stores import in_background
 
 TTL_S = 30
 PAUSE_S, PAUSE_PER_MEMBER_S = 0.02, 0.0002
@@ -30,7 +31,7 @@ JOINING = 64
 
 
 class Writer:
-    """Writes views of the members that have joined, a few at once; ``put`` gets the text of each."""
+    """Stores views of the members that have joined, a few at a time. ``put`` gets the text of each view."""
 
     def __init__(self, count, put):
         self.count, self.put, self.views = count, put, 0
@@ -72,7 +73,7 @@ class Audience:
 
 
 def store(url, count):
-    """Join with a latchwork store for each member; return the views."""
+    """Join with a latchwork store for each member, and return the number of views."""
     import latchwork
 
     audience = Audience(count)
@@ -97,7 +98,7 @@ def store(url, count):
 
 
 def ours(url, count):
-    """Join with a group and a store for each member."""
+    """Join with latchwork's group and a store for each member."""
     import latchwork
     from latchwork.primitives import Group
 
@@ -115,7 +116,7 @@ def ours(url, count):
 
 
 def raw(url, count):
-    """Join over etcd's messages."""
+    """Join with messages of etcd."""
     import grpc
 
     from latchwork_testkit.etcd_rpc import Stub, pb

@@ -1,18 +1,19 @@
-"""The smallest honest executor over ``floor_stores``, each role in a process of its own.
+"""A minimal executor on ``baseline_stores``. Each role is a separate process.
 
-    python benches/floor_executor.py ROLE OPTIONS-JSON     prints lines of JSON
+    python benches/baseline_executor.py ROLE OPTIONS-JSON     prints lines of JSON
 
-A task is one key ``q/<number>`` with its state, its outcome one key ``r/<number>``:
+A task is one key ``q/<number>`` with its state, and its outcome is one key ``r/<number>``:
 
     submit    check s/<submitter>; write q/<n>                           up to 90 in one transaction
     claim     check q/<n>, s/<runner>, s/<submitter>; write q/<n>        up to 40
     end       the same checks; delete q/<n>, write r/<n>                 up to 40
     collect   delete r/<n> after the futures have their results          up to 90
 
-A task takes three transactions in series. A runner whose session ends loses its claims: another one takes ``q/<n>`` as
-it was claimed, checking that the session is gone. Claims are fenced, and an outcome is stored before its future has it.
-Partitions, priorities, targets, retries, dead letters, cancellation, checks of arguments, lost answers and large values
-are what the executor has and this has not. Several runners share the numbers evenly, so they never contend.
+A task takes three transactions in series. A runner whose session ends loses its claims. Another runner takes ``q/<n>``
+as it was claimed, and checks that the session is gone. Claims are fenced, and an outcome is stored before its future
+has it. Unlike latchwork's executor, it has no partitions, priorities, targets, retries, dead letters, cancellation,
+checks of arguments, handling of lost answers, or large values. Several runners share the numbers evenly, so they never
+contend.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import time
 from collections import Counter
 from concurrent.futures import Future
 
+from baseline_stores import connect, in_background
 from executor_ours import WARM, answer, round_trips, used_s
-from floor_stores import connect, in_background
 
 SUBMIT, CLAIM, END = 90, 40, 40
 IN_FLIGHT = 2
@@ -36,7 +37,9 @@ FUNCTIONS = {"noop": lambda number: number}
 
 
 class Pump:
-    """Sends what was put, many at once, while fewer than so many transactions are in flight. Whoever puts, sends."""
+    """Sends items in batches while fewer than a maximum number of transactions are in flight. A call of `put` sends at
+    once if it can.
+    """
 
     def __init__(self, send, most, store, in_flight=1):
         self.send, self.most, self.left = send, most, in_flight
@@ -74,7 +77,7 @@ class Pump:
 
 
 class Submitter:
-    """Stores tasks, and completes their futures."""
+    """Stores tasks and completes their futures."""
 
     def __init__(self, kind, url):
         self.store = connect(kind, url)
@@ -183,7 +186,7 @@ class Runner:
 
 
 def node(kind, url, rank, of):
-    """Run tasks until the input ends. For each line of input, print the transactions so far."""
+    """Run tasks until standard input ends. For each line of input, print the transactions so far."""
     runner = Runner(kind, url, rank, of)
     answer(ready=True, ttl_s=TTL_S)
     for _ in sys.stdin:
@@ -191,7 +194,7 @@ def node(kind, url, rank, of):
 
 
 def throughput(kind, url, count):
-    """Seconds from the first call to the last result, once told to begin; warm by then."""
+    """Measure the seconds from the first call to the last result, after a warm-up and the command to begin."""
     pool = Submitter(kind, url)
     for future in [pool.submit("noop", number) for number in range(WARM)]:
         future.result(60)
@@ -206,7 +209,7 @@ def throughput(kind, url, count):
 
 
 def latency(kind, url, count, pause_s=0.02):
-    """Seconds from a call to its result, one after the other, with a pause before each."""
+    """Measure the seconds from a call to its result, one after another, with a pause before each."""
     pool = Submitter(kind, url)
     answer(**round_trips(lambda number: pool.submit("noop", number), count, pause_s))
 

@@ -1,4 +1,4 @@
-"""The least stores over raw clients (grpcio, kazoo, sqlite3), and the same interface over a latchwork store.
+"""Minimal stores on raw clients (grpcio, kazoo, sqlite3), and the same interface on a latchwork store.
 
 Each of them has
 
@@ -6,10 +6,10 @@ Each of them has
     txn(checks, ops, done)      checks: (key, version) as read, (key, True) exists, (key, False) does not exist;
                                 ops: (key, value), value None deletes; then done(is_committed, versions of the ops)
     list(prefix)                [(key, value, version)]
-    follow(prefix, notify)      notify([(key, value, version)]) of what was written since; value None for deletions
+    follow(prefix, notify)      notify([(key, value, version)]) of later writes; value None for deletions
 
-``blocks``: ``txn`` returns after ``done``; otherwise at once, and ``done`` is called in another thread.
-Only transactions are fenced. Lost answers, large values, several servers and authentication are not handled.
+If ``blocks`` is true, ``txn`` returns after ``done``. Otherwise it returns at once, and another thread calls ``done``.
+Only transactions are fenced. Lost answers, large values, several servers and authentication are not supported.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ POLL_S = 0.05
 
 
 def connect(kind, url):
-    """Connect ``raw`` or ``store`` to the URL of a store. ``counts`` has the transactions and keys of this process."""
-    store = StoreFloor(url) if kind == "store" else RAW[url.partition(":")[0]](url)
+    """Connect to the URL of a store, with a ``raw`` client or a ``store``. ``counts`` has the transactions and keys of
+    this process.
+    """
+    store = StoreBaseline(url) if kind == "store" else RAW[url.partition(":")[0]](url)
     store.counts, txn = Counter(), store.txn
 
     def counted(checks, ops, done):
@@ -45,7 +47,7 @@ def in_background(call):
     return thread
 
 
-class EtcdFloor:
+class EtcdBaseline:
     """etcd's messages on one gRPC channel."""
 
     blocks = False
@@ -122,7 +124,7 @@ class EtcdFloor:
 
 
 class _AddWatch:
-    """A recursive watch, which kazoo does not offer."""
+    """The request for a recursive watch, which kazoo does not offer."""
 
     type = 106
 
@@ -137,7 +139,7 @@ class _AddWatch:
 
 
 class _MultiRead:
-    """Reads of several nodes in one request, which kazoo does not offer."""
+    """A request that reads several znodes, which kazoo does not offer."""
 
     type = 22
 
@@ -167,8 +169,8 @@ class _MultiRead:
             at += 68
 
 
-class ZooKeeperFloor:
-    """kazoo, with recursive watches and reads of several nodes."""
+class ZooKeeperBaseline:
+    """kazoo, with recursive watches and reads of several znodes."""
 
     blocks = False
     READ_TOGETHER = 100
@@ -254,7 +256,7 @@ class ZooKeeperFloor:
 
 
 class _Follower:
-    """Reads the nodes that events have named, many in one request."""
+    """Reads the znodes that events have named, many in one request."""
 
     def __init__(self, store, notify, *, deletes):
         self.store, self.notify, self.deletes = store, notify, deletes
@@ -282,8 +284,8 @@ class _Follower:
         self.store.call(_MultiRead([self.store.root + key for key in keys]), answered)
 
 
-class SqliteFloor:
-    """sqlite3 with one table; commits wake the other processes as those of latchwork do."""
+class SqliteBaseline:
+    """sqlite3 with one table. Commits notify the other processes as those of latchwork do."""
 
     blocks = True
     _TABLES = """
@@ -380,7 +382,7 @@ class SqliteFloor:
         in_background(listen)
 
 
-class StoreFloor:
+class StoreBaseline:
     """The public API of a latchwork store."""
 
     blocks = True
@@ -432,4 +434,4 @@ class StoreFloor:
         in_background(listen)
 
 
-RAW = {"etcd": EtcdFloor, "zk": ZooKeeperFloor, "sqlite": SqliteFloor}
+RAW = {"etcd": EtcdBaseline, "zk": ZooKeeperBaseline, "sqlite": SqliteBaseline}
