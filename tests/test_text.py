@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latchwork._base.text import counted, printable, reason, same_format, utc_text
+from latchwork._base.text import counted, normalize_utc_text, printable, reason, utc_text
 
 
 @given(st.text())
@@ -44,9 +44,9 @@ def test_a_moment_has_one_format():
     assert utc_text(1e300) == utc_text(-(10**400)) == utc_text(float("nan")) == "a time out of reach"
     assert utc_text(-6e10) == "0068-09-03T13:20:00Z"
     for stored in ("2026-11-22T09:10:10+00:00", "2026-11-22T09:10:10.123+00:00", "2026-11-22T10:10:10+01:00"):
-        assert same_format(stored) == "2026-11-22T09:10:10Z"
+        assert normalize_utc_text(stored) == "2026-11-22T09:10:10Z"
     for other in ("", "yesterday", "2026-11-22T09:10:10", "2026-11-22T09:10:10Z"):
-        assert same_format(other) == other
+        assert normalize_utc_text(other) == other
 
 
 def test_one_thing_has_no_plural():

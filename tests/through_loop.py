@@ -27,7 +27,7 @@ from latchwork.aio.twin import Twin, twin_of, twins
 from latchwork.store import system_namespace
 from latchwork.store.driving import helper
 from latchwork.store.driving.helper import spawn
-from latchwork.store.driving.loop import act_for, current_task_caller
+from latchwork.store.driving.loop import current_task_caller, share_caller
 
 _thread = threading.local()
 #: Functions of users that block, by the name of the argument: work and listeners.
@@ -80,7 +80,7 @@ class Loop:
 
     async def _go(self, fn, caller, original, ended):
         _original.set(original)
-        act_for(asyncio.current_task(), caller)
+        share_caller(asyncio.current_task(), caller)
         try:
             result = fn()
             return (await result if inspect.isawaitable(result) else result), None

@@ -3,7 +3,7 @@
 Connect with a URL, then use the store, one primitive, or the whole job manager.
 """
 
-from latchwork._base.lazy import late
+from latchwork._base.lazy import lazy_getattr
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from latchwork.store.connect import connect
     from latchwork.types import Absent, At, Change, Committed, Create, Delete, Entry, Exists, Fence, Put
 else:
-    __getattr__ = late(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             "latchwork.errors": (

@@ -4,7 +4,7 @@ Nothing here is for applications. A name is imported when it is first used, so t
 docs/reference/spi.md describes each name.
 """
 
-from latchwork._base.lazy import late
+from latchwork._base.lazy import lazy_getattr
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         encode,
         read_json,
     )
-    from latchwork._base.files import make_file, replace_file, secure_folder, trouble_of
+    from latchwork._base.files import explain_write_failure, make_file, replace_file, secure_folder
     from latchwork._base.interrupts import mutex
     from latchwork._base.signals import on_end_signals
     from latchwork._base.text import counted, printable, reason, short, utc_text
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from latchwork.cli.text import Grid, Line, console, listed, say, say_json, show, told
     from latchwork.tasks.node import Node, NodeHealth, default_node_id
 else:
-    __getattr__ = late(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             "latchwork._base.decoding": (
@@ -143,7 +143,7 @@ else:
                 "make_file",
                 "replace_file",
                 "secure_folder",
-                "trouble_of",
+                "explain_write_failure",
             ),
             "latchwork._base.interrupts": ("mutex",),
             "latchwork._base.signals": ("on_end_signals",),
@@ -217,12 +217,13 @@ __all__ = [
     "describe",
     "drive",
     "encode",
+    "explain_write_failure",
     "failed",
     "find_spec",
     "group",
     "import_module",
     "is_number",
-    "late",
+    "lazy_getattr",
     "listed",
     "make_file",
     "mapped",
@@ -248,7 +249,6 @@ __all__ = [
     "show",
     "store_observers",
     "told",
-    "trouble_of",
     "utc_text",
     "wanted_url",
 ]

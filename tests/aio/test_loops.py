@@ -43,7 +43,7 @@ def test_many_wake_ups_from_other_threads_are_one_wake_up_of_the_loop():
         loop = asyncio.get_running_loop()
         soon = loop.call_soon_threadsafe
         loop.call_soon_threadsafe = lambda *args: wakes.append(1) or soon(*args)
-        arrivals = LoopMailbox.of_running_loop()
+        arrivals = LoopMailbox.for_running_loop()
 
         def post():
             for number in range(1000):

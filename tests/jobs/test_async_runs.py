@@ -13,7 +13,7 @@ import pytest
 from latchwork import aio
 from latchwork.errors import Closed
 from latchwork.jobs import FixedDelay, Job, JobContext, Threads
-from latchwork.store.driving.own_loop import OwnLoop
+from latchwork.store.driving.dedicated_loop import DedicatedLoop
 from latchwork.types import Put
 from patience import eventually
 
@@ -184,7 +184,7 @@ def test_a_node_that_an_async_run_closes_does_not_wait_for_that_run(store, clust
 
 @pytest.fixture
 def loop():
-    made = OwnLoop("latchwork-own-loop-of-test")
+    made = DedicatedLoop("latchwork-own-loop-of-test")
     yield made
     made.close(5.0)
 

@@ -25,7 +25,7 @@ DEFECTS = (
         "PersistentLock",
         "an expired lease is revived",
         "store/lease.py",
-        "        if self.is_over(now):\n            return False\n",
+        "        if self.has_ended(now):\n            return False\n",
         "",
         id_of("primitives/lock_protocol", "a_lease_that_has_run_out_stays_so"),
     ),

@@ -9,8 +9,8 @@ DEFECTS = (
         "Session",
         "a late renewal revives an expired session",
         "store/lease.py",
-        "self._lease.confirmed(future.result(), self._clock.now())",
-        "self._lease.confirmed(future.result(), -math.inf)",
+        "self._lease.record_confirmation(future.result(), self._clock.now())",
+        "self._lease.record_confirmation(future.result(), -math.inf)",
         id_of(
             "store/session_thread", "an_answer_between_the_deadline_and_the_turn_of_its_thread_does_not_bring_it_back"
         ),
@@ -43,16 +43,16 @@ DEFECTS = (
         "Session",
         "the deadline counts from the answer of a renewal",
         "store/lease.py",
-        "self._lease.confirmed(future.result(), self._clock.now())",
-        "self._lease.confirmed(self._clock.now() + 0.0 * future.result(), self._clock.now())",
+        "self._lease.record_confirmation(future.result(), self._clock.now())",
+        "self._lease.record_confirmation(self._clock.now() + 0.0 * future.result(), self._clock.now())",
         id_of("store/session_thread", "the_deadline_counts_from_the_send_though_the_answer_comes_late"),
     ),
     Defect(
         "Fence",
         "a fence checks nothing",
         "store/store.py",
-        "Fence(token, tuple(self._scope.checks(checks)))",
-        "Fence(token, tuple(self._scope.checks(checks))[:0])",
+        "Fence(token, tuple(self._scope.absolute_checks(checks)))",
+        "Fence(token, tuple(self._scope.absolute_checks(checks))[:0])",
         id_of("primitives/latch", "the_fence_holds_while_leading_and_is_refused_after", on="memory"),
     ),
     Defect(

@@ -71,7 +71,7 @@ class Node:
         return self.offset + now * self.rate
 
     def believes(self, now):
-        return self.held is not None and not self.held_by.lease.is_over(self.clock(now))
+        return self.held is not None and not self.held_by.lease.has_ended(self.clock(now))
 
 
 class Simulation:
@@ -152,18 +152,18 @@ class Simulation:
     def live(self, node):
         now = node.clock(self.now)
         owner = node.owner
-        if owner is None or owner.lease.is_over(now):
+        if owner is None or owner.lease.has_ended(now):
             if node.held is not None and not node.believes(self.now):
                 node.held = None  # lost: its work has stopped
             self.create_owner(node)
-        elif owner.created and now >= owner.lease.next_send():
-            owner.lease.sent(now)
+        elif owner.created and now >= owner.lease.next_renewal_at():
+            owner.lease.record_renewal(now)
             key = f"owners/{owner.id}"
 
             def renewed(result, owner=owner, sent_at=now):
                 if result is not None:
                     counted = node.clock(self.now) if self.mutation == "deadline from the answer" else sent_at
-                    owner.lease.confirmed(counted, node.clock(self.now))
+                    owner.lease.record_confirmation(counted, node.clock(self.now))
 
             self.ask(node, lambda: self.server.commit([Exists(key)], [Put(key, OwnerRecord(TTL_S).encode())]), renewed)
 
@@ -206,7 +206,7 @@ class Simulation:
 
     def take(self, node, attempt, entry, named, owner_exists):
         owner, now = node.owner, node.clock(self.now)
-        if node.attempt != attempt or owner.lease.is_over(now):
+        if node.attempt != attempt or owner.lease.has_ended(now):
             return
         seen = node.sightings.of(named or "")
         if named and seen is None and owner_exists:
@@ -221,7 +221,7 @@ class Simulation:
         decision = self.mutated(decision)
 
         def answered(written):
-            if written is not None and node.attempt == attempt and not owner.lease.is_over(node.clock(self.now)):
+            if written is not None and node.attempt == attempt and not owner.lease.has_ended(node.clock(self.now)):
                 self.grant(node, owner, written[0], decision)
 
         self.ask(node, lambda: self.server.commit(decision.checks, decision.ops), answered)

@@ -234,14 +234,14 @@ def test_other_parties_than_the_stored_ones_are_refused(barrier):
 def test_waiting_in_a_callback_is_refused(barrier, store, in_thread, eventually):
     mine, caught = barrier("a", 1), []
 
-    def in_callback(_batch):
+    def is_in_callback(_batch):
         try:
             mine.wait()
         except LatchworkError as error:
             caught.append(error)
 
     with store.watch("anything") as watch:
-        watch.subscribe(in_callback)
+        watch.subscribe(is_in_callback)
         assert "in a callback" in str(eventually(lambda: caught)[0])
 
 

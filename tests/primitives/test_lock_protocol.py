@@ -114,37 +114,37 @@ def test_records_survive_a_round_trip():
 
 def test_a_lease_counts_from_the_send_of_its_last_confirmed_renewal():
     lease = Lease(0.0, 3.0)
-    lease.sent(1.0)
-    assert lease.confirmed(1.0, 2.9)
+    lease.record_renewal(1.0)
+    assert lease.record_confirmation(1.0, 2.9)
     assert lease.expires_at == 4.0
 
 
 def test_a_renewal_that_is_not_confirmed_extends_nothing():
     lease = Lease(0.0, 3.0)
-    lease.sent(1.0)
+    lease.record_renewal(1.0)
     assert lease.expires_at == 3.0
 
 
 def test_a_lease_that_has_run_out_stays_so():
     lease = Lease(0.0, 3.0)
-    lease.sent(2.9)
-    assert not lease.confirmed(2.9, 3.0)
-    assert lease.is_over(3.0)
+    lease.record_renewal(2.9)
+    assert not lease.record_confirmation(2.9, 3.0)
+    assert lease.has_ended(3.0)
 
 
 def test_a_renewal_without_an_answer_is_sent_again_sooner_than_a_confirmed_one():
     lease = Lease(0.0, 2.4)
-    assert lease.next_send() == pytest.approx(0.8)
-    lease.sent(0.8)
-    assert lease.next_send() == pytest.approx(1.1)
-    lease.confirmed(0.8, 0.9)
-    assert lease.next_send() == pytest.approx(1.6)
+    assert lease.next_renewal_at() == pytest.approx(0.8)
+    lease.record_renewal(0.8)
+    assert lease.next_renewal_at() == pytest.approx(1.1)
+    lease.record_confirmation(0.8, 0.9)
+    assert lease.next_renewal_at() == pytest.approx(1.6)
 
 
 def test_a_lease_is_renewed_as_often_as_a_shorter_one_would_be_when_asked_to():
     lease = Lease(0.0, 6.0)
-    assert lease.next_send(3.0) == pytest.approx(1.0)
-    assert lease.next_send(60.0) == lease.next_send() == pytest.approx(2.0)
+    assert lease.next_renewal_at(3.0) == pytest.approx(1.0)
+    assert lease.next_renewal_at(60.0) == lease.next_renewal_at() == pytest.approx(2.0)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["send", "confirm"]), st.floats(0, 0.5), st.floats(0, 4))))
@@ -153,11 +153,11 @@ def test_a_lease_never_outlives_the_last_send_by_more_than_its_ttl(steps):
     for what, wait_s, late_s in steps:
         now += wait_s
         if what == "send":
-            lease.sent(now)
+            lease.record_renewal(now)
             sends.append(now)
         else:
-            over = lease.is_over(now)
-            assert lease.confirmed(max(s for s in sends if s <= max(0.0, now - late_s)), now) != over
+            over = lease.has_ended(now)
+            assert lease.record_confirmation(max(s for s in sends if s <= max(0.0, now - late_s)), now) != over
         assert lease.expires_at <= max(sends) + 1.0
 
 

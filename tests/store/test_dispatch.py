@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from latchwork.store.dispatch import Dispatcher, in_callback
+from latchwork.store.dispatch import Dispatcher, is_in_callback
 
 
 def test_a_signal_during_a_run_causes_exactly_one_more_run():
@@ -100,7 +100,7 @@ def test_an_outlet_makes_every_call_in_order_and_as_a_callback():
     dispatcher, made, done = Dispatcher("test"), [], threading.Event()
     callback_queue = dispatcher.callback_queue()
     for number in range(1000):
-        callback_queue(lambda value: made.append((value, in_callback())), number)
+        callback_queue(lambda value: made.append((value, is_in_callback())), number)
     callback_queue(lambda _: done.set(), None)
     assert done.wait(10)
     assert made == [(number, True) for number in range(1000)]

@@ -20,7 +20,7 @@ from latchwork.executor import ExecutorWorker
 from latchwork.jobs import JobManager
 from latchwork.plans import PlanWorker
 from latchwork.primitives import LeaderLatch, Lock, LockKeeper, RateLimiter
-from latchwork.store.owner import StoreOwner, held_by
+from latchwork.store.owner import StoreOwner, keep_with_owner
 from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import GroupWorker
 from patience import Deadline
@@ -171,7 +171,7 @@ def test_value_that_is_kept_while_the_owner_is_dropped_is_not_lost() -> None:
 
         @property
         def url(self) -> str:  # read by the finalizer, and later by the thread that closes it
-            kept.append(held_by(owner, self, object()))
+            kept.append(keep_with_owner(owner, self, object()))
             return "memory://"
 
         def take_back(self, value: object) -> None: ...

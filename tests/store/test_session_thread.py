@@ -11,7 +11,7 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK, SystemClock
 from latchwork.errors import ForkedProcess, SessionLost, Unavailable
-from latchwork.store.dispatch import as_callback, in_callback
+from latchwork.store.dispatch import callback_scope, is_in_callback
 from latchwork.store.session import Session
 from patience import eventually
 
@@ -212,15 +212,15 @@ def test_a_listener_that_was_taken_back_is_not_called():
 def test_listeners_run_as_callbacks_and_their_thread_does_not_stay_one():
     session = opened(Scripted(ttl_s=30.0))
     marks, heard = [], threading.Event()
-    session.on_lost(lambda: marks.append(in_callback()))
+    session.on_lost(lambda: marks.append(is_in_callback()))
     session.on_lost(heard.set)
     session.mark_ended()
     assert heard.wait(2)
     assert marks == [True]
-    assert not in_callback()
-    with as_callback():
-        assert in_callback()
-    assert not in_callback()
+    assert not is_in_callback()
+    with callback_scope():
+        assert is_in_callback()
+    assert not is_in_callback()
 
 
 def test_in_a_child_of_a_fork_it_is_over():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from disks import mounted
-from latchwork._base.files import replace_file, trouble_of
+from latchwork._base.files import explain_write_failure, replace_file
 from latchwork_workflows.cli.options import RepeatFilter
 from levels import LONG
 from patience import eventually
@@ -133,8 +133,8 @@ def test_a_disk_that_is_full_or_read_only_when_they_begin_ends_all_with_one_line
 
 
 def test_what_is_wrong_with_a_place_is_said_with_what_to_do(tmp_path):
-    assert trouble_of(tmp_path / "file") == ""
-    assert trouble_of(tmp_path / "no" / "file") == f"there is no folder {tmp_path}/no"
+    assert explain_write_failure(tmp_path / "file") == ""
+    assert explain_write_failure(tmp_path / "no" / "file") == f"there is no folder {tmp_path}/no"
 
 
 def test_a_file_that_cannot_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path):

@@ -44,7 +44,10 @@ class StopSignal:
         return self._is_stopped
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Wait until the work is asked to stop. Return False after the timeout; None waits forever."""
+        """Wait until the work is asked to stop. Return False if that takes longer than ``timeout_s`` seconds.
+
+        None waits forever.
+        """
         with self._mutex:
             if self._event is None:
                 self._event = Signal()
@@ -80,7 +83,7 @@ class StopSignal:
         self.call_listeners()
 
     def signal_stop(self) -> None:
-        """Ask the work to stop, without calling listeners. It never blocks on user code."""
+        """Ask the work to stop without calling the listeners, so that no user code can block the caller."""
         with self._mutex:
             self._is_stopped = True
             if self._event is not None:
@@ -90,7 +93,7 @@ class StopSignal:
             wake()
 
     def call_listeners(self) -> None:
-        """Call the listeners that were not called yet. Use it after ``signal_stop``."""
+        """Call the listeners that have not been called yet. Use it after ``signal_stop``."""
         while True:
             with self._mutex:
                 if not self._listeners:
@@ -100,7 +103,7 @@ class StopSignal:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether a listener has not been called yet."""
+        """Whether there are listeners that have not been called yet."""
         with self._mutex:
             return bool(self._listeners)
 

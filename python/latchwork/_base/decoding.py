@@ -53,7 +53,7 @@ class Decoder(Generic[T]):
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
     def decode(self, value: bytes) -> T:
-        """Return the record in a value.
+        """Decode a stored value to a record and return it.
 
         Raises:
             BadRecord: The value is not such a record.
@@ -64,7 +64,7 @@ class Decoder(Generic[T]):
             raise BadRecord(f"value {short(value)} is not {self._what}: {error}") from None
 
     def decode_entry(self, entry: Entry) -> T:
-        """Return the record in the value of an entry; an error names its key.
+        """Decode the value of an entry to a record and return it. An error names the key of the entry.
 
         Raises:
             BadRecord: The value is not such a record.
@@ -75,7 +75,7 @@ class Decoder(Generic[T]):
             raise BadRecord(f"key {entry.key!r} holds something else than {self._what} ({error}){self._hint}") from None
 
     def find(self, value: bytes) -> T | None:
-        """Return the record in a value, or None if the value is not such a record."""
+        """Decode a stored value to a record and return it, or return None if the value is not a valid record."""
         try:
             return self._decode(value)
         except ValueError:
@@ -102,7 +102,7 @@ _OBJECT: Decoder[dict[str, Any]] = Decoder(dict[str, Any])
 
 
 def read_json(value: bytes) -> Any:
-    """Return the JSON in a value: valid text, finite numbers, nested at most ``MAX_DEPTH`` deep.
+    """Decode a stored JSON value: valid text, finite numbers, nested at most ``MAX_DEPTH`` deep.
 
     Raises:
         BadRecord: The value is something else.
@@ -111,12 +111,12 @@ def read_json(value: bytes) -> Any:
 
 
 def read_object(value: bytes) -> dict[str, Any]:
-    """Return the JSON object in a value; an empty one when the value is something else."""
+    """Decode a stored JSON object to a dict. Return an empty dict if the value is not a valid JSON object."""
     return _OBJECT.find(value) or {}
 
 
 def _is_flat(found: object) -> bool:
-    """Return whether decoded JSON is nested at most ``MAX_DEPTH`` deep."""
+    """Return whether a decoded JSON value is nested at most ``MAX_DEPTH`` deep."""
     level = [found]
     for _ in range(MAX_DEPTH):
         boxes = [each for each in level if isinstance(each, (dict, list))]

@@ -26,11 +26,14 @@ class Signal:
         return f"<{type(self).__name__} {'set' if self._is_set else 'not set'}>"
 
     def is_set(self) -> bool:
-        """Return whether it is set."""
+        """Return whether the signal is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Set it, wake threads, and make the registered calls. Idempotent: after an interrupt, call it again."""
+        """Set the signal, wake all waiting threads, and make the registered calls.
+
+        Idempotent. After an interrupt, call it again.
+        """
         self._is_set = True
         for gate in tuple(self._gates):
             if gate.locked():
@@ -44,11 +47,14 @@ class Signal:
             call()
 
     def clear(self) -> None:
-        """Reset it, so that later waits block."""
+        """Reset the signal, so that later waits block again."""
         self._is_set = False
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set. Return False after the timeout in seconds; None waits forever."""
+        """Block until the signal is set.
+
+        Return False if that takes longer than ``timeout_s`` seconds. None waits forever.
+        """
         if self._is_set:
             return True
         gate = mutex()
@@ -63,9 +69,12 @@ class Signal:
             self._gates.pop(gate, None)
 
     def call_when_set(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Make a quick call when it is set, in the setting thread; now if it is set.
+        """Make a call once, in the thread that sets the signal, or at once if it is already set.
 
-        Return a function that removes the call.
+        Args:
+            call: Must be quick.
+        Returns:
+            A function that cancels the call.
         """
         number = object()
         self._calls[number] = call

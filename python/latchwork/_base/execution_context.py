@@ -1,7 +1,7 @@
 """The caller of a function: a thread, or one of the tasks that an event loop runs in one thread.
 
 ``PerCaller`` keeps state per caller, such as re-entrant holds, and ``identity`` compares callers. A driver of protocols
-says with ``acting`` for which task it runs. Otherwise the thread is the caller.
+says with ``acting_for`` for which task it runs. Otherwise the thread is the caller.
 """
 
 from __future__ import annotations
@@ -40,40 +40,46 @@ class Caller:
         self._own: WeakKeyDictionary[PerCaller, dict[str, Any]] | None = None
 
     def own(self, of: PerCaller) -> dict[str, Any]:
-        """Return the values of this caller in a ``PerCaller``."""
+        """Return the values that a ``PerCaller`` keeps for this task."""
         if self._own is None:
             self._own = WeakKeyDictionary()
         return self._own.setdefault(of, {})
 
 
 class PerCaller:
-    """Named values of each caller. They disappear with the caller. Thread-safe."""
+    """Keeps named values separately for each caller, like ``threading.local`` for threads and tasks. Thread-safe.
+
+    The values disappear with the caller.
+    """
 
     def __init__(self) -> None:
         self._of_threads = threading.local()
 
     @property
     def own(self) -> dict[str, Any]:
-        """The values of the current caller."""
+        """The values of the current caller, which may be changed."""
         caller = current()
         return self._of_threads.__dict__ if caller is None else caller.own(self)
 
 
 def current() -> Caller | None:
-    """Return the task for which this thread runs, or None."""
+    """Return the task of an event loop for which this thread currently runs code, or None."""
     return getattr(_here, "caller", None)
 
 
 def identity() -> object:
-    """Return the caller, to compare with ``==``: the task, the thread for which it runs a listener, or the thread."""
+    """Return an object that identifies the current caller. Compare it with ``==``.
+
+    This is the current task, the thread for which the task runs a listener, or the current thread.
+    """
     caller = current()
     if caller is None:
         return threading.get_ident()
     return caller if caller.acts_for is None else caller.acts_for
 
 
-class acting:  # noqa: N801 - used like a function
-    """A context in which the thread runs for a caller; None for itself."""
+class acting_for:  # noqa: N801 - used like a function
+    """A context manager in which this thread runs code for a task. None makes the thread its own caller."""
 
     __slots__ = ("_before", "_caller")
 
@@ -91,13 +97,13 @@ class acting:  # noqa: N801 - used like a function
 
 
 def in_loop() -> bool:
-    """Return whether this thread runs an event loop, so that a blocking call stops all its tasks."""
+    """Return whether this thread runs an event loop, in which a blocking call would stop all tasks."""
     events = sys.modules.get("asyncio.events")
     return events is not None and events._get_running_loop() is not None  # noqa: SLF001 - documented for this purpose
 
 
 def warn_in_loop(call: str) -> None:
-    """Warn, once per call, that a blocking call is made in the thread of a running event loop.
+    """Warn once per function that a blocking call is made in the thread of a running event loop.
 
     Args:
         call: The name of the call in ``latchwork.aio``, such as ``Lock.acquire``.
@@ -111,12 +117,12 @@ def warn_in_loop(call: str) -> None:
         f"{call} waits in the thread of a running event loop, and all its tasks with it: {twin} instead, or do it in "
         f"a thread ({WARN_VARIABLE}=0 turns this warning off)",
         RuntimeWarning,
-        stacklevel=_frames_of_ours(),
+        stacklevel=_count_own_frames(),
     )
 
 
-def _frames_of_ours() -> int:
-    """Return the stack level of the first caller outside latchwork."""
+def _count_own_frames() -> int:
+    """Return the ``stacklevel`` of the first caller outside latchwork, for a warning."""
     level, frame = 2, sys._getframe(2)  # noqa: SLF001 - as ``warnings`` does
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("latchwork."):
         level, frame = level + 1, frame.f_back

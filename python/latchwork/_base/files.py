@@ -21,8 +21,11 @@ _PRIVATE = 0o600
 _FULL_BYTES = 262_144
 
 
-def trouble_of(path: Path) -> str:
-    """Return why a file cannot be written and what to do; empty if no reason is found. Never raises."""
+def explain_write_failure(path: Path) -> str:
+    """Return a sentence about why a file cannot be written and what to do about it. Empty if no reason is found.
+
+    Never raises an error.
+    """
     folder = path.parent
     try:
         about = os.statvfs(folder)
@@ -41,7 +44,8 @@ def trouble_of(path: Path) -> str:
 
 
 def secure_folder(path: Path, mode: int = 0o700) -> Path:
-    """Make a folder that no other user of this machine can change or replace.
+    """Create a folder that no other user of this machine can change or replace, and return its path without symbolic
+    links.
 
     Every level above it must belong to root or to this user, and may be writable for others only with the sticky bit,
     as the temporary folder is. The folder itself must belong to this user and be writable for no one else.
@@ -80,7 +84,10 @@ def _refuse_foreign(folder: Path, *, is_last: bool) -> None:
 
 
 def _is_private_group(found: os.stat_result) -> bool:
-    """Return whether the group of a folder has its owner as the only member, as systems with a umask of 002 make it."""
+    """Return whether the group of a folder has no member other than the folder's owner.
+
+    Systems with a umask of 002 make such a group for each user.
+    """
     import grp  # not on every system
     import pwd
 

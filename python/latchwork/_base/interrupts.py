@@ -33,8 +33,8 @@ T = TypeVar("T")
 Mutex = threading.Lock
 
 
-class _Here(threading.local):
-    """The state of a thread.
+class _ThreadState(threading.local):
+    """What a thread remembers about the calls that it is in.
 
     Attributes:
         is_inside: Whether the thread is inside a marked call.
@@ -43,21 +43,24 @@ class _Here(threading.local):
     is_inside = False
 
 
-here = _Here()
+here = _ThreadState()
 
 
 def mutex() -> threading.Lock:
-    """Return a new mutex for one object. A simulation returns a simulated one."""
+    """Return a new mutex for one object. Tests that simulate threads replace it."""
     return Mutex()
 
 
 def condition(of: threading.Lock | None = None) -> threading.Condition:
-    """Return a condition of the given mutex, or of a new one."""
+    """Return a condition variable that uses the given mutex, or a new mutex."""
     return threading.Condition(of or mutex())
 
 
 def refuse_inside() -> None:
-    """Raise ``ReentrantCall``: the thread is inside a marked call. The refused call had no effect."""
+    """Raise ``ReentrantCall``, because the current thread is already inside another call.
+
+    This happens when a signal handler or a finalizer makes a call. The refused call had no effect.
+    """
     raise ReentrantCall(
         "this thread is inside a call of latchwork already: a signal handler or a finalizer may not make another one; "
         "put into a queue.SimpleQueue or set a flag there, and call when the thread has returned"
@@ -65,9 +68,10 @@ def refuse_inside() -> None:
 
 
 def entrance(call: Callable[P, T]) -> Callable[P, T]:
-    """Mark a call of users. It raises ``ReentrantCall`` while its thread is inside a marked call.
+    """Decorate a public function so that a signal handler cannot call it inside another decorated function.
 
-    The interpreter checks for signals neither between the mark and the ``try`` nor in the ``finally``.
+    A nested call raises ``ReentrantCall``. The interpreter checks for signals neither between the mark and the ``try``
+    nor in the ``finally``.
     """
 
     @wraps(call)
@@ -85,7 +89,7 @@ def entrance(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def call_outside(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-    """Call a function that may make marked calls, such as a user function."""
+    """Call a user function, which may call decorated functions again, although the thread is inside one."""
     before, here.is_inside = here.is_inside, False
     try:
         return call(*args, **options)
@@ -94,7 +98,7 @@ def call_outside(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) ->
 
 
 def call_after_finalizer(call: Callable[[], object], name: str) -> None:
-    """Make a call for a finalizer, in a thread with this name. It is skipped when the process is ending.
+    """Make a call on behalf of a finalizer, in a separate thread. The call is skipped when the process is ending.
 
     The garbage collector runs finalizers in any thread and inside any mutex, including those of ``threading``. A
     finalizer must therefore not wait, and must not start a thread in the usual way, which waits.
@@ -104,5 +108,5 @@ def call_after_finalizer(call: Callable[[], object], name: str) -> None:
 
 
 def _start_natively(thread: threading.Thread) -> None:
-    """Start a thread from another thread, without waiting. A simulation replaces this function."""
+    """Start a thread from another thread, without waiting for it. Tests that simulate threads replace this function."""
     start_new_thread(thread.start, ())

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def late(package: str, modules: Mapping[str, tuple[str, ...]], *, extra: str = "") -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that imports its names on first use.
+def lazy_getattr(package: str, modules: Mapping[str, tuple[str, ...]], *, extra: str = "") -> Callable[[str], Any]:
+    """Return a module-level ``__getattr__`` for a package, which imports the package's names on first use.
 
-    Any other name is a module of the package, if there is one.
+    Any other name is looked up as a module of the package.
 
     Args:
         package: The name of the package.

@@ -25,7 +25,7 @@ _LEFT = ""
 
 @contextmanager
 def end_signals(requests: SimpleQueue[str]) -> Iterator[None]:
-    """Put the names of the first two SIGTERM or SIGINT signals into a queue. The third one has its former effect.
+    """Put the names of the first two SIGTERM or SIGINT signals into a queue. The third signal has its default effect.
 
     Only the main thread can handle signals. In any other thread this does nothing.
     """
@@ -52,10 +52,10 @@ def end_signals(requests: SimpleQueue[str]) -> Iterator[None]:
 
 
 def next_request(requests: SimpleQueue[str]) -> str:
-    """Wait for a request and return it.
+    """Wait for the next request in the queue and return it.
 
-    It waits in slices: a signal that another thread receives does not end the wait of the main thread, and its handler
-    runs at the end of the slice.
+    The wait is divided into short slices. A signal that another thread receives does not end the wait of the main
+    thread, so the signal handler runs at the end of a slice.
     """
     while True:
         try:
@@ -66,7 +66,7 @@ def next_request(requests: SimpleQueue[str]) -> str:
 
 @contextmanager
 def on_end_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
-    """Call a function at the first signal and another one at the second, in a separate thread; see ``end_signals``.
+    """Call ``first`` at the first SIGTERM or SIGINT and ``second`` at the second, in a separate thread.
 
     Use it when the main thread does not wait for requests, because it may be inside a start or a close.
     """

@@ -18,17 +18,17 @@ _SHORT.maxlevel = 3
 
 
 def short(value: object) -> str:
-    """Return a short representation of a value, without control characters."""
+    """Return a short text for a value, without control characters."""
     return _SHORT.repr(value[:60] if isinstance(value, (bytes, str)) else value)
 
 
 def printable(text: str) -> str:
-    """Escape what cannot be printed: control characters, bidirectional marks, surrogates."""
+    """Return the text with everything escaped that cannot be printed, such as control characters and surrogates."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def utc_text(wall_s: float) -> str:
-    """Format seconds since the epoch as ``2026-11-22T09:10:10Z``. Any number is accepted."""
+    """Format a time in seconds since the epoch as ``2026-11-22T09:10:10Z``. Any number is accepted."""
     try:
         moment = _EPOCH + timedelta(seconds=wall_s)
     except (OverflowError, ValueError):
@@ -36,29 +36,29 @@ def utc_text(wall_s: float) -> str:
     return f"{moment.replace(tzinfo=None):%Y-%m-%dT%H:%M:%SZ}".rjust(20, "0")
 
 
-def same_format(moment: str) -> str:
-    """Convert a stored time to that format. Other text is returned unchanged."""
+def normalize_utc_text(text: str) -> str:
+    """Convert a stored time to the format of ``utc_text``. A text that is not a time is returned unchanged."""
     try:
-        found = datetime.fromisoformat(moment)
+        found = datetime.fromisoformat(text)
         return utc_text((found - _EPOCH).total_seconds())
     except (ValueError, TypeError):
-        return moment
+        return text
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 item``, ``2 items``, ``1,000 items``."""
+    """Return a number followed by its noun: ``1 item``, ``2 items``, ``1,000 items``."""
     return f"{number:,} {noun}" if abs(number) == 1 else f"{number:,} {noun}s"
 
 
 def reason(error: BaseException) -> str:
-    """Return an error as one line: its type, and its message if it has one. Never raises."""
+    """Describe an error in one line: its type, and its message if it has one. Never raises an error."""
     text = " ".join(message(error).split())
     name = _NAME_OF(type(error))
     return printable(f"{name}: {text}" if text else f"{name}, without a message")
 
 
 def message(error: BaseException) -> str:
-    """Return the message of an error, or why it cannot be built."""
+    """Return the message of an error. If building the message fails, return a text that says so."""
     try:
         return str(error)
     except BaseException as broken:
@@ -66,7 +66,7 @@ def message(error: BaseException) -> str:
 
 
 def has_message(error: BaseException) -> bool:
-    """Return whether an error can be shown with ``str`` and ``repr``."""
+    """Return whether ``str`` and ``repr`` of an error work."""
     try:
         str(error), repr(error)
     except BaseException:

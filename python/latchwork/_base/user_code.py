@@ -30,6 +30,8 @@ def is_interrupt(error: BaseException) -> bool:
 def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a user function and return its value.
 
+    Errors that cannot be handled safely are wrapped in ``UserCodeFailed``.
+
     Args:
         fn: The function.
         args: Its positional arguments.
@@ -51,7 +53,7 @@ def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:
-    """Await the result of a user function, with the errors of ``call_user``. Other exceptions would end the event loop.
+    """Await the result of a user function, and handle its errors like ``call_user`` does.
 
     Raises:
         Exception, UserCodeFailed, BaseException: As ``call_user``.
@@ -66,14 +68,14 @@ async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:
 
 
 def failure_of(fn: Callable[..., object], error: BaseException) -> UserCodeFailed:
-    """Return the exception for an error that a user function raised, which is its cause."""
+    """Return a ``UserCodeFailed`` whose cause is the error that a user function raised."""
     failed = UserCodeFailed(f"{name_of(fn)} raised {reason(error)}")
     failed.__cause__ = error
     return failed
 
 
 def is_ending(error: BaseException) -> bool:
-    """Return whether an exception ends a coroutine from outside."""
+    """Return whether an exception cancels or closes a coroutine."""
     return isinstance(error, (GeneratorExit, *cancellations()))
 
 
@@ -82,7 +84,7 @@ def _is_plain(error: BaseException) -> bool:
 
 
 def cancellations() -> tuple[type[BaseException], ...]:
-    """Return the cancellation error of asyncio; empty if asyncio has not been imported."""
+    """Return asyncio's ``CancelledError`` in a tuple, for ``except``. Empty if asyncio has not been imported."""
     loaded = sys.modules.get("asyncio.exceptions")
     return () if loaded is None else (loaded.CancelledError,)
 

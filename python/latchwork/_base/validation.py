@@ -16,7 +16,7 @@ _LATE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
-    """Return whether a value is a finite number of at least ``least``. Booleans are not numbers.
+    """Return whether a value is a finite number that is at least ``least``.
 
     An integer that no float can represent counts as infinite.
     """
@@ -25,7 +25,10 @@ def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
 
 
 def is_plain(fn: object) -> bool:
-    """Return whether a function certainly runs when it is called. Fast, and true for nearly all functions."""
+    """Return whether a function is certainly an ordinary function, not an ``async`` function or a generator. Fast.
+
+    False does not say that it is one of these.
+    """
     code = getattr(fn, "__code__", None)
     return isinstance(code, CodeType) and not (code.co_flags & _LATE or hasattr(fn, "_is_coroutine_mark"))
 
@@ -45,8 +48,8 @@ def check_listener(fn: Listener, what: str = "a listener") -> Listener:
     return fn
 
 
-def late_kind(fn: object) -> str | None:
-    """Return the kind of a function whose body does not run when it is called.
+def deferred_kind(fn: object) -> str | None:
+    """Return the kind of a function whose body does not run when the function is called.
 
     Returns:
         ``an async function``, ``an async generator`` or ``a generator``. None for any other object.
@@ -64,9 +67,10 @@ def late_kind(fn: object) -> str | None:
     return next((name for name, is_kind in kinds if is_kind(fn) or is_kind(own)), None)
 
 
-def late_result(value: object) -> str | None:
-    """Return the kind of a result that must be awaited or iterated, or None. Coroutines are closed, to avoid a
-    warning.
+def deferred_result_kind(value: object) -> str | None:
+    """Return the kind of a result that must be awaited or iterated, such as ``a coroutine``, or None for other values.
+
+    A coroutine is closed, to avoid a warning.
     """
     if inspect.iscoroutine(value):
         value.close()
@@ -77,6 +81,13 @@ def late_result(value: object) -> str | None:
 
 
 def check_store(store: object, who: str) -> None:
-    """Raise ``TypeError`` if a store is the text of a URL. The text is not shown, because it may contain a password."""
+    """Raise ``TypeError`` if a URL was passed instead of a store.
+
+    The message does not show the URL, because it may contain a password.
+
+    Args:
+        store: The argument to check.
+        who: The name of the caller's class, for the message.
+    """
     if isinstance(store, (str, bytes)):
         raise TypeError(f"{who} needs a store, not a URL; open one first: latchwork.connect(url)")

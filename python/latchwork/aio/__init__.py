@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from latchwork._base.lazy import late
+from latchwork._base.lazy import lazy_getattr
 from latchwork.aio.factory import function_twin, twin
 from latchwork.aio.store import Pipeline
 from latchwork.aio.store import connect_later as connect
@@ -23,6 +23,6 @@ LATE = {
     "latchwork.aio.job_context": ("JobContext",),
     "latchwork.aio.executor": ("Executor", "TaskFuture", "TaskRef"),
 }
-__getattr__ = late(__name__, LATE)
+__getattr__ = lazy_getattr(__name__, LATE)
 
 __all__ = ["Pipeline", "connect", *_made, *(name for names in LATE.values() for name in names)]  # noqa: PLE0604 - names of the tables

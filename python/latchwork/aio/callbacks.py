@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any
 
 from latchwork._base.event import Signal
-from latchwork._base.execution_context import Caller, acting, current
+from latchwork._base.execution_context import Caller, acting_for, current
 from latchwork._base.user_code import await_user, failure_of, is_interrupt
 from latchwork.aio.twin import twin_of
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
-from latchwork.store.driving.loop import LoopMailbox, act_for
+from latchwork.store.driving.loop import LoopMailbox, share_caller
 from latchwork.store.steps import Step
 
 _log = logging.getLogger(__name__)
@@ -65,11 +65,11 @@ class AsTask(Step[Any]):
 
     def as_future(self) -> Future[Any]:
         """Start the task on behalf of its caller."""
-        mailbox = LoopMailbox.of_running_loop()
+        mailbox = LoopMailbox.for_running_loop()
         self._task = task = mailbox.loop.create_task(self._fn(*map(twin_of, self._args)))
         caller = current()
         if caller is not None:
-            act_for(task, caller)
+            share_caller(task, caller)
         future: Future[Any] = Outcome()
         task.add_done_callback(lambda _: self._ended(future))
         for work in self._args:
@@ -121,7 +121,7 @@ def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
     """Adapt a listener: call it in this loop, and block the calling thread until it has ended."""
     if not callable(fn):
         raise TypeError(f"a listener of {what} must be a function, not {fn!r}")
-    mailbox = LoopMailbox.of_running_loop()
+    mailbox = LoopMailbox.for_running_loop()
 
     def call(*args: Any) -> None:
         _ListenerCall(fn, args, mailbox).wait()
@@ -153,7 +153,7 @@ class _ListenerCall:
 
     def _call(self, _: None) -> None:
         try:
-            with acting(self._caller):
+            with acting_for(self._caller):
                 result = self._fn(*map(twin_of, self._args))
         except BaseException as error:
             self._error = error
@@ -165,7 +165,7 @@ class _ListenerCall:
             self._ended.set()
             return
         task = self._mailbox.loop.create_task(await_user(self._fn, result))
-        act_for(task, self._caller)
+        share_caller(task, self._caller)
         task.add_done_callback(partial(self._end, result))
 
     def _end(self, body: Coroutine[Any, Any, Any], task: asyncio.Task[Any]) -> None:

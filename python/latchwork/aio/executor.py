@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from latchwork import executor
-from latchwork._base.execution_context import acting
+from latchwork._base.execution_context import acting_for
 from latchwork.aio.factory import twin
 from latchwork.aio.steps import Turn
 from latchwork.aio.store import in_thread
@@ -38,7 +38,7 @@ class TaskFuture(asyncio.Future[T]):
     """
 
     def __init__(self, task: executor.TaskFuture[T]) -> None:
-        mailbox = LoopMailbox.of_running_loop()
+        mailbox = LoopMailbox.for_running_loop()
         super().__init__(loop=mailbox.loop)
         self._task = task
         task.call_at_once(lambda ended: mailbox.post(self._end, ended))
@@ -125,7 +125,7 @@ class ExecutorTwin(Twin):
         """
         if isinstance(self._of._options.target, executor.All):  # noqa: SLF001 - of its twin
             return cast("TaskFuture[T]", asyncio.ensure_future(self._for_all(fn, args, kwargs)))
-        with acting(None):  # the executor has threads of its own
+        with acting_for(None):  # the executor has threads of its own
             return TaskFuture(self._of.submit(fn, *args, **kwargs))
 
     def map(

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
-from latchwork._base.execution_context import acting
+from latchwork._base.execution_context import acting_for
 from latchwork.aio.callbacks import as_listener, as_predicate, as_work
 from latchwork.aio.steps import InThread, one
 from latchwork.aio.twin import Twin, inside, twin_of, twins
@@ -43,12 +43,12 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def acting_here() -> acting:
+def acting_here() -> acting_for:
     """Act on behalf of the current task, or of the thread if no loop is running."""
     try:
-        return acting(current_task_caller(spawn))
+        return acting_for(current_task_caller(spawn))
     except RuntimeError:
-        return acting(None)
+        return acting_for(None)
 
 
 async def answer(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:

@@ -42,7 +42,7 @@ def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
             options = {name: inside(value) for name, value in options.items()}
         if store.time_left_s() is not None:  # the call ends when the ownership does
             return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
-        mailbox = LoopMailbox.of_running_loop()
+        mailbox = LoopMailbox.for_running_loop()
         limit = mailbox.in_flight_limit(store.connection)
         if not limit.try_acquire():
             await limit.acquire()
@@ -232,7 +232,7 @@ class Pipeline:
             await asyncio.shield(self._idle)
 
     def _send(self, name: str, *args: Any, **options: Any) -> asyncio.Future[Any]:
-        mailbox = LoopMailbox.of_running_loop()
+        mailbox = LoopMailbox.for_running_loop()
         outcome: asyncio.Future[Any] = mailbox.loop.create_future()
         if name == "commit":
             args = tuple(map(inside, args))

@@ -508,7 +508,7 @@ class Submitter:
             self._fail(ticket, closed)
         self._stop.set()
         self._wake.set()
-        if background is not None and not background.is_mine:
+        if background is not None and not background.is_running_here:
             await background
         line = self._line  # read it now: the thread may have opened one meanwhile
         if line is not None:

@@ -296,7 +296,7 @@ class Collector:
             watch = self._watch
         if watch is not None:
             watch.close()
-        if self._background is not None and not self._background.is_mine:
+        if self._background is not None and not self._background.is_running_here:
             await self._background
 
     async def _run(self) -> None:

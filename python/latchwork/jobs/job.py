@@ -13,7 +13,7 @@ from typing import Any
 
 from latchwork._base.text import reason
 from latchwork._base.user_code import is_interrupt
-from latchwork._base.validation import late_kind
+from latchwork._base.validation import deferred_kind
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs.options import InvalidJob, JobRows, ScheduleOption, Threads, documented, rows
@@ -261,7 +261,7 @@ class Job:
     @property
     def is_async(self) -> bool:
         """Whether ``run`` is an ``async def``. For the job manager."""
-        return late_kind(self._given_run) == "an async function"
+        return deferred_kind(self._given_run) == "an async function"
 
     @property
     def _given_run(self) -> Any:
@@ -337,7 +337,7 @@ class Job:
         if not callable(run):
             msg = f"job {self.id}: run is {run!r}; give run= a function of one argument, or override run()"
             raise InvalidJob(msg)
-        late = late_kind(run)
+        late = deferred_kind(run)
         if late not in {None, "an async function"}:
             raise InvalidJob(
                 f"job {self.id}: run is {late}, whose body would never run; give a plain function or an async def"
@@ -345,7 +345,7 @@ class Job:
 
     def _validate_pool(self) -> None:
         own = type(self).work_pool is Job.work_pool
-        late = late_kind(self._work_pool if own else self.work_pool)
+        late = deferred_kind(self._work_pool if own else self.work_pool)
         if late is not None and late != "a generator":  # a generator's items are read
             raise InvalidJob(
                 f"job {self.id}: work_pool is {late}; give a list of texts or a plain function returning one"

@@ -294,7 +294,7 @@ class CompletionBatcher:
             self._is_closed = True
             self._notifier.notify_all()
             thread = self._thread
-        if thread is not None and not thread.is_mine:
+        if thread is not None and not thread.is_running_here:
             thread.block()
 
     async def _run(self) -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from latchwork._base.decoding import Count, Decoder, Whole, encode
 from latchwork._base.execution_context import PerCaller
 from latchwork._base.text import message, reason
-from latchwork._base.validation import check_store, late_result
+from latchwork._base.validation import check_store, deferred_result_kind
 from latchwork.errors import (
     BadRecord,
     Conflict,
@@ -293,7 +293,7 @@ class Once(Closable):
         if value is None:
             return b""
         if not isinstance(value, bytes):
-            late = late_result(value)
+            late = deferred_result_kind(value)
             kind = type(value).__name__ if late is None else f"{late}, which nobody runs"
             raise _WrongResult(
                 f"the function of {self._what} must return bytes or None, not {kind}; it is not recorded"

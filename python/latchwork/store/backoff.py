@@ -23,11 +23,14 @@ class Backoff:
         self._failures = 0
 
     def reset(self) -> None:
-        """Reset after a success: the next pause is short again."""
+        """Record a success, so that the next pause is short again."""
         self._failures = 0
 
     def next_s(self) -> float:
-        """Return the seconds to pause before the next attempt."""
+        """Return the number of seconds to pause before the next attempt.
+
+        Each call increases the maximum of the next result.
+        """
         pause_s = min(self._longest_s, self._first_s * 2.0**self._failures)
         self._failures = min(self._failures + 1, _DOUBLINGS)
         return pause_s * random.uniform(1.0 - self._jitter, 1.0)

@@ -33,7 +33,7 @@ class OwnershipLimit:
     error: type[OwnershipLost]
 
     def check(self) -> float:
-        """Return the seconds left.
+        """Return how many seconds the ownership still lasts.
 
         Raises:
             OwnershipLost: The ownership has ended.
@@ -58,16 +58,22 @@ class CallTimeouts:
 
     @property
     def call_timeout_s(self) -> float:
-        """Timeout of a call that starts now, in seconds."""
+        """The timeout in seconds of a call that starts now: the store's call timeout, or less if an ownership ends
+        earlier.
+        """
         return self._call_timeout_s if self._limit is None else min(self._call_timeout_s, self._limit.check())
 
     def call_wait_s(self, since: float | None = None) -> float:
-        """Return how many seconds an event loop waits for the answer to a call made at that local time."""
+        """Return for how many more seconds an event loop should wait for the answer to a call.
+
+        Args:
+            since: Local clock time at which the call was made; None for now.
+        """
         left_s = self._call_timeout_s + _GRACE_S - (0.0 if since is None else self._clock.now() - since)
         return left_s if self._limit is None else min(left_s, self._limit.remaining_s())
 
     def with_limit(self, limit: OwnershipLimit) -> CallTimeouts:
-        """Return the same object for calls made under an ownership."""
+        """Return a copy that also ends each wait when an ownership ends, such as that of a lock."""
         return CallTimeouts(self._url, self._clock, self._call_timeout_s, limit)
 
     def wait_for_read(self, future: Future[T], what: str) -> T:
@@ -101,7 +107,7 @@ class CallTimeouts:
                     raise
 
     def timeout_error(self, what: str, *, writes: bool) -> LatchworkError:
-        """Return the error of a call that was not answered in time."""
+        """Return the error to raise for a call that was not answered in time."""
         over = self._limit if self._limit is not None and self._limit.remaining_s() <= 0 else None
         when = f"within {self._call_timeout_s:.3g} s"
         if over is not None:

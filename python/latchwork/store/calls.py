@@ -60,22 +60,28 @@ class Calls:
 
     @property
     def _backend(self) -> Backend:
-        """The backend for a call that begins now."""
+        """The backend to use for a call that starts now.
+
+        Raises an error if the store may not be used or the ownership has ended.
+        """
         return self._unlimited if self._limit is None else self._unlimited.within(self._limit.check())
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
-        """Read the entry of a key, or None."""
+        """Start to read a key. The future's result is the entry of the key, or None if the key does not exist."""
         self._check()
-        absolute = self._scope.readable(key)
+        absolute = self._scope.absolute_key_for_read(key)
         future = self._backend.get(absolute, stale_ok=stale_ok)
-        return mapped(future, self._scope.relative_entry) if self._scope.prefix else future
+        return mapped(future, self._scope.relative_entry_or_none) if self._scope.prefix else future
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """Read the entries of keys, in order."""
+        """Start to read several keys.
+
+        The future's result has the entry of each key, or None, in the order of the keys.
+        """
         self._check()
-        absolute = [self._scope.readable(key) for key in keys]
+        absolute = [self._scope.absolute_key_for_read(key) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
-        return mapped(future, lambda found: [self._scope.relative_entry(entry) for entry in found])
+        return mapped(future, lambda found: [self._scope.relative_entry_or_none(entry) for entry in found])
 
     def list(
         self,
@@ -86,47 +92,54 @@ class Calls:
         start_after: str | None = None,
         stale_ok: bool = False,
     ) -> Future[Entries]:
-        """List the entries below a prefix."""
+        """Start to list the entries below a prefix."""
         absolute = self._prefix(prefix)
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, not {limit}")
         limit = None if limit is None or limit > _MANY else limit
-        after = None if start_after is None else self._scope.readable(start_after)
+        after = None if start_after is None else self._scope.absolute_key_for_read(start_after)
         future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)
-        return mapped(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
+        return (
+            mapped(future, lambda found: [self._scope.relative_entry(e) for e in found])
+            if self._scope.prefix
+            else future
+        )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
-        """List the names directly below a prefix."""
+        """Start to list the names directly below a prefix."""
         absolute = self._prefix(prefix)
         return self._backend.children(absolute, stale_ok=stale_ok)
 
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Future[Entry]:
-        """Create or overwrite a key."""
+        """Start to create or overwrite a key."""
         return mapped(self._write(Put(key, value, session)), self._only_entry)
 
     def create(
         self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False
     ) -> Future[Entry]:
-        """Create a key, or fail with ``KeyExists``."""
+        """Start to create a key. The future fails with ``KeyExists`` if the key exists."""
         if not sequential:
             written = self._write(Create(key, value, session))
             return mapped(written, self._only_entry, lambda error: _exists(error, key))
         self._check()
-        absolute = self._scope.key(key)
-        self._scope.key(f"{key}{_LONGEST_SUFFIX}")
+        absolute = self._scope.absolute_key(key)
+        self._scope.absolute_key(f"{key}{_LONGEST_SUFFIX}")
         check_value(f"{absolute}{_LONGEST_SUFFIX}", value)
         self._usable(session)
-        return mapped(self._backend.create_sequential(absolute, value, session), self._scope.entry)
+        return mapped(self._backend.create_sequential(absolute, value, session), self._scope.relative_entry)
 
     def create_ordered(
         self, stem: str, unique: str, value: bytes, *, session: Session | None = None
     ) -> Future[Ordered]:
-        """Create a key, and return the names of older keys of its kind."""
+        """Start to create a key that joins a queue.
+
+        The future's result also has the names of the older keys of the queue.
+        """
         self._check()
         if not unique or "/" in unique:
             raise InvalidKey(f"{unique!r} cannot end a key: it must not be empty, nor have a '/'")
         key = f"{stem}{unique}"
-        longest = self._scope.key(f"{key}{_LONGEST_ORDER}")
+        longest = self._scope.absolute_key(f"{key}{_LONGEST_ORDER}")
         check_value(longest, value)
         self._usable(session)
         absolute = longest.removesuffix(f"{unique}{_LONGEST_ORDER}")
@@ -134,52 +147,61 @@ class Calls:
         return mapped(future, self._ordered, lambda error: _exists(error, key))
 
     def _ordered(self, made: Ordered) -> Ordered:
-        return Ordered(self._scope.entry(made.entry), made.older)
+        return Ordered(self._scope.relative_entry(made.entry), made.older)
 
     def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
-        """Delete a key; the result is whether it existed."""
+        """Start to delete a key. The future's result is whether the key existed."""
         if version is None:
             return mapped(self._write(Delete(key)), _was_there)
         return mapped(self.commit([At.of(key, version)], [Delete(key)]), _was_there)
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the prefix and all keys below it; the result is their number."""
+        """Start to delete a prefix and all keys below it. The future's result is the number of deleted keys."""
         self._check()
-        return self._backend.delete_tree(self._scope.writable_below(prefix))
+        return self._backend.delete_tree(self._scope.absolute_prefix(prefix))
 
     def commit(
         self, checks: Sequence[Check], ops: Sequence[Op | Resolved], *, by: Session | None = None
     ) -> Future[Committed]:
-        """Commit a transaction. With ``by``, also renew this session if the backend supports it."""
+        """Start to commit a transaction.
+
+        Args:
+            checks: Conditions that must all hold.
+            ops: The writes.
+            by: A session that the transaction also renews, if the backend supports it.
+        """
         self._check()
         if by is not None:
             self._usable(by)
-        parts = self._scope.checks(checks)
-        sent = self._scope.ops(ops)
+        parts = self._scope.absolute_checks(checks)
+        sent = self._scope.absolute_ops(ops)
         simple = list(parts)
         session = check_transaction(simple, sent, self._unlimited.capabilities)
         if session is not None:
             self._usable(session)
         backend = self._backend
         future = backend.commit(simple, sent) if by is None else by.commit(backend, simple, sent)
-        return mapped(future, self._scope.committed, lambda error: self._conflict(error, parts, sent, ops))
+        return mapped(future, self._scope.relative_result, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:
-        """Commit one operation without checks. Refuses the same operations as ``commit``, with less work."""
+        """Commit one operation without checks. This is a faster form of ``commit`` that rejects the same operations."""
         self._check()
-        (sent,) = self._scope.ops([op])
+        (sent,) = self._scope.absolute_ops([op])
         if not isinstance(sent, Delete):
             check_value(sent.key, sent.value)
             self._usable(sent.session)
         return self._backend.commit((), (sent,))
 
     def _only_entry(self, done: Committed) -> Entry:
-        return self._scope.entry(done.entries[0])
+        return self._scope.relative_entry(done.entries[0])
 
     def _conflict(
         self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op | Resolved]
     ) -> BaseException:
-        """Translate a backend conflict to the caller's keys and objects; return any other error unchanged."""
+        """Convert a conflict of the backend to one that names the caller's keys and checks.
+
+        Return any other error unchanged.
+        """
         if not isinstance(error, Conflict):
             return error
         given = [op.given if isinstance(op, Resolved) else op for op in ops]
@@ -194,7 +216,7 @@ class Calls:
 
     def _prefix(self, prefix: str) -> str:
         self._check()
-        return self._scope.below(prefix)
+        return self._scope.absolute_prefix_for_read(prefix)
 
     def _usable(self, session: object) -> None:
         if session is None:
@@ -210,7 +232,10 @@ def _was_there(done: Committed) -> bool:
 
 
 def _exists(error: BaseException, key: str) -> BaseException:
-    """Return ``KeyExists`` for the conflict of a single creation; any other error unchanged."""
+    """Return ``KeyExists`` if the error is a conflict, because the key existed already.
+
+    Return any other error unchanged.
+    """
     if not isinstance(error, Conflict):
         return error
     ours = KeyExists(f"key {key!r} exists already; read it, or use put to overwrite")
@@ -231,7 +256,7 @@ def _tell(failed: object) -> str:
 
 
 def check_value(key: str, value: bytes) -> None:
-    """Reject a value that is not ``bytes``, or too large with its key.
+    """Raise an error if a value is not ``bytes``, or if the value and its key are too large.
 
     Raises:
         TypeError: The value is not ``bytes``.
@@ -247,9 +272,9 @@ def check_value(key: str, value: bytes) -> None:
 
 
 def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
-    """Return the size of the checks in bytes, as counted against the limit.
+    """Return the size of a transaction's checks in bytes, as counted against the size limit.
 
-    An absent key counts twice, because a server may check it by writing and deleting it.
+    The key of an ``Absent`` check counts twice, because a server may check it by writing and deleting the key.
     """
     size = 0
     for check in checks:
@@ -259,7 +284,7 @@ def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
 
 
 def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], allowed: Capabilities) -> HasId | None:
-    """Reject a transaction that is contradictory or exceeds the backend's limits.
+    """Raise an error if a transaction contradicts itself or exceeds the limits of the backend.
 
     Returns:
         The session to which it binds keys.
@@ -301,7 +326,10 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], allowed:
 
 
 def _check_leaves(ops: Sequence[Op]) -> None:
-    """Reject a key below a session-bound key of the same transaction. The backend checks against stored keys."""
+    """Raise an error if a transaction writes a key below a key that it binds to a session.
+
+    The backend makes the same check against the keys that are already stored.
+    """
     written = [op for op in ops if not isinstance(op, Delete)]
     leaves = tuple([f"{op.key}/" for op in written if op.session is not None])
     for op in written:

@@ -62,7 +62,9 @@ def connect_for(
     observers: Iterable[StoreObserver] = (),
     **overrides: object,
 ) -> Store:
-    """Open a store and record its creation at this place in the caller's code; see ``connect``."""
+    """Open a store like ``connect``, and record where the caller created it, for the warning about a store not
+    closed.
+    """
     if client is not None:
         if url is not None:
             raise InvalidURL("give a URL or a client, not both; the root and other options go by name: root='app'")

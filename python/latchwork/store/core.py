@@ -36,7 +36,7 @@ class Shared(Protocol):
     """An object made once per store and closed with it."""
 
     def close(self) -> None:
-        """Close it, from any thread. Idempotent."""
+        """Close the object. May be called from any thread. Idempotent."""
 
 
 class Core:
@@ -99,27 +99,27 @@ class Core:
             raise self._home.error()
 
     def reconnect(self) -> Core:
-        """Return a new core, connected in the same way."""
+        """Open a new connection with the same settings, and return its core."""
         if self._again is None:
             raise LatchworkError(f"the store {self.url} was made of another store's parts; make another one like that")
         return self._again()
 
     def primary(self) -> Session:
-        """Return the primary session; open a new one if the last was lost or closed."""
+        """Return the store's default session. Open a new one if the last one was lost or closed."""
         with self._opening:  # one opener; the lock that guards the fields is not held during I/O
             session = self._primary
             if session is None or session.has_ended:
                 session = self._primary = self.open_session(self.session_ttl_s)
             return session
 
-    def opened_primary(self) -> Session | None:
-        """Return the primary session, or None if there is none that is active."""
+    def find_open_primary(self) -> Session | None:
+        """Return the store's default session if it is open and has not ended, else None. Never opens a session."""
         self.ensure_usable()
         session = self._primary
         return None if session is None or session.has_ended else session
 
     def primary_future(self) -> Future[Session]:
-        """Return a separate future of the primary session. One thread opens it, regardless of the number of callers."""
+        """Return a future of the store's default session. Concurrent callers share one thread that opens it."""
         session = self._primary
         if session is not None and not session.has_ended:
             return completed(session)
@@ -130,7 +130,11 @@ class Core:
         return then(opening, lambda opened: opened)
 
     def open_session(self, ttl_s: float) -> Session:
-        """Open a separate session."""
+        """Open another session and return it. It is closed with the store.
+
+        Args:
+            ttl_s: TTL of the session in seconds.
+        """
         if not 0 < ttl_s <= MAX_DURATION_S:
             raise ValueError(f"ttl_s must be more than 0 and at most {MAX_DURATION_S:,.0f} seconds, not {ttl_s!r}")
         self.ensure_usable()
@@ -176,7 +180,7 @@ class Core:
     def add_feed(
         self, feed: Feed, prefix: str, *, leaf: bool = False, siblings: bool = False, beats: bool = False
     ) -> None:
-        """Start a watch of the absolute prefix and own it until it is closed."""
+        """Start watching an absolute prefix for a watch or mirror, and close it together with the store."""
         self.ensure_usable()
         with self._lock:
             self._feeds[feed] = None
@@ -184,7 +188,10 @@ class Core:
         feed.attach(watch, self._forget_feed)
 
     def shared(self, key: Hashable, make: Callable[[], Shared]) -> Shared:
-        """Return the object under this key, made without I/O on first use and closed with the store."""
+        """Return the object that the store keeps under this key.
+
+        The first call makes the object, without I/O. The store closes it when it is closed itself.
+        """
         self.ensure_usable()
         with self._lock:
             if self._is_ending:
@@ -196,9 +203,8 @@ class Core:
     def close(self) -> None:
         """Close shared objects, sessions, watches and the backend, in that order.
 
-        Call again to continue after an interrupt.
-
-        In a forked child, close nothing: it belongs to the parent.
+        If an interrupt ends the call, call it again to continue. In a forked child nothing is closed, because it all
+        belongs to the parent process.
         """
         if self._home.is_foreign:
             self._closed = True

@@ -33,20 +33,20 @@ _here = threading.local()
 
 
 @contextmanager
-def as_callback() -> Iterator[None]:
-    """Mark this thread as running a callback, whose end others wait for."""
-    before = in_callback()
-    _here.in_callback = True
+def callback_scope() -> Iterator[None]:
+    """Mark the current thread as running a user callback for the duration of a ``with`` block."""
+    before = is_in_callback()
+    _here.is_in_callback = True
     try:
         yield
     finally:
-        _here.in_callback = before
+        _here.is_in_callback = before
 
 
-def in_callback() -> bool:
-    """Return whether this thread runs a callback, where a long wait may deadlock."""
+def is_in_callback() -> bool:
+    """Return whether the current thread is running a user callback, in which a long wait may cause a deadlock."""
     caller = current()
-    return getattr(_here, "in_callback", False) if caller is None else caller.acts_for is not None
+    return getattr(_here, "is_in_callback", False) if caller is None else caller.acts_for is not None
 
 
 class Dispatcher:
@@ -58,26 +58,27 @@ class Dispatcher:
         self._futures = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
     def serial_drain(self, drain: Callable[[], None], label: str) -> SerialDrain:
-        """Make a drain that runs ``drain`` after each signal."""
+        """Return an object that runs ``drain`` in the thread pool after each signal, one run at a time."""
         return SerialDrain(self._pool, drain, label)
 
     def callback_queue(self) -> CallbackQueue:
-        """Make a callback queue.
+        """Return a queue that makes the calls submitted to it in order.
 
-        It works after ``close``. After ``close_callback_queues`` it makes calls in the thread that submits them.
+        The queue still works after ``close``. After ``close_callback_queues`` it makes each call in the thread that
+        submits it.
         """
         return CallbackQueue(self._futures, self._home)
 
     def submit(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Make a call in a pool thread, without marking it as a callback."""
+        """Run a function in the thread pool and return a future of its result."""
         return self._futures.submit(call, *args, **options)
 
     def close(self) -> None:
-        """Start no more drain runs; running callbacks complete."""
+        """Stop starting functions of ``serial_drain``. Functions that are already running complete."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close_callback_queues(self) -> None:
-        """End the threads of callback queues after they have made the submitted calls; see ``CallbackQueue``."""
+        """Stop the threads of the callback queues after they have made all submitted calls."""
         self._futures.shutdown(wait=False)
 
 
@@ -132,7 +133,7 @@ class CallbackQueue:
     @staticmethod
     def _call(fn: Callable[[Any], object], value: Any) -> None:
         try:
-            with as_callback():
+            with callback_scope():
                 call_user(fn, value)
         except Exception:
             _log.exception("a callback of a future raised; the others are still called")
@@ -152,7 +153,7 @@ class SerialDrain:
         self._closed = False
 
     def signal(self) -> None:
-        """Ensure that ``drain`` runs at least once after this call."""
+        """Make sure that the ``drain`` function runs at least once after this call."""
         with self._lock:
             if self._closed or self._queued:
                 return
@@ -163,7 +164,7 @@ class SerialDrain:
         self._submit()
 
     def close(self) -> None:
-        """Start no more runs; a current run completes."""
+        """Stop starting the ``drain`` function. A run in progress completes."""
         with self._lock:
             self._closed = True
 
@@ -180,7 +181,7 @@ class SerialDrain:
                 return
             self._running = True
         try:
-            with as_callback():
+            with callback_scope():
                 self._drain()
         except BaseException:  # an interrupt of a listener must not stop the drain, since the thread is ours
             _log.exception("a listener of %s raised; it will be called again at the next change", self._label)
@@ -211,13 +212,13 @@ class CallbackThread:
         self._running = False
 
     def add(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Add calls behind everything that was added before, without starting the thread. Call ``start`` afterwards."""
+        """Append calls to the queue. Does not start the thread: call ``start`` afterwards."""
         if calls:
             with self._lock:
                 self._batches.append(calls)
 
     def start(self) -> bool:
-        """Start the thread if there are calls and none is running. Not to be called with a mutex held.
+        """Start the thread if there are calls to make and it is not running. The caller must not hold a mutex.
 
         Returns:
             False if no thread could be started. The calls are made after the next ``start``, or by ``run``.
@@ -236,7 +237,7 @@ class CallbackThread:
         return True
 
     def run(self) -> None:
-        """Make all added calls in this thread."""
+        """Make all queued calls in the current thread."""
         while True:
             with self._lock:
                 self._running = bool(self._batches)
@@ -244,7 +245,7 @@ class CallbackThread:
                     return
                 calls = self._batches.popleft()
             try:
-                with as_callback():
+                with callback_scope():
                     call_each(calls, _log, "%s raised", self._what)
             except BaseException:  # an exit that a listener raised must not silence later calls
                 _log.exception("%s raised an exit, which ends only its call", self._what)

@@ -15,7 +15,7 @@ _guards: WeakSet[ForkGuard] = WeakSet()
 
 
 def _mark_foreign() -> None:
-    """Mark all guards as foreign, in a forked child."""
+    """Mark every guard as inherited. Called in a forked child."""
     for guard in list(_guards):
         guard.is_foreign = True
     _guards.clear()
@@ -25,8 +25,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_mark_foreign)
 
 
-def lost_by_fork() -> Signal:
-    """Return a set signal: in a forked child, the parent's ownerships count as lost."""
+def make_lost_signal() -> Signal:
+    """Return a signal that is already set, for an ownership that a forked child inherited and must consider lost."""
     lost = Signal()
     lost.set()
     return lost
@@ -56,10 +56,10 @@ class ForkGuard:
         _guards.add(self)
 
     def check(self) -> None:
-        """Raise ``ForkedProcess`` in a child of the process that made the object."""
+        """Raise ``ForkedProcess`` if this process inherited the object through a fork."""
         if self.is_foreign:
             raise self.error()
 
     def error(self) -> ForkedProcess:
-        """Return the error for a use in a child."""
+        """Return the ``ForkedProcess`` error that ``check`` raises."""
         return ForkedProcess(f"{self._what} by process {self._pid} before a fork; {self._remedy}")

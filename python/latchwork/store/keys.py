@@ -53,7 +53,7 @@ _RULE = "a key is segments joined by single slashes, each 1-120 characters of A-
 
 
 def validate_key(key: str) -> str:
-    """Return the key if it is well formed, not too long and not reserved.
+    """Return the key unchanged if a caller may write it: well formed, not too long, and without reserved segments.
 
     Raises:
         InvalidKey: The key is invalid. The message names the faulty segment and the rule.
@@ -64,8 +64,8 @@ def validate_key(key: str) -> str:
     return key
 
 
-def validate_readable(key: str) -> str:
-    """Return the key if a read may use it. It may be below a reserved segment.
+def validate_key_for_read(key: str) -> str:
+    """Return the key unchanged if a caller may read it. Unlike a written key, it may contain reserved segments.
 
     Raises:
         InvalidKey: The key is invalid.
@@ -77,22 +77,25 @@ def validate_readable(key: str) -> str:
 
 
 def is_segment(text: object) -> bool:
-    """Return whether the text can be one segment of a key, and is not reserved."""
+    """Return whether a text is valid as one segment of a key, and is not reserved."""
     return isinstance(text, str) and _SEGMENT.match(text) is not None
 
 
 def validate_prefix(prefix: str) -> str:
-    """Return the prefix if it is a valid key, or "" for the root."""
+    """Return the prefix unchanged if it is a valid key, or "" for the root. Raise ``InvalidKey`` otherwise."""
     return prefix if prefix == "" else validate_key(prefix)
 
 
-def validate_readable_prefix(prefix: str) -> str:
-    """Return the prefix if a read may use it, or "" for the root."""
-    return prefix if prefix == "" else validate_readable(prefix)
+def validate_prefix_for_read(prefix: str) -> str:
+    """Return the prefix unchanged if a caller may read below it. "" is the root. Raise ``InvalidKey`` otherwise.
+
+    Unlike a written key, the prefix may contain reserved segments, such as ``@jobs``.
+    """
+    return prefix if prefix == "" else validate_key_for_read(prefix)
 
 
 def validate_name(key: str) -> str:
-    """Return the key if it can name a primitive, which needs space for its subkeys.
+    """Return the key unchanged if it is valid and short enough to be the name of a lock or another primitive.
 
     Raises:
         InvalidKey: The key is invalid, or too long to have subkeys.
@@ -153,42 +156,49 @@ class Scope:
 
     prefix: str = ""
 
-    def absolute(self, key: str) -> str:
-        """Return the absolute key; "" becomes the namespace itself."""
+    def join(self, key: str) -> str:
+        """Return the absolute form of a key of this namespace.
+
+        "" becomes the namespace itself. Does not validate the key.
+        """
         if not self.prefix:
             return key
         return f"{self.prefix}/{key}" if key else self.prefix
 
-    def namespace(self, prefix: str) -> Scope:
-        """Return the scope of a nested namespace.
+    def nested_scope(self, prefix: str) -> Scope:
+        """Return the scope of a namespace below this one.
 
         Raises:
             InvalidKey: The prefix is invalid, or too long to have subkeys.
         """
-        return self._with_prefix(self.key(prefix))
+        return self._with_prefix(self.absolute_key(prefix))
 
     @property
     def is_inside_system(self) -> bool:
-        """Whether keys of this scope are below a reserved segment."""
+        """Whether the namespace is below a reserved segment, and thus belongs to a component of latchwork."""
         return self.prefix.startswith("@") or "/@" in self.prefix
 
-    def system(self, name: str) -> Scope:
-        """Return the scope of one of latchwork's components; this scope itself if it is already inside one."""
-        return self if self.is_inside_system else self._with_prefix(self.absolute(f"@{name}"))
+    def component_scope(self, name: str) -> Scope:
+        """Return the scope in which a component of latchwork keeps its keys.
+
+        This is the reserved segment ``@name`` below this scope, or this scope itself if it already belongs to a
+        component.
+        """
+        return self if self.is_inside_system else self._with_prefix(self.join(f"@{name}"))
 
     @staticmethod
     def _with_prefix(prefix: str) -> Scope:
         return Scope(_with_room(prefix, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS))
 
-    def key(self, key: str) -> str:
-        """Validate a key and return its absolute form.
+    def absolute_key(self, key: str) -> str:
+        """Validate a key for writing and return its absolute form.
 
         Raises:
             InvalidKey: The key is invalid, or too long with the namespace.
         """
         return self._valid(key, _KEY)
 
-    def readable(self, key: str) -> str:
+    def absolute_key_for_read(self, key: str) -> str:
         """Validate a key for reading and return its absolute form."""
         return self._valid(key, _READABLE)
 
@@ -203,16 +213,16 @@ class Scope:
             raise InvalidKey(_too_long(absolute))
         return absolute
 
-    def below(self, prefix: str) -> str:
-        """Validate a prefix for reading and return its absolute form; "" becomes the namespace itself."""
-        return self._within(validate_readable_prefix(prefix))
+    def absolute_prefix_for_read(self, prefix: str) -> str:
+        """Validate a prefix for reading and return its absolute form. "" becomes the namespace itself."""
+        return self._join_checked(validate_prefix_for_read(prefix))
 
-    def writable_below(self, prefix: str) -> str:
-        """Validate a prefix and return its absolute form; "" becomes the namespace itself."""
-        return self._within(validate_prefix(prefix))
+    def absolute_prefix(self, prefix: str) -> str:
+        """Validate a prefix for writing and return its absolute form. "" becomes the namespace itself."""
+        return self._join_checked(validate_prefix(prefix))
 
-    def _within(self, key: str) -> str:
-        """Return a valid key's absolute form, if not too long."""
+    def _join_checked(self, key: str) -> str:
+        """Return the absolute form of a valid key. Raise ``InvalidKey`` if it is too long."""
         if not self.prefix:
             return key
         absolute = f"{self.prefix}/{key}" if key else self.prefix
@@ -220,26 +230,26 @@ class Scope:
             raise InvalidKey(_too_long(absolute))
         return absolute
 
-    def relative(self, key: str) -> str:
-        """Return the key relative to the namespace; the namespace's own key becomes ""."""
+    def relative_key(self, key: str) -> str:
+        """Return an absolute key relative to this namespace. The key of the namespace itself becomes ""."""
         return key[len(self.prefix) + 1 :] if self.prefix else key
 
-    def entry(self, entry: Entry) -> Entry:
-        """Return the entry with its relative key."""
+    def relative_entry(self, entry: Entry) -> Entry:
+        """Return a copy of the entry whose key is relative to this namespace."""
         if not self.prefix:
             return entry
         key = entry.key[len(self.prefix) + 1 :]
         return Entry(key, entry.value, entry.version, entry.token, entry.created, entry.owner)
 
-    def relative_entry(self, entry: Entry | None) -> Entry | None:
-        """Return the entry with its relative key, or None."""
+    def relative_entry_or_none(self, entry: Entry | None) -> Entry | None:
+        """Return a copy of the entry whose key is relative to this namespace, or None if the entry is None."""
         if entry is None or not self.prefix:
             return entry
         key = entry.key[len(self.prefix) + 1 :]  # not `replace`, which takes seven times as long
         return Entry(key, entry.value, entry.version, entry.token, entry.created, entry.owner)
 
-    def changes(self, changes: list[Change]) -> list[Change]:
-        """Return the changes with relative keys."""
+    def relative_changes(self, changes: list[Change]) -> list[Change]:
+        """Return copies of the changes whose keys are relative to this namespace."""
         if not self.prefix:
             return changes
         start = len(self.prefix) + 1
@@ -251,8 +261,8 @@ class Scope:
             found.append(Change(each.key[start:], e))
         return found
 
-    def committed(self, done: Committed) -> Committed:
-        """Return a transaction's result with relative keys."""
+    def relative_result(self, done: Committed) -> Committed:
+        """Return a copy of a transaction's result whose keys are relative to this namespace."""
         if not self.prefix:
             return done
         start = len(self.prefix) + 1
@@ -260,8 +270,12 @@ class Scope:
         deleted = [key[start:] for key in done.deleted] if done.deleted else ()
         return Committed(done.token, tuple(entries), tuple(deleted))
 
-    def checks(self, checks: Sequence[Check]) -> dict[SimpleCheck, Check]:
-        """Validate checks, expand fences and remove duplicates; map each absolute check to the given one."""
+    def absolute_checks(self, checks: Sequence[Check]) -> dict[SimpleCheck, Check]:
+        """Validate a transaction's checks, replace fences by their checks, and remove duplicates.
+
+        Returns:
+            A dict from each check with its absolute key to the check or fence that the caller passed.
+        """
         out: dict[SimpleCheck, Check] = {}
         for check in checks:
             if isinstance(check, Fence):
@@ -277,8 +291,8 @@ class Scope:
                 out.setdefault(check, check)
         return out
 
-    def ops(self, ops: Iterable[Op | Resolved]) -> list[Op]:
-        """Validate operations and return them with absolute keys."""
+    def absolute_ops(self, ops: Iterable[Op | Resolved]) -> list[Op]:
+        """Validate a transaction's operations, and return copies of them with absolute keys."""
         found: list[Op] = []
         for op in ops:
             if isinstance(op, Resolved):

@@ -61,23 +61,23 @@ class Lease:
 
     @property
     def expires_at(self) -> float:
-        """Local clock time at which it ends without further confirmations, or at which it ended."""
+        """The local clock time at which the lease expires if no other renewal is confirmed, or at which it ended."""
         return min(self._ended_at, self._counted + self._ttl_s)
 
     def remaining_s(self, now: float) -> float:
-        """Return the seconds left; 0 after its end."""
+        """Return how many seconds the lease still lasts. The result is 0 after its end."""
         return max(0.0, min(self._ended_at, self._counted + self._ttl_s) - now)
 
-    def is_over(self, now: float) -> bool:
-        """Return whether it has expired or was ended. Permanent."""
+    def has_ended(self, now: float) -> bool:
+        """Return whether the lease has expired or was ended. A lease that has ended is never active again."""
         return now >= min(self._ended_at, self._counted + self._ttl_s)
 
     def silent_s(self, now: float) -> float:
-        """Return the seconds since the send of the last confirmed renewal."""
+        """Return the number of seconds since the last confirmed renewal was sent."""
         return now - self._confirmed_at
 
-    def next_send(self, within_s: float = math.inf) -> float:
-        """Return when to send the next renewal; a time at or after the expiry means never.
+    def next_renewal_at(self, within_s: float = math.inf) -> float:
+        """Return the local clock time at which to send the next renewal. A time after the expiry means never.
 
         Args:
             within_s: Send as often as for a lease of this duration, if that is more often.
@@ -87,41 +87,52 @@ class Lease:
             pause_s = self._renew_s * (WITHOUT_OTHERS if self._renewed_by_others else 1.0)
         return self._sent_at + pause_s * min(1.0, within_s / self._ttl_s)
 
-    def next_touch(self) -> float:
-        """Return when to send the next touch; infinity if only a renewal helps."""
+    def next_touch_at(self) -> float:
+        """Return the local clock time at which to send the next touch, a cheap request that shows that the server
+        answers.
+
+        The result is infinity if a renewal must be sent instead.
+        """
         if self._sent_at > self._confirmed_at:
             return math.inf
         times = (self._sent_at + after_s for after_s in self._touch_after_s)
         return min((at for at in times if at > self._touched_at), default=math.inf)
 
-    def touching(self, now: float) -> None:
-        """Note that a touch is sent now; skip touches that were due before."""
+    def record_touch(self, now: float) -> None:
+        """Record that a touch is sent now. Touches that were due earlier are skipped."""
         self._touched_at = now
 
-    def touched(self, sent_at: float, now: float) -> None:
-        """Note that the server answered a touch now that was sent at ``sent_at``."""
-        if not self.is_over(now):
+    def record_touch_answer(self, sent_at: float, now: float) -> None:
+        """Record that the server has answered a touch that was sent at ``sent_at``."""
+        if not self.has_ended(now):
             self._carried_at = max(self._carried_at, sent_at)
             self._waiting.append((sent_at, False))
             self._count()
 
-    def sent(self, now: float) -> None:
-        """Note that a renewal is sent now. Extends nothing."""
+    def record_renewal(self, now: float) -> None:
+        """Record that a renewal is sent now. The lease is extended only when the renewal is confirmed."""
         self._sent_at = max(self._sent_at, now)
         self._has_failed = self._renewed_by_others = False
 
-    def sent_by_others(self, sent_at: float) -> None:
-        """Note a renewal by other traffic, which is expected to continue: delay our next renewal a little."""
-        self.sent(sent_at)
+    def record_renewal_by_others(self, sent_at: float) -> None:
+        """Record that another request renewed the lease at ``sent_at``.
+
+        Such requests are expected to continue, so the next renewal is sent a little later than usual.
+        """
+        self.record_renewal(sent_at)
         self._renewed_by_others = True
 
-    def failed(self) -> None:
-        """Note that a renewal failed."""
+    def record_failure(self) -> None:
+        """Record that a renewal has failed."""
         self._has_failed = True
 
-    def confirmed(self, sent_at: float, now: float) -> bool:
-        """Note that the server confirmed a renewal now; False if the lease had already ended, which is permanent."""
-        if self.is_over(now):
+    def record_confirmation(self, sent_at: float, now: float) -> bool:
+        """Record that the server has confirmed a renewal that was sent at ``sent_at``.
+
+        Returns:
+            False if the lease had already ended. The confirmation is then ignored.
+        """
+        if self.has_ended(now):
             return False
         self._confirmed_at = max(self._confirmed_at, sent_at)
         self._waiting.append((sent_at, True))
@@ -129,7 +140,7 @@ class Lease:
         return True
 
     def end(self, now: float) -> None:
-        """End it now."""
+        """End the lease now."""
         self._ended_at = min(now, self.expires_at)
 
     def _count(self) -> None:
@@ -173,12 +184,12 @@ class Renewer:
         self.is_failing = False
 
     @property
-    def is_over(self) -> bool:
-        """True once the lease has ended, even if no listener was notified yet."""
+    def has_ended(self) -> bool:
+        """Whether the lease has ended, even if listeners have not been notified yet."""
         return self.remaining_s() <= 0.0
 
     def remaining_s(self) -> float:
-        """Return the seconds left; 0 after its end."""
+        """Return how many seconds the lease still lasts. The result is 0 after its end."""
         left_s = self._lease.remaining_s(self._clock.now())
         if left_s > 0.0:
             return left_s
@@ -186,13 +197,13 @@ class Renewer:
             return self._lease.remaining_s(self._clock.now())
 
     def silent_s(self) -> float:
-        """Return the seconds since the send of the last confirmed renewal."""
+        """Return the number of seconds since the last confirmed renewal was sent."""
         with self._lock:
             return self._lease.silent_s(self._clock.now())
 
     @property
     def expires_at(self) -> float:
-        """Local clock time at which it ends unless renewed, or at which it ended."""
+        """The local clock time at which the lease expires if it is not renewed, or at which it ended."""
         with self._lock:
             return self._lease.expires_at
 
@@ -202,36 +213,42 @@ class Renewer:
             self._lease.end(self._clock.now())
 
     def hurry(self) -> None:
-        """Send a renewal with the next step, even if none is due."""
+        """Make the next call of ``step`` send a renewal, even if none is due."""
         with self._lock:
             self._in_a_hurry = True
 
-    def renewed_otherwise(self, sent_at: float) -> None:
-        """Note that another confirmed request, sent at this time, renewed the lease."""
+    def record_other_renewal(self, sent_at: float) -> None:
+        """Record that another request of this process has renewed the lease, and that the server has confirmed it.
+
+        Args:
+            sent_at: Local clock time at which the request was sent.
+        """
         with self._lock:
-            self._lease.sent_by_others(sent_at)
-            if self._lease.confirmed(sent_at, self._clock.now()):
+            self._lease.record_renewal_by_others(sent_at)
+            if self._lease.record_confirmation(sent_at, self._clock.now()):
                 self.is_failing = False
 
     def step(self, within_s: float = math.inf) -> tuple[float, int] | None:
-        """Send a renewal if one is due; see ``Lease.next_send`` for ``within_s``.
+        """Send a renewal if one is due, and return when to call this method again.
 
+        Args:
+            within_s: Renew as often as for a lease of this duration in seconds, if that is more often.
         Returns:
-            The latest time of the next step, and the number of renewals in flight if another was due. None if the lease
-                has ended.
+            The local clock time of the next call at the latest, and the number of unanswered renewals if one was due.
+                None if the lease has ended.
         """
         with self._lock:
             now = self._clock.now()
-            if self._lease.is_over(now):
+            if self._lease.has_ended(now):
                 return None
             unanswered = 0
-            is_due = self._in_a_hurry or now >= self._lease.next_send(within_s)
-            touch = self._touch if not is_due and now >= self._lease.next_touch() else None
+            is_due = self._in_a_hurry or now >= self._lease.next_renewal_at(within_s)
+            touch = self._touch if not is_due and now >= self._lease.next_touch_at() else None
             if touch is not None:
-                self._lease.touching(now)
+                self._lease.record_touch(now)
             if is_due:
                 self._in_a_hurry = False
-                self._lease.sent(now)
+                self._lease.record_renewal(now)
                 unanswered = self._in_flight
                 is_due = unanswered < MAX_IN_FLIGHT
                 self._in_flight += is_due
@@ -245,21 +262,21 @@ class Renewer:
         if touch is not None:
             call_at_once(touch(), self._touched)
         with self._lock:
-            due = min(self._lease.next_send(within_s), self._lease.expires_at)
-            return (due if self._touch is None else min(due, self._lease.next_touch())), unanswered
+            due = min(self._lease.next_renewal_at(within_s), self._lease.expires_at)
+            return (due if self._touch is None else min(due, self._lease.next_touch_at())), unanswered
 
     def _touched(self, future: Future[float]) -> None:
         if future.exception() is None:
             with self._lock:
-                self._lease.touched(future.result(), self._clock.now())
+                self._lease.record_touch_answer(future.result(), self._clock.now())
 
     def _ended(self, future: Future[float]) -> None:
         error = future.exception()
         with self._lock:
             self._in_flight -= 1
-            is_confirmed = error is None and self._lease.confirmed(future.result(), self._clock.now())
+            is_confirmed = error is None and self._lease.record_confirmation(future.result(), self._clock.now())
             recovered = is_confirmed and self.is_failing
             self.is_failing = not is_confirmed
             if not is_confirmed:
-                self._lease.failed()
+                self._lease.record_failure()
         self._answered(error, recovered)

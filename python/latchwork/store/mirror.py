@@ -33,13 +33,13 @@ class Mirror(Feed, Mapping[str, Entry]):
 
     def __getitem__(self, key: str) -> Entry:
         self._home.check()
-        return self._scope.entry(self._tracker.known[self._scope.absolute(key)])
+        return self._scope.relative_entry(self._tracker.known[self._scope.join(key)])
 
     def __iter__(self) -> Iterator[str]:
         self._home.check()
         with self._changed.mutex:
             keys = sorted(self._tracker.known)
-        return iter([self._scope.relative(key) for key in keys])
+        return iter([self._scope.relative_key(key) for key in keys])
 
     def __len__(self) -> int:
         self._home.check()
@@ -47,7 +47,7 @@ class Mirror(Feed, Mapping[str, Entry]):
 
     def __contains__(self, key: object) -> bool:
         self._home.check()
-        return isinstance(key, str) and self._scope.absolute(key) in self._tracker.known
+        return isinstance(key, str) and self._scope.join(key) in self._tracker.known
 
     __hash__ = object.__hash__
 
@@ -55,11 +55,11 @@ class Mirror(Feed, Mapping[str, Entry]):
         return self is other
 
     def snapshot(self) -> dict[str, Entry]:
-        """Return a copy of the whole state, sorted by key."""
+        """Return a copy of all entries by key, sorted by key."""
         self._home.check()
         with self._changed.mutex:
             known = sorted(self._tracker.known.items())
-        return {self._scope.relative(key): self._scope.entry(entry) for key, entry in known}
+        return {self._scope.relative_key(key): self._scope.relative_entry(entry) for key, entry in known}
 
     def stale_s(self) -> float:
         """Return the seconds since the state was last known to be current.
@@ -88,7 +88,7 @@ class Mirror(Feed, Mapping[str, Entry]):
 
     @driven
     async def wait_until(self, predicate: Callable[[Mirror], bool], timeout_s: float | None = None) -> None:
-        """Wait until the predicate is true. It is called in this thread after each change.
+        """Wait until ``predicate(mirror)`` is true. The predicate is called in this thread after each change.
 
         Raises:
             WaitTimeout: It did not become true in time.
@@ -127,14 +127,14 @@ class Mirror(Feed, Mapping[str, Entry]):
 
         drain_task = self._dispatcher.serial_drain(drain, f"the mirror of {self.prefix!r}")
         with self._changed.mutex:
-            state = self._scope.changes([Change(key, entry) for key, entry in self._tracker.known.items()])
+            state = self._scope.relative_changes([Change(key, entry) for key, entry in self._tracker.known.items()])
             inbox.add(state, ready=self._tracker.ready)
             self._listeners = {**self._listeners, drain_task: inbox}
         drain_task.signal()
         return lambda: self._remove(drain_task)
 
     def close(self) -> None:
-        """Stop updating; the mapping keeps its last state. Idempotent."""
+        """Stop updating the mapping, which keeps its last state. Idempotent."""
         super().close()
         for drain_task in self._listeners if not self._home.is_foreign else ():
             self._remove(drain_task)

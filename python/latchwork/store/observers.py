@@ -25,7 +25,7 @@ Listener = TypeVar("Listener", bound=Callable[..., None])
 
 
 def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a listener, and return a function that removes it, which may be called at any time.
+    """Register a listener after checking that it is callable. Return a function that removes it again.
 
     Raises:
         TypeError: See ``check_listener``.
@@ -34,7 +34,7 @@ def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
 
 
 def register(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
-    """Register a validated listener, and return a function that removes it; see ``listen``."""
+    """Register a listener that was already checked. Return a function that removes it again at any time."""
     number = object()
     to[number] = fn
 
@@ -45,7 +45,7 @@ def register(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
 
 
 def call_each(calls: Iterable[Callable[[], None]], log: logging.Logger, problem: str, *about: object) -> None:
-    """Call each listener in this thread. An error is logged with this message and does not stop the others.
+    """Call each function in the current thread. An error in one is logged and does not stop the others.
 
     An interrupt of the main thread, such as ``KeyboardInterrupt``, is raised after all were called.
     """
@@ -81,17 +81,22 @@ class Observers(Generic[T]):
 
     @property
     def is_empty(self) -> bool:
-        """True if there are no observers."""
+        """Whether there are no observers."""
         return not self._observers
 
     def notify(self, method: str, *args: Any) -> None:
-        """Call this method of each observer."""
+        """Call the method with this name on each observer, in order. Errors of observers are handled, not raised."""
         for each in self._observers:
             self._guarded(each, method, methodcaller(method, *args), each)
 
     @contextmanager
     def surround(self, method: str, *args: Any) -> Iterator[None]:
-        """Call this method of each observer, and hold the context managers it returns for the duration of the body."""
+        """Wrap the body of a ``with`` statement in the context managers that a method of each observer returns.
+
+        Args:
+            method: Name of the method.
+            args: Its arguments.
+        """
         with ExitStack() as stack:
             for each in self._observers:
                 context = self._guarded(each, method, methodcaller(method, *args), each)

@@ -26,10 +26,10 @@ class Closable(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """True once ``close`` has completed without an error."""
+        """Whether ``close`` has completed without an error."""
 
     def close(self) -> None:
-        """Close everything; may block."""
+        """Close the connection with everything that uses it. May block."""
 
 
 #: File and line of a call.
@@ -37,18 +37,21 @@ Origin = tuple[str, int]
 
 
 def origin() -> Origin:
-    """Return the file and line where code outside of latchwork called; the outermost call if there is no such code."""
+    """Return the file and line in the caller's code that called latchwork.
+
+    If all code on the stack belongs to latchwork, return the position of the outermost call.
+    """
     frame = sys._getframe(1)  # noqa: SLF001 - a traceback costs a hundred times as much
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("latchwork."):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
 
-class OwnedPart(Protocol[T_contra]):
-    """A part of a core that lets the core's owner hold a value for it."""
+class CallbackHolder(Protocol[T_contra]):
+    """An object that can take over its users' callbacks when the owner of the store is dropped."""
 
     def hold_callbacks(self, value: T_contra) -> None:
-        """Hold the value from now on, because the owner was dropped. May block."""
+        """Keep a strong reference to the callbacks from now on, because the owner was dropped. May block."""
 
 
 class StoreOwner:
@@ -58,33 +61,37 @@ class StoreOwner:
     to the store, so that the garbage collector can find such cycles.
     """
 
-    __slots__ = ("__weakref__", "_core", "_is_dropped", "_is_replaced", "_kept", "_origin", "_pid")
+    __slots__ = ("__weakref__", "_core", "_is_disabled", "_is_dropped", "_kept", "_origin", "_pid")
 
     def __init__(self, core: Closable, created: Origin) -> None:
         self._core = core
         self._origin = created
         self._pid = os.getpid()  # a fork hook may drop this before the hook that ForkGuard relies on
-        self._is_replaced = False
+        self._is_disabled = False
         self._is_dropped = False
-        self._kept: dict[OwnedPart[Any], Any] = {}
+        self._kept: dict[CallbackHolder[Any], Any] = {}
 
-    def keep(self, part: OwnedPart[T], value: T) -> bool:
-        """Hold a value for a part of the core; False, without holding it, if the owner has been dropped meanwhile."""
-        self._kept[part] = value
+    def keep(self, holder: CallbackHolder[T], value: T) -> bool:
+        """Keep a strong reference to a holder's callbacks.
+
+        Returns:
+            False if the owner was dropped meanwhile. Nothing is kept then.
+        """
+        self._kept[holder] = value
         if self._is_dropped:  # a weak reference revives an object that is being finalized
-            self._kept.pop(part, None)
+            self._kept.pop(holder, None)
         return not self._is_dropped
 
-    def forget(self, part: OwnedPart[Any]) -> None:
-        """Stop holding the part's value."""
-        self._kept.pop(part, None)
+    def forget(self, holder: CallbackHolder[Any]) -> None:
+        """Remove the reference to a holder's callbacks."""
+        self._kept.pop(holder, None)
 
-    def replace(self) -> None:
-        """Disable closing, because another store has taken this one over."""
-        self._is_replaced = True
+    def disable_closing(self) -> None:
+        """Do not close the store when this owner is dropped, because another store has taken it over."""
+        self._is_disabled = True
 
     def __del__(self) -> None:
-        if sys.is_finalizing() or self._is_replaced or self._pid != os.getpid() or self._core.is_closed:
+        if sys.is_finalizing() or self._is_disabled or self._pid != os.getpid() or self._core.is_closed:
             return
         self._is_dropped = True
         call_after_finalizer(partial(_close, self._core, self._origin, self._kept), "latchwork-close")
@@ -96,32 +103,38 @@ class StoreOwner:
 Owner = weakref.ref[StoreOwner]
 
 
-def held_by(owner: Owner | None, part: OwnedPart[Any], value: T) -> Callable[[], T | None]:
-    """Let a core's owner hold a value for a part of the core. Without an owner, the returned function holds it.
+def keep_with_owner(owner: Owner | None, holder: CallbackHolder[Any], value: T) -> Callable[[], T | None]:
+    """Keep a value alive as long as a store's owner exists, without a reference from the store's threads to the value.
 
+    Without an owner, the returned function keeps the value alive.
+
+    Args:
+        owner: A weak reference to the owner, or None.
+        holder: Receives the value when the owner is dropped.
+        value: The value, such as users' callbacks.
     Returns:
-        A function that returns the value; None between the drop of the owner and ``hold_callbacks``.
+        A function that returns the value. It returns None between the drop of the owner and ``hold_callbacks``.
     """
     ownership = owner() if owner is not None else None
-    if ownership is None or not ownership.keep(part, value):
+    if ownership is None or not ownership.keep(holder, value):
         return lambda: value
     return weakref.ref(value)
 
 
-def forget(owner: Owner | None, part: OwnedPart[Any]) -> None:
-    """Make the owner stop holding the part's value."""
+def forget(owner: Owner | None, holder: CallbackHolder[Any]) -> None:
+    """Remove the owner's reference to a holder's callbacks."""
     ownership = owner() if owner is not None else None
     if ownership is not None:
-        ownership.forget(part)
+        ownership.forget(holder)
 
 
-def _close(core: Closable, created: Origin, kept: dict[OwnedPart[Any], Any]) -> None:
+def _close(core: Closable, created: Origin, kept: dict[CallbackHolder[Any], Any]) -> None:
     _log.warning("store %s was not closed, created at %s:%d; closing it", core.url, *created)
     try:
-        for part in list(kept):
-            value = kept.pop(part, None)
+        for holder in list(kept):
+            value = kept.pop(holder, None)
             if value is not None:
-                part.hold_callbacks(value)
+                holder.hold_callbacks(value)
         core.close()
     except Exception:
         _log.exception("store %s could not be closed", core.url)

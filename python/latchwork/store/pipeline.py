@@ -19,7 +19,9 @@ DEFAULT_MAX_IN_FLIGHT = 1000
 
 
 def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Concatenate[Pipeline, P], Future[T]]:
-    """Return a pipeline method that makes this call once the in-flight limit allows it."""
+    """Wrap a store call as a method of ``Pipeline`` that first waits until fewer than the maximum of calls are in
+    flight.
+    """
     name = call.__name__
 
     @wraps(call)
@@ -94,7 +96,7 @@ class Pipeline:
         self.flush()
 
     def flush(self) -> None:
-        """Wait until every call made so far has ended.
+        """Wait until every call that was started before has ended.
 
         Raises:
             ForkedProcess: The calls were made by this process's parent.

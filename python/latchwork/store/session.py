@@ -22,10 +22,10 @@ from latchwork.backends.futures import then
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.store.dispatch import CallbackThread
-from latchwork.store.forks import ForkGuard, lost_by_fork
+from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.observers import call_each, check_listener, listen, register
-from latchwork.store.owner import Owner, forget, held_by
+from latchwork.store.owner import Owner, forget, keep_with_owner
 from latchwork.types import Committed, Fence, Op, SessionAlive, SimpleCheck
 
 _log = logging.getLogger(__name__)
@@ -86,12 +86,12 @@ class Session:
             f"latchwork-session-lost-{self.id[:8]}", f"an on_lost listener of session {self.id}"
         )
         self._owner = owner
-        self._held = held_by(owner, self, _Callbacks())  # they may hold the store
+        self._held = keep_with_owner(owner, self, _Callbacks())  # they may hold the store
         self._registered_late = _Callbacks()  # registered while the owner was being dropped
         self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
 
     def start(self) -> None:
-        """Start renewing. Called once, after the caller has recorded the session in order to close it."""
+        """Start the thread that renews the session. Called once, after the store has recorded the session."""
         self._thread.start()
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
 
@@ -100,7 +100,7 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """The current state, one of four.
+        """The state of the session.
 
         ``active``; ``suspect`` while renewals fail; ``lost`` permanently, or in a forked child; ``closed`` by this
         client.
@@ -118,28 +118,37 @@ class Session:
 
     @property
     def has_ended(self) -> bool:
-        """True once it is lost or closed, and in a forked child. Permanent."""
+        """Whether the session is lost or closed, or was inherited by a forked child.
+
+        A session that has ended stays so.
+        """
         return self._closed or self._home.is_foreign or self._has_expired()
 
     def remaining_s(self) -> float:
-        """Return the seconds for which the session is certainly ours; 0 after its end, and in a forked child."""
+        """Return for how many seconds the session certainly lasts.
+
+        The result is 0 after its end and in a forked child.
+        """
         if self._home.is_foreign or self._closed or self._lost.is_set():
             return 0.0
         return self._renewer.remaining_s()
 
     @property
     def ends_at(self) -> float:
-        """Local clock time at which it ends unless renewed, or at which it ended."""
+        """The local clock time at which the session ends if it is not renewed, or at which it ended."""
         return -math.inf if self._home.is_foreign else self._renewer.expires_at
 
     @property
     def lost(self) -> Signal:
-        """A signal set once the session is lost, but not by ``close()``. Set in a forked child."""
-        return lost_by_fork() if self._home.is_foreign else self._lost
+        """A signal that is set when the session is lost, but not when it is closed.
+
+        It is also set in a forked child.
+        """
+        return make_lost_signal() if self._home.is_foreign else self._lost
 
     @property
     def fence(self) -> Fence:
-        """A check that this session has not ended on the server, for transactions that depend on it.
+        """Return a check that the session has not ended on the server, for transactions that depend on it.
 
         Raises:
             ForkedProcess: The session was opened by this process's parent.
@@ -149,7 +158,7 @@ class Session:
         return Fence(self.token, (SessionAlive(self.id),))
 
     def on_lost(self, fn: Callable[[], None], *, or_closed: bool = False) -> Callable[[], None]:
-        """Call ``fn`` once when the session is lost (immediately if it already is), in a callback thread.
+        """Call ``fn`` once in a callback thread when the session is lost, or at once if it is already lost.
 
         Listeners of one session are called in the order of their registration. An error in one does not stop the
         others.
@@ -184,7 +193,8 @@ class Session:
         return self._states.listen(fn)
 
     def on_end(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn`` once when the session is lost or closed (immediately if it was), in the thread that ends it.
+        """Call ``fn`` once when the session is lost or closed, in the thread that ends it, or at once if it has already
+        ended.
 
         For waking waiters: ``fn`` must not block, call the store, or raise.
 
@@ -220,9 +230,12 @@ class Session:
             raise SessionLost(msg)
 
     def commit(self, backend: Backend, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit, like ``Backend.commit``.
+        """Commit a transaction that binds keys to this session. It also renews the session if the backend supports it.
 
-        If the session's backend supports it, the transaction also renews the session.
+        Args:
+            backend: The backend that commits.
+            checks: Conditions that must all hold.
+            ops: The writes.
         """
         handle = self._backend
         if not isinstance(handle, Carries):
@@ -230,15 +243,15 @@ class Session:
         sent_at = self._clock.now()
 
         def mark_renewed(done: Committed) -> Committed:
-            self._renewer.renewed_otherwise(sent_at)
+            self._renewer.record_other_renewal(sent_at)
             return done
 
         return then(handle.commit(checks, ops), mark_renewed)
 
     def close(self) -> None:
-        """End the session now: its keys disappear immediately if the server is reachable. Idempotent.
+        """End the session. Its keys disappear immediately if the server is reachable.
 
-        If an interrupt ends the call, call it again to continue.
+        Idempotent. If an interrupt ends the call, call it again to continue.
         """
         if self._home.is_foreign:
             return
@@ -267,7 +280,7 @@ class Session:
             self._thread.join(timeout=_CLOSE_TIMEOUT_S)
 
     def mark_ended(self) -> None:
-        """Note that the server ended the session. May be called in any thread."""
+        """Record that the server has ended the session. May be called in any thread."""
         self._renewer.end()
         self._wake.set()
 
@@ -275,7 +288,7 @@ class Session:
         call_each(end_listeners, _log, "session %s: a wake-up listener raised; please report this", self.id)
 
     def hold_callbacks(self, value: _Callbacks) -> None:
-        """Hold the callbacks, after the owner that held them was dropped; call those already due."""
+        """Keep the listeners alive after the store's owner was dropped, and call those that are already due."""
         with self._lock:
             self._held = lambda: value
             if not (self._closed or self._lost.is_set()):
@@ -331,7 +344,10 @@ class Session:
         self._end()
 
     def _end(self) -> None:
-        """End it on the server, so that no later write of it commits. Errors mean that the server is unreachable."""
+        """End the session on the server, so that no write in flight that depends on it can still be committed.
+
+        Errors are raised if the server is unreachable.
+        """
         try:
             self._backend.close().result(timeout=_CLOSE_TIMEOUT_S)
         except (LatchworkError, TimeoutError) as error:
@@ -386,12 +402,12 @@ class SessionStates:
         )
 
     def listen(self, fn: StateListener) -> Callable[[], None]:
-        """Register a listener, and return a function that removes it, which may be called at any time."""
+        """Register a listener for state changes. Return a function that removes it again at any time."""
         with self._mutex:
             return listen(self._listeners, fn)
 
     def note(self, state: SessionState) -> None:
-        """Notify the listeners if the state has changed. Does not block."""
+        """Record the state of the session, and notify the listeners if it has changed. Does not block."""
         with self._mutex:
             if self._last in {state, "closed"} or (self._last == "lost" and state != "closed"):
                 return

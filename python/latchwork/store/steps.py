@@ -37,11 +37,11 @@ Steps = Coroutine[Any, Any, T]
 
 
 class Step(ABC, Generic[T]):
-    """A wait operation, awaited once in a protocol.
+    """An operation that a protocol waits for, such as a call to the server or a pause. Awaited once.
 
     Attributes:
-        timeout_s: Seconds after which an event loop uses ``late`` as the result; None for never. ``block`` keeps time
-            by itself.
+        timeout_s: Seconds after which an event loop calls ``on_timeout``; None for never. ``block`` keeps time by
+            itself.
     """
 
     __slots__ = ("timeout_s",)
@@ -57,35 +57,49 @@ class Step(ABC, Generic[T]):
 
     @abstractmethod
     def block(self) -> T:
-        """Wait in this thread."""
+        """Perform the operation and block this thread until it has ended. Return its result."""
 
     @abstractmethod
     def as_future(self) -> Future[T]:
-        """Start to wait, without blocking. Returns a future that may end in any thread. Cancelling it ends the wait."""
+        """Start the operation without blocking, and return a future of its result.
+
+        The future may complete in any thread. Cancelling it stops the operation.
+        """
 
     def extension_s(self) -> float:
-        """Return the seconds to extend the wait after the timeout; 0 to end it."""
+        """Return by how many seconds to extend the wait after its timeout has passed. 0 means that it has timed out."""
         return 0.0
 
     def cancel(self, future: Future[T]) -> bool:
-        """End the wait of this future; False if its end must be awaited."""
+        """Stop the operation.
+
+        Returns:
+            False if the operation cannot be stopped and its end must be awaited.
+        """
         future.cancel()
         return True
 
     def on_dropped(self, future: Future[T]) -> None:
-        """Release the result of a wait that ended after a cancellation, before the protocol received it."""
+        """Release the result of an operation that completed after it was cancelled, so that the protocol never received
+        it.
+        """
 
     def outcome_note(self) -> str | None:
-        """Describe what is unknown if the wait is cancelled, and how to find out; None if nothing is."""
+        """Return a note for the user about what is unknown if the operation is cancelled, or None if nothing is
+        unknown.
+        """
         return None
 
     def on_timeout(self) -> T:
-        """Return the result of a wait that timed out, or raise its error. Not called without a timeout."""
+        """Return the result to use after a timeout, or raise the error.
+
+        Not called for an operation without a timeout.
+        """
         raise AssertionError
 
 
 def run(steps: Steps[T]) -> T:
-    """Drive a protocol in this thread, and return its result.
+    """Run a protocol in this thread until it has ended, and return its result.
 
     An interrupt of this thread between two steps is also raised in the protocol, which then releases its resources.
 
@@ -130,7 +144,8 @@ def _drive(steps: Steps[T], error: BaseException | None) -> T:
 
 
 def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Turn a protocol into an ordinary function, driven in the calling thread; see ``steps_of``.
+    """Decorate an ``async def`` protocol so that it can be called like an ordinary function, which blocks until it has
+    ended.
 
     A signal handler that calls it during another call is refused; see ``interrupts.entrance``.
     """
@@ -138,7 +153,7 @@ def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
 
 
 def shielded(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Like ``driven``, for a protocol that releases something: an event loop raises no cancellation in it.
+    """Decorate a protocol like ``driven`` does. A cancellation in an event loop does not interrupt the protocol.
 
     The loop waits for it for a limited time, then it continues in the background.
     """
@@ -169,12 +184,12 @@ def _driven(protocol: Callable[P, Steps[T]], *, is_shielded: bool) -> Callable[P
 
 
 def is_driven(function: object) -> bool:
-    """Return whether a function or method was made by ``driven``."""
+    """Return whether a function or method was decorated with ``driven`` or ``shielded``."""
     return hasattr(function, "make_steps")
 
 
 def _suggest_option(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
-    """Return an argument error that suggests the ``_s`` name for a timeout named as in other libraries."""
+    """Return a ``TypeError`` that suggests ``timeout_s`` for an unknown option named ``timeout``, and the like."""
     known = signature(protocol).parameters
     for name in options:
         if name not in known and f"{name}_s" in known:
@@ -183,7 +198,7 @@ def _suggest_option(protocol: Callable[..., object], options: Iterable[str], err
 
 
 def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
-    """Return the protocol of a function made by ``driven``, for another driver."""
+    """Return the coroutine function behind a function decorated with ``driven``, to await it in another protocol."""
     protocol: Callable[..., Steps[T]] = function.__wrapped__  # type: ignore[attr-defined]
     owner = getattr(function, "__self__", None)  # of a method
     return protocol if owner is None else partial(protocol, owner)
@@ -191,7 +206,10 @@ def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
 
 @contextmanager
 def undone_if_interrupted(undo: Callable[[], object]) -> Iterator[None]:
-    """Call ``undo`` if an interrupt or cancellation ends the block, but not for an error. ``undo`` must be quick."""
+    """Call ``undo`` if an interrupt or a cancellation, but not an ordinary error, ends the ``with`` block.
+
+    ``undo`` must return quickly.
+    """
     try:
         yield
     except Exception:
@@ -202,20 +220,25 @@ def undone_if_interrupted(undo: Callable[[], object]) -> Iterator[None]:
 
 
 class CallTarget(Protocol):
-    """The target of ``Ask``: a store."""
+    """The store on which ``Ask`` makes a call."""
 
     @property
     def connection(self) -> object:
-        """The connection that it shares with its namespaces. An event loop limits the calls in flight on each."""
+        """The connection of the store and its namespaces.
+
+        An event loop limits the number of calls in flight on each one.
+        """
 
     def start_call(self, method: str, *args: Any, **options: Any) -> Future[Any]:
-        """Make a call without waiting for its answer."""
+        """Start a call of the store without blocking, and return a future of its result."""
 
     def call_wait_s(self, since: float | None = None) -> float:
-        """Return the seconds to wait for the answer to a call made at that local time."""
+        """Return for how many more seconds to wait for the answer to a call that was made at the local time
+        ``since``.
+        """
 
     def timeout_error(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
-        """Return the error of a call that was not answered in time."""
+        """Return the error to raise for a call that was not answered in time."""
 
 
 class Ask(Step[T]):
@@ -230,7 +253,7 @@ class Ask(Step[T]):
         self._options = options
 
     def block(self) -> T:
-        """Make the call in this thread, as ``interrupts.call_outside`` does."""
+        """Make the call in this thread and return its result."""
         before, here.is_inside = here.is_inside, False
         try:
             return self._call(*self._args, **self._options)
@@ -239,26 +262,28 @@ class Ask(Step[T]):
 
     @property
     def target(self) -> CallTarget:
-        """The store."""
+        """The store on which the call is made."""
         return cast("CallTarget", self._call.__self__)  # type: ignore[attr-defined]
 
     def as_future(self) -> Future[T]:
-        """Make the call without blocking."""
+        """Start the call without blocking, and return a future of its result."""
         self.timeout_s = self.target.call_wait_s()
         self._at = SYSTEM_CLOCK.now()
         future: Future[T] = self.target.start_call(self._call.__name__, *self._args, **self._options)
         return future
 
     def extension_s(self) -> float:
-        """Return the extra seconds if the call's ownership was renewed meanwhile."""
+        """Return for how many more seconds to wait if the ownership under which the call is made was renewed
+        meanwhile.
+        """
         return self.target.call_wait_s(self._at)
 
     def outcome_note(self) -> str | None:
-        """Describe a cancelled call if it writes."""
+        """Return a note about the unknown outcome of a cancelled write, or None for a read."""
         return cancelled_write_note(self._call.__name__, self._args)
 
     def on_timeout(self) -> T:
-        """Raise the error of a call without an answer."""
+        """Raise the error for a call that was not answered in time."""
         raise self.target.timeout_error(self._call.__name__, self._args)
 
 
@@ -272,16 +297,16 @@ class PendingCall(Step[T]):
         self._future = future
 
     def block(self) -> T:
-        """Wait in this thread."""
+        """Block until the call is answered, and return its result."""
         return self._future.result()
 
     def as_future(self) -> Future[T]:
-        """Wait without blocking."""
+        """Return the future of the call."""
         return self._future
 
 
 def cancelled_write_note(name: str, args: tuple[Any, ...]) -> str | None:
-    """Describe, for users, what is unknown about a cancelled store call; None for a read."""
+    """Return a note for the user that a cancelled write may or may not have been applied. Return None for a read."""
     if name not in WRITES:
         return None
     what = f"{name} {args[0]!r}" if args and isinstance(args[0], str) else name
@@ -313,23 +338,23 @@ class Tracked(Ask[T]):
         self._answered = answered
 
     def on_dropped(self, future: Future[T]) -> None:
-        """Report the answer."""
+        """Pass the ended call to the ``answered`` function."""
         self._answered(future)
 
 
 async def call_user_function(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call a user's function. If it returns a step, because an event loop must wait, await it."""
+    """Call a user's function and return its result. A result that is a ``Step`` is awaited first."""
     result = call_outside(fn, *args, **options)
     return cast("T", await result) if isinstance(result, Step) else result
 
 
 async def call_library(function: Callable[[], T]) -> T:
-    """Call a library function. If it is driven, await its protocol."""
+    """Call one of our functions and return its result. A function decorated with ``driven`` is awaited."""
     return await steps_of(function)() if is_driven(function) else function()
 
 
 class Until(Step[bool]):
-    """Waits for a condition or a timeout; True if the condition holds.
+    """Waits until a condition is true or a timeout has passed. The result is True if the condition is true.
 
     Args:
         timeout_s: Timeout in seconds; None waits forever.
@@ -349,20 +374,20 @@ class Until(Step[bool]):
         self._condition = condition
 
     def block(self) -> bool:
-        """Wait in this thread."""
+        """Block this thread until the condition is true or the timeout has passed."""
         return self._wait()
 
     def as_future(self) -> Future[bool]:
-        """Wait without blocking."""
+        """Return a future that completes when the condition is true."""
         return future_when(self._listen)
 
     def on_timeout(self) -> bool:
-        """Return whether the condition holds."""
+        """Return whether the condition is true, after the timeout."""
         return self._condition()
 
 
 class Pause(Until):
-    """Waits for a signal or a timeout; True if the signal is set."""
+    """Waits until a signal is set or a timeout has passed. The result is True if the signal is set."""
 
     __slots__ = ()
 
@@ -371,7 +396,12 @@ class Pause(Until):
 
 
 def future_when(listen: Listen) -> Future[bool]:
-    """Return a future that ends with True when the call given to ``listen`` is made. Its end removes the call."""
+    """Return a future that completes with True when a registered call is made.
+
+    Args:
+        listen: Registers the call, and returns a function that removes it. The call is removed when the future has
+            ended.
+    """
     future: Outcome[bool] = Outcome()
     remove = listen(lambda: resolve(future, True))
     future.call_at_once(lambda _ended: remove())

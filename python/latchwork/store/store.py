@@ -77,24 +77,25 @@ class Store:
 
     @property
     def url(self) -> str:
-        """The URL it was opened with, without any password."""
+        """The URL of the store, without any password."""
         return self._core.url
 
     @property
     def clock(self) -> Clock:
-        """The clock that its sessions and waits use."""
+        """The clock used by the store's sessions and waits."""
         return self._core.clock
 
     @property
     def capabilities(self) -> Capabilities:
-        """The backend's features and limits."""
+        """The features and limits of the backend."""
         return self._core.backend.capabilities
 
     @property
     def server_notices(self) -> tuple[str, ...]:
-        """A sentence for each trouble that the server will have, such as a database that nears its quota.
+        """One sentence for each problem that the server will soon have, such as a database that approaches its quota.
 
-        Does no I/O in this thread. It was true an hour before the last use of this property, or later.
+        Reading the property does no I/O. The sentences may be up to an hour older than the previous read of the
+        property.
         """
         backend: object = self._core.backend
         return backend.notices() if isinstance(backend, Advises) else ()
@@ -103,14 +104,18 @@ class Store:
 
     @entrance
     def get(self, key: str, *, stale_ok: bool = False) -> Entry | None:
-        """Return the entry of a key, or None. Linearizable, unless ``stale_ok`` allows an older state at lower cost."""
+        """Return the entry of a key, or None if the key does not exist.
+
+        Linearizable, unless ``stale_ok`` allows an older state at a lower cost.
+        """
         return self._timeouts.wait_for_read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
 
     @entrance
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> list[Entry | None]:
-        """Return the entry of each key, or None, in order. Each is linearizable, unless ``stale_ok``. Not a snapshot.
+        """Return the entry of each key in order, or None for a key that does not exist.
 
-        With ``stale_ok``, up to 100 keys are read in order, each from a state no older than the one before.
+        Each read is linearizable, unless ``stale_ok`` is true. The list is not a snapshot. With ``stale_ok``, up to 100
+        keys are read in order, each from a state that is not older than that of the key before.
         """
         return self._timeouts.wait_for_read(
             self._calls.get_many(keys, stale_ok=stale_ok), f"get_many of {len(keys)} keys"
@@ -126,7 +131,7 @@ class Store:
         start_after: str | None = None,
         stale_ok: bool = False,
     ) -> Entries:
-        """Return the keys directly below a prefix, or its whole subtree, without the prefix itself.
+        """Return the entries directly below a prefix, or of its whole subtree, without that of the prefix itself.
 
         Args:
             prefix: A key, or "" for the root.
@@ -143,10 +148,10 @@ class Store:
 
     @entrance
     def children(self, prefix: str, *, stale_ok: bool = False) -> Names:
-        """Return the names directly below a prefix, of keys and implied parents; sorted, unique.
+        """Return the names directly below a prefix: those of keys and of parents that only have keys below them.
 
-        ``stale_ok`` lowers the cost: the names may all come from one older state, and include parents that are now
-        empty.
+        The names are sorted and unique. ``stale_ok`` lowers the cost. All names may then come from one older state, and
+        include parents that are now empty.
         """
         return self._timeouts.wait_for_read(self._calls.children(prefix, stale_ok=stale_ok), f"children of {prefix!r}")
 
@@ -187,7 +192,7 @@ class Store:
 
     @entrance
     def create_ordered(self, stem: str, unique: str, value: bytes, *, session: Session | None = None) -> Ordered:
-        """Create a key and return the names of the older keys of its kind, as needed for a queue of waiters.
+        """Create a key and return the names of the older keys of the same kind, for a queue of waiters.
 
         Keys are of one kind if they have the same parent, begin with the same ``stem`` and were created by this method.
         They are ordered by ``created``.
@@ -210,7 +215,7 @@ class Store:
 
     @entrance
     def delete(self, key: str, *, version: Hashable | None = None) -> bool:
-        """Delete a key; its descendants stay.
+        """Delete a key. Keys below it stay.
 
         Args:
             key: The key.
@@ -224,12 +229,15 @@ class Store:
 
     @entrance
     def delete_tree(self, prefix: str) -> int:
-        """Delete the key at a prefix and all keys below it; return their number. Not atomic. "" is the whole root."""
+        """Delete the key at a prefix and all keys below it. Return how many were deleted.
+
+        The deletion is not atomic. "" deletes all keys below the root.
+        """
         return self._timeouts.wait_for_write(self._calls.delete_tree(prefix), f"delete_tree {prefix!r}")
 
     @entrance
     def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
-        """Write several keys, all or nothing, if every check holds.
+        """Write several keys in one atomic transaction if all checks hold.
 
         Args:
             checks: ``At(entry)``, ``Absent(key)``, ``Exists(key)`` and every ``Fence``; at most 100 after expanding
@@ -248,7 +256,7 @@ class Store:
 
     @driven
     async def transact(self, fn: Callable[[Tx], T], *, guard: str | None = None, attempts: int = 10) -> T:
-        """Read and write in one transaction, and retry it on conflicts.
+        """Read and write in one transaction, and repeat it after a conflict.
 
         ``fn(tx)`` may run several times and should only read and write through ``tx``. The commit checks all its reads,
         even if it wrote nothing, so its returned result is consistent. Before the commit it may see keys from different
@@ -286,17 +294,28 @@ class Store:
         raise AssertionError
 
     def fence(self, token: int, *checks: Check) -> Fence:
-        """Return a fence of these checks, valid in every namespace of this URL."""
-        return Fence(token, tuple(self._scope.checks(checks)))
+        """Return a fence made of these checks. It is valid in every namespace of the same store URL.
+
+        Args:
+            token: A number that is greater than the tokens of all earlier owners.
+            checks: Conditions that hold as long as the ownership lasts.
+        """
+        return Fence(token, tuple(self._scope.absolute_checks(checks)))
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
-        """Return the same calls as futures, many in flight."""
+        """Return an object with the same calls that returns futures, so that many calls can be in flight.
+
+        Args:
+            max_in_flight: Maximum number of calls in flight. A call blocks while there are that many.
+        """
         return Pipeline(self._calls_in_flight(), self._core.dispatcher.callback_queue(), max_in_flight, store=self)
 
     # Watching
 
     def watch(self, prefix: str, *, leaf: bool = False, siblings: bool = False) -> Watch:
-        """Watch a prefix: batches of changes at and below it, starting with the current state. Close it when done.
+        """Watch all keys at and below a prefix.
+
+        The first batch of changes is the current state. Close the watch after use.
 
         Args:
             prefix: A key, or "" for the root.
@@ -306,13 +325,13 @@ class Store:
             siblings: With ``leaf``, read the names of its siblings as soon as it is gone, if that is faster than a
                 later request; see ``Watch.siblings``.
         """
-        absolute = self._scope.below(prefix)
+        absolute = self._scope.absolute_prefix_for_read(prefix)
         watch = Watch(prefix, self._scope, self._core.clock, self._core.dispatcher)
         self._core.add_feed(watch, absolute, leaf=leaf, siblings=siblings)
         return watch
 
     def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Mirror:
-        """Return a local read-only mapping of all keys at and below a prefix, kept current. Close it when done.
+        """Return a local read-only mapping of all keys at and below a prefix, kept up to date. Close it after use.
 
         Args:
             prefix: A key, or "" for the root.
@@ -321,27 +340,27 @@ class Store:
         Raises:
             Unavailable: The first state did not arrive within the call timeout.
         """
-        absolute = self._scope.below(prefix)
+        absolute = self._scope.absolute_prefix_for_read(prefix)
         mirror = Mirror(prefix, self._scope, self._core.clock, self._core.dispatcher, keep_values=values)
         self._core.add_feed(mirror, absolute, beats=True)
         return run(self.ready(mirror)) if wait else mirror
 
     def _calls_in_flight(self) -> Calls:
-        """Return calls for a caller that does not wait for each answer in its thread."""
+        """Return the calls of this store in a form that returns futures and does not block the caller's thread."""
         return Calls(self._core.backend, self._scope, self._core.ensure_usable, self._limit)
 
     @property
     def connection(self) -> object:
-        """The connection that it shares with its namespaces, for event loops; see ``Ask``."""
+        """The connection of the store and its namespaces. An event loop limits the number of calls in flight on it."""
         return self._core
 
     @property
     def cleanup(self) -> Cleanup:
-        """Runs background cleanup jobs of primitives, for the store and all its namespaces."""
+        """The background thread that removes what interrupted calls have left, for the store and all its namespaces."""
         return self._core.cleanup
 
     def start_call(self, method: str, *args: Any, **options: Any) -> Future[Any]:
-        """Begin one of the calls above without waiting for its answer, for event loops; see ``Ask``."""
+        """Start the call with this method name without blocking, and return a future of its result. For event loops."""
         self._core.ensure_usable()  # a forked child has no thread to make the call
         if hasattr(Calls, method):
             future: Future[Any] = getattr(self._event_loop_calls, method)(*args, **options)
@@ -351,16 +370,18 @@ class Store:
         return self._core.dispatcher.submit(getattr(self, method), *args, **options)  # not a backend call
 
     def call_wait_s(self, since: float | None = None) -> float:
-        """Return the seconds that an event loop waits for the answer to a call made at that local time."""
+        """Return for how many more seconds an event loop should wait for the answer to a call made at local time
+        ``since``.
+        """
         return self._timeouts.call_wait_s(since)
 
     def timeout_error(self, method: str, args: tuple[Any, ...]) -> LatchworkError:
-        """Return the error of an event loop's call that was not answered in time."""
+        """Return the error to raise for a call of an event loop that was not answered in time."""
         what = f"{method} {args[0]!r}" if args and isinstance(args[0], str) else method
         return self._timeouts.timeout_error(what, writes=method in WRITES)
 
     async def ready(self, mirror: Mirror) -> Mirror:
-        """Wait for a mirror's first state and return the mirror; close it on timeout. For protocols."""
+        """Wait until a mirror has its first state, and return the mirror. Close the mirror on a timeout."""
         timeout_s = self._core.call_timeout_s
         try:
             timeout_s = self._timeouts.call_timeout_s
@@ -377,22 +398,22 @@ class Store:
     @property
     @entrance
     def session(self) -> Session:
-        """The primary session, opened on first use, and reopened on the next use after it was lost."""
+        """The default session. It is opened on first use, and opened again on the next use after it was lost."""
         return self.primary_session()
 
     @property
     def given_session_ttl_s(self) -> float | None:
-        """The ``session_ttl_s`` of the URL or of ``connect``, in seconds; None if not given."""
+        """The ``session_ttl_s`` in seconds as given in the URL or to ``connect``, or None if it was not given."""
         return self._core.given_session_ttl_s
 
     def primary_session(self) -> Session:
-        """Return the primary session, like ``session``. A protocol may call it while it is driven."""
+        """Return the default session, like ``session``. It opens the session if necessary. Protocols may await it."""
         self._core.ensure_usable()
         return self._core.primary()
 
     def opened_session(self) -> Session | None:
-        """Return the primary session if it is open and has not ended; opens none."""
-        return self._core.opened_primary()
+        """Return the default session if it is open and has not ended, else None. Never opens a session."""
+        return self._core.find_open_primary()
 
     @entrance
     def open_session(self, ttl_s: float) -> Session:
@@ -407,17 +428,16 @@ class Store:
         return self._core.open_session(ttl_s)
 
     def namespace(self, prefix: str) -> Store:
-        """Return the same interface below a prefix.
+        """Return a store whose keys are all below a prefix. It shares this store's connection and sessions.
 
-        It shares this store's connection and sessions, and closes with it.
+        Closing this store closes the namespace too.
         """
-        return _Namespace(self._owner, self._core, self._scope.namespace(prefix), self._limit)
+        return _Namespace(self._owner, self._core, self._scope.nested_scope(prefix), self._limit)
 
     def shared(self, kind: Hashable, make: Callable[[Store], S]) -> S:
-        """Return an object shared by all users of this store and prefix.
+        """Return an object that all users of this store and prefix share, such as a thread for many small objects.
 
-        It is made on first use and closed before the store. For libraries, such as for a thread that many small objects
-        need.
+        The first call makes the object. It is closed before the store is closed.
 
         Args:
             kind: Identifies the object.
@@ -430,11 +450,13 @@ class Store:
         return cast("S", made)
 
     def time_left_s(self) -> float | None:
-        """Return the seconds that calls under an ownership may wait, see ``within``; None without an ownership."""
+        """Return for how many seconds calls may still wait under the ownership given to ``within``, or None without
+        one.
+        """
         return None if self._limit is None else max(0.0, self._limit.remaining_s())
 
     def within(self, remaining_s: Callable[[], float], *, error: type[OwnershipLost] = LockLost) -> Store:
-        """Return the same interface for work under an ownership: no call waits longer than the ownership lasts.
+        """Return a view of this store for work under an ownership. No call waits longer than the ownership lasts.
 
         A call without an answer raises when the ownership ends: a read raises ``error``, a write ``OutcomeUnknown``.
         Later calls raise ``error`` before any I/O. Not promised: that a write already sent does not commit later. Use
@@ -448,7 +470,8 @@ class Store:
         return _Namespace(self._owner, self._core, self._scope, OwnershipLimit(remaining_s, error))
 
     def reopen(self) -> Store:
-        """Connect again with the same URL, options, clock and observers; return another store with the same namespace.
+        """Connect again with the same URL, options, clock and observers, and return a new store with the same
+        namespace.
 
         For a forked child, where this store and the objects made with it belong to the parent: ``store =
         store.reopen()``, once in each child. This store is unchanged and keeps its sessions, locks and watches.
@@ -460,17 +483,23 @@ class Store:
         return self.reopen_for(origin())
 
     def reopen_for(self, created: Origin) -> Store:
-        """Connect again and record this place in the caller's code, for event loops."""
+        """Connect again like ``reopen``, and record where the caller created the store, for the warning about a store
+        not closed.
+        """
         return Store(self._core.reconnect(), self._scope, created=created)
 
     def close(self) -> None:
-        """End its sessions, then its watches and the connection. Idempotent."""
+        """Close the store: end its sessions, then its watches and the connection. Idempotent."""
         self._core.close()
 
     def take_over(self) -> Callable[[], None]:
-        """Return a function that closes it, for a store built on this one. Dropping this store then closes nothing."""
+        """Transfer the responsibility for closing the store to a store that is built on it.
+
+        Returns:
+            A function that closes this store. Dropping this store then closes nothing.
+        """
         if self._owner is not None:
-            self._owner.replace()
+            self._owner.disable_closing()
         return self.close
 
 
@@ -482,17 +511,18 @@ class _Namespace(Store):
         self._view(core, scope, limit)
 
     def close(self) -> None:
-        """Do nothing: the original store owns the connection."""
+        """Do nothing, because the connection belongs to the store from which the namespace was made."""
 
     def take_over(self) -> Callable[[], None]:
-        """Return a function that does nothing: the original store's user closes it."""
+        """Return a function that does nothing, because the connection belongs to the original store."""
         return self.close
 
 
 def system_namespace(store: Store, name: str) -> Store:
-    """Return the namespace for the keys of one of latchwork's components: ``@<name>``, which callers cannot write.
+    """Return the namespace ``@<name>`` for the keys of one of latchwork's components. Callers cannot write there.
 
-    Inside such a namespace, return the store itself, so that a component's parts share its tree.
+    If the store already is such a namespace, return the store itself, so that all classes of a component share its
+    keys.
 
     Args:
         store: The caller's store, or a namespace of it.
@@ -503,7 +533,7 @@ def system_namespace(store: Store, name: str) -> Store:
 
 
 def refuse_old_layout(store: Store, what: str, marks: Mapping[str, Callable[[bytes], bool]]) -> None:
-    """Raise an error if the root has a component's keys from a version that did not reserve segments.
+    """Raise an error if a component's keys were written by an old version that did not reserve segments.
 
     Args:
         store: The caller's store, or a namespace of it. Inside a component there is no old layout, and no request is
@@ -526,16 +556,16 @@ def refuse_old_layout(store: Store, what: str, marks: Mapping[str, Callable[[byt
 
 
 def resolved(store: Store, ops: Iterable[Op]) -> list[Op]:
-    """Resolve a caller's operations, relative to its store, for a transaction in one of its component namespaces.
+    """Convert a caller's operations to absolute keys, so that a component can include them in a transaction.
 
     Raises:
         InvalidKey: A key is malformed, or reserved.
     """
     given = list(ops)
-    sent = store._scope.ops(given)  # noqa: SLF001 - of this module
+    sent = store._scope.absolute_ops(given)  # noqa: SLF001 - of this module
     return cast("list[Op]", [Resolved(*both) for both in zip(sent, given, strict=True)])
 
 
 def _system_of(store: Store, name: str) -> Store:
-    scope = store._scope.system(name)  # noqa: SLF001 - of this module
+    scope = store._scope.component_scope(name)  # noqa: SLF001 - of this module
     return store if scope is store._scope else _Namespace(store._owner, store._core, scope, store._limit)  # noqa: SLF001

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from latchwork.errors import KeyExists
 from latchwork.store.calls import Entries
-from latchwork.store.keys import validate_key, validate_readable, validate_readable_prefix
+from latchwork.store.keys import validate_key, validate_key_for_read, validate_prefix_for_read
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
@@ -34,21 +34,26 @@ class Tx:
         self._written: dict[str, Op] = {}
 
     async def read_guard(self) -> None:
-        """Read the guard first."""
+        """Read the guard key before any other key."""
         if self._guard is not None:
             await self._fetch(validate_key(self._guard))
 
     @driven
     async def get(self, key: str) -> Entry | None:
-        """Return the entry, or None. Linearizable, and checked at the commit."""
-        op = self._written.get(validate_readable(key))
+        """Return the entry of a key, or None.
+
+        The read is linearizable, and the commit checks that it is still current.
+        """
+        op = self._written.get(validate_key_for_read(key))
         if op is None:
             return await self._fetch(key)
         return self._pending(op)
 
     @driven
     async def list(self, prefix: str, *, recursive: bool = False) -> Entries:
-        """Return the keys below the prefix, including own writes, sorted by key.
+        """Return the entries below a prefix, sorted by key, including those that this transaction writes.
+
+        Consistent among transactions with the same guard, but not with other writes or with keys that expire.
 
         Consistent among transactions with the same guard, but not with other writes or expiring keys.
 
@@ -62,7 +67,7 @@ class Tx:
         if asked not in self._listed:
             self._listed[asked] = await ask(self._list_entries, prefix, recursive=recursive)
         found = {entry.key: entry for entry in self._listed[asked]}
-        below = f"{validate_readable_prefix(prefix)}/" if prefix else ""
+        below = f"{validate_prefix_for_read(prefix)}/" if prefix else ""
         for op in self._written.values():
             if op.key.startswith(below) and (recursive or "/" not in op.key[len(below) :]):
                 found.pop(op.key, None)
@@ -73,7 +78,7 @@ class Tx:
 
     @driven
     async def put(self, key: str, value: bytes, *, session: Session | None = None) -> None:
-        """Create or overwrite at the commit."""
+        """Create or overwrite a key when the transaction commits."""
         before = self._written.get(validate_key(key))
         op: Op = Put(key, value, session)
         if isinstance(before, Delete) and session is None:
@@ -84,7 +89,7 @@ class Tx:
 
     @driven
     async def create(self, key: str, value: bytes, *, session: Session | None = None) -> None:
-        """Create at the commit.
+        """Create a key when the transaction commits.
 
         Raises:
             KeyExists: The key exists.
@@ -97,16 +102,16 @@ class Tx:
             self._written[key] = Create(key, value, session)
 
     def delete(self, key: str) -> None:
-        """Delete at the commit; does nothing for an absent key."""
+        """Delete a key when the transaction commits. An absent key is ignored."""
         if isinstance(self._written.get(validate_key(key)), Create):
             del self._written[key]  # its absence is still checked
         else:
             self._written[key] = Delete(key)
 
     def checks_and_ops(self) -> ChecksAndOps:
-        """Return the checks and operations of the commit; no operations if nothing was written.
+        """Return the checks and the operations to commit. Both are empty if nothing has to be committed.
 
-        A read of a single key needs no checks either, because it is consistent by itself.
+        A transaction that only reads one key needs no commit, because one read is consistent by itself.
         """
         if not self._written and len(self._read) < 2 and not self._listed:
             return [], []
@@ -124,7 +129,10 @@ class Tx:
         return checks, ops
 
     async def _refuse_unbinding(self, key: str) -> None:
-        """Reject a delete and put of a session-bound key: combined, they are a put, which would keep the owner."""
+        """Raise an error if a key bound to a session was deleted and is put again.
+
+        Both together would be stored as one put, which would leave the key bound to the session.
+        """
         before = await self._fetch(key)
         if before is not None and before.owner is not None:
             msg = f"key {key!r} is bound to session {before.owner}: delete it in one transaction, write it in the next"

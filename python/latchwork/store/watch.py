@@ -34,7 +34,10 @@ Matters = Callable[[Sequence[Change]], bool]
 
 
 class Inbox:
-    """Merged changes for one reader. Not thread-safe: its owner holds a mutex."""
+    """Collects the changes for one reader and merges those of the same key. Not thread-safe.
+
+    Its owner must hold a mutex around every call.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[str, Change] = {}
@@ -42,13 +45,19 @@ class Inbox:
         self.filled = False
 
     def is_filled(self) -> bool:
-        """Return whether a batch is ready."""
+        """Whether a batch of changes is ready."""
         return self.filled
 
     def add(self, changes: list[Change], *, ready: bool, matters: Matters | None = None) -> bool:
-        """Add changes, and return whether a batch is ready. The first batch needs the first snapshot, and may be empty.
+        """Add changes and return whether a batch is ready.
 
-        With ``matters``, a later batch is ready once it contains a change that matters.
+        The first batch is ready once the first snapshot has arrived, even if it is empty.
+
+        Args:
+            changes: The changes to add.
+            ready: Whether the first snapshot has arrived.
+            matters: If given, a later batch is ready only when it contains a change for which this function returns
+                True.
         """
         for change in changes:
             self._pending.pop(change.key, None)
@@ -58,7 +67,10 @@ class Inbox:
         return self.filled
 
     def take(self) -> Batch:
-        """Return all pending changes: the first batch sorted by key, later ones in order of change."""
+        """Remove and return all collected changes.
+
+        The first batch is sorted by key, later ones are in order of change.
+        """
         batch = tuple(self._pending.values())
         if self._first:
             batch = tuple(sorted(batch, key=lambda change: change.key))
@@ -69,7 +81,7 @@ class Inbox:
 
 
 class Feed:
-    """A backend watch and the state folded from it: the base of ``Watch`` and ``Mirror``.
+    """Receives the changes of a backend's watch and keeps the resulting state. Base class of ``Watch`` and ``Mirror``.
 
     Thread-safe. ``close()`` may be called from anywhere, including callbacks. In a forked child it does not affect the
     parent's watch.
@@ -96,7 +108,7 @@ class Feed:
         self.close()
 
     def attach(self, watch: BackendWatch, on_close: Callable[[Feed], None]) -> None:
-        """Own the backend's watch; call ``on_close`` once when this feed is closed."""
+        """Connect this object to a watch of the backend. ``on_close`` is called once when this object is closed."""
         self._on_close = on_close
         self._backend = watch
         if self._closed:
@@ -111,7 +123,7 @@ class Feed:
                 self._error = event.error
             elif isinstance(event, Delta) and event.siblings is not None:
                 self._siblings = event.siblings
-            changes = self._scope.changes(self._tracker.fold(event))
+            changes = self._scope.relative_changes(self._tracker.fold(event))
             if self._deliver(changes) or isinstance(event, Broken):
                 self._changed.notify_all()
         self._after(changes)
@@ -119,7 +131,7 @@ class Feed:
             _log.error("the watch of %r has ended: %s", self.prefix, event.error)
 
     def close(self) -> None:
-        """Stop; waiters get ``Closed``. Idempotent."""
+        """Stop receiving changes. Callers that wait get ``Closed``. Idempotent."""
         if self._home.is_foreign:
             return
         if self._is_shut:
@@ -133,14 +145,21 @@ class Feed:
         self._is_shut = True  # last: after an interrupt, the next close repeats everything
 
     def _deliver(self, changes: list[Change]) -> bool:
-        """Pass the changes to readers, with the mutex held; return whether to wake waiters."""
+        """Add changes to the readers' batches, and return whether to wake waiting readers. The mutex is held."""
         raise NotImplementedError
 
     def _after(self, changes: list[Change]) -> None:
-        """Signal listeners; called without the mutex."""
+        """Notify listeners after changes were added. The mutex is not held."""
 
     async def _await(self, is_true: Callable[[], bool], take: Callable[[], T], timeout_s: float | None, what: str) -> T:
-        """Wait until the condition is true, then call ``take``; both are called with the mutex held."""
+        """Wait until a condition is true, then return the result of ``take``. The mutex is held for both calls.
+
+        Args:
+            is_true: Returns whether the condition is true.
+            take: Returns the result.
+            timeout_s: Timeout in seconds. None waits forever.
+            what: What the caller waits for, for the error message.
+        """
         if timeout_s is not None and math.isnan(timeout_s):
             raise ValueError(f"timeout_s must be None or a number of seconds, not {timeout_s!r}")
         if self._home.is_foreign:
@@ -194,13 +213,16 @@ class Watch(Feed):
 
     @property
     def siblings(self) -> tuple[str, ...] | None:
-        """The names of a deleted leaf's siblings, from one state without it, unsorted; None if they were not read."""
+        """The names of the keys next to a deleted key, if the watch was asked for them and they were read, else None.
+
+        The names are unsorted. They come from one state in which the watched key no longer existed.
+        """
         self._home.check()
         return self._siblings
 
     @driven
     async def next(self, timeout_s: float | None = None) -> Batch:
-        """Wait for the next batch and return it.
+        """Wait for the next batch of changes and return it.
 
         Args:
             timeout_s: Seconds to wait. None waits forever.
@@ -213,7 +235,7 @@ class Watch(Feed):
         return await self._await(self._inbox.is_filled, self._inbox.take, timeout_s, "a change")
 
     def subscribe(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None = None) -> None:
-        """Call ``fn`` with each batch, in order, in the store's callback pool. Replaces iteration.
+        """Call ``fn`` with each batch of changes, in order, in a callback thread of the store. Replaces iteration.
 
         A batch for which ``fn`` raises is logged and not repeated. ``on_error`` is called once if the watch ends
         permanently.
@@ -235,7 +257,7 @@ class Watch(Feed):
         self._drain_task.signal()
 
     def close(self) -> None:
-        """Stop; waiters get ``Closed``. Idempotent."""
+        """Stop the watch. Callers that wait get ``Closed``. Idempotent."""
         super().close()
         if self._drain_task is not None and not self._home.is_foreign:
             self._drain_task.close()
@@ -279,7 +301,7 @@ class Tracker:
     as_of: float = float("-inf")
 
     def fold(self, event: WatchEvent) -> list[Change]:
-        """Apply an event; return the changes, at most one per key."""
+        """Apply a watch event to the known state, and return the resulting changes, at most one per key."""
         if isinstance(event, Broken):
             return []
         if event.as_of is not None:

@@ -6,7 +6,7 @@ from ``latchwork.tasks.children``.
 
 from typing import TYPE_CHECKING
 
-from latchwork._base.lazy import late
+from latchwork._base.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from latchwork.tasks.blobs import BlobRef, Blobs
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from latchwork.tasks.running.worker_hooks import Bury, Done, Ending, Release, Run, WorkerHooks, after_failure
     from latchwork.tasks.running.worker_loop import WorkerLoop
 else:
-    __getattr__ = late(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             "latchwork.tasks.blobs": (

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from latchwork._base.interrupts import mutex
-from latchwork._base.validation import is_number, late_kind
+from latchwork._base.validation import deferred_kind, is_number
 from latchwork.tasks.errors import UnknownFunction
 from latchwork.tasks.retry import ONCE, Retry
 
@@ -271,7 +271,7 @@ def module_of(fn: Callable[..., Any]) -> str:
 def _check_runs(fn: Callable[..., Any]) -> None:
     if not callable(fn):
         raise TypeError(f"a task has to be a function, not {fn!r}")
-    late = late_kind(fn)
+    late = deferred_kind(fn)
     if late not in (None, "an async function"):
         raise TypeError(f"a task was given {late}, whose body would never run; give a plain function or an async one")
 

@@ -123,7 +123,7 @@ class GroupCommit:
             self._ends_at = min(self._ends_at, self._clock.now() + timeout_s)  # for the current transaction, too
             self._changed.notify_all()
             thread = self._thread
-        if thread is not None and not thread.is_mine:
+        if thread is not None and not thread.is_running_here:
             thread.block()
 
     # The thread

@@ -89,7 +89,7 @@ class EventListeners:
         self._closed.set()
         with self._notifier.mutex:
             self._notifier.notify_all()
-        if self._reader is not None and not self._reader.is_mine:
+        if self._reader is not None and not self._reader.is_running_here:
             await self._reader
         if self._announcer is not None and self._dispatcher is not None:
             await self._announcer.settle(self._store.clock, 1.0)

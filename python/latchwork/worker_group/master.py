@@ -110,7 +110,7 @@ class GroupMaster(Closable):
         self._closed.set()
         self._wake()
         await steps_of(self._election.close)()
-        if self._watch is not None and not self._watch.is_mine:
+        if self._watch is not None and not self._watch.is_running_here:
             await self._watch
 
     def _wake(self) -> None:

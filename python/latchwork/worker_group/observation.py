@@ -250,7 +250,7 @@ class GroupWatcher:
         if not self._drop([worker]):
             return
         self.wake()
-        if not self._background.is_mine:
+        if not self._background.is_running_here:
             await self._background
 
     def _drop(self, workers: Iterable[WorkerWatcher]) -> bool:

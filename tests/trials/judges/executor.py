@@ -105,7 +105,7 @@ def _runs(told: list[Mapping[str, Any]], killed: Mapping[int, float], ended_at: 
 
 
 class _HeldUp:
-    """Whether a fault, or the machine, may have kept a process from acting in time."""
+    """Whether a fault, or the machine, may have kept a process from acting_for in time."""
 
     def __init__(self, told: list[Mapping[str, Any]], struck: list[Fault]) -> None:
         self._everybodys = [fault for fault in struck if not fault.pid]

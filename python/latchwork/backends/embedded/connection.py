@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from latchwork._base.event import Signal
-from latchwork._base.files import make_file, trouble_of
+from latchwork._base.files import explain_write_failure, make_file
 from latchwork.backends.embedded import layout
 from latchwork.backends.embedded.pool import Pool
 from latchwork.backends.space import SpaceNotice
@@ -181,7 +181,7 @@ class FileDatabase(Database):
 
     def has_space(self) -> bool:
         """Return whether a write of usual size fits."""
-        return not trouble_of(self.path)
+        return not explain_write_failure(self.path)
 
     def tidy(self, conn: sqlite3.Connection) -> None:
         """Empty a long log, and shorten a file that is mostly free, a little with every so many transactions.

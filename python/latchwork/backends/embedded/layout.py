@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 
-from latchwork._base.files import trouble_of
+from latchwork._base.files import explain_write_failure
 from latchwork.errors import ConnectFailed, PermissionDenied
 
 #: Format of the file, in its header's user_version; raised by every incompatible change.
@@ -118,7 +118,7 @@ def check_place(path: Path) -> None:
     if file and not stat.S_ISREG(file):
         raise ConnectFailed(f"{path} is no regular file; name a file in the URL")
     if file and not _may(path, os.R_OK | os.W_OK):
-        why = trouble_of(path) or "change its mode"
+        why = explain_write_failure(path) or "change its mode"
         raise PermissionDenied(f"store file {path} is not readable and writable for this account: {why}")
     if not _may(path.parent, os.W_OK | os.X_OK):
         raise PermissionDenied(f"directory {path.parent} is not writable for this account; the store adds files there")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import asdict
 
-from latchwork._base.text import same_format, utc_text
+from latchwork._base.text import normalize_utc_text, utc_text
 from latchwork.cli.cluster import job_ids, open_store, state_of
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, UsageError
@@ -64,7 +64,7 @@ def locks(
     """
     with open_store(url) as store:
         if audit:
-            rows = [{**asdict(record), "at": same_format(record.at)} for record in read_audit(store)]
+            rows = [{**asdict(record), "at": normalize_utc_text(record.at)} for record in read_audit(store)]
         elif force_release is not None:
             if job is None or not (reason and reason.strip()):
                 raise UsageError("--force-release needs --job, and a --reason that others can understand later")

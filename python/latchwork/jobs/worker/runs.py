@@ -21,8 +21,8 @@ from functools import partial
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
-from latchwork._base.lazy import late
-from latchwork._base.validation import late_result
+from latchwork._base.lazy import lazy_getattr
+from latchwork._base.validation import deferred_result_kind
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.jobs.cron import FireTimes
@@ -34,7 +34,7 @@ from latchwork.jobs.worker.manual_runs import PendingManualRuns
 from latchwork.jobs.worker.outcomes import EndedRun, OutcomeTracker, summarize_error
 from latchwork.schedules import Cron, DueTime, Instant, Jitter
 from latchwork.store import Observers
-from latchwork.store.driving.own_loop import OwnLoop
+from latchwork.store.driving.dedicated_loop import DedicatedLoop
 
 log = logging.getLogger(__name__)
 #: Longest wait of a cron schedule in seconds, because the wall clock may be changed.
@@ -46,7 +46,7 @@ _STORE_RETRY_S = 0.5
 #: Least change in seconds of a published next start, because clocks drift.
 _CHANGE_S = 1.0
 #: The asyncio context of async runs. It belongs to a higher layer, so it is imported lazily.
-_twins = late("latchwork.aio", {"latchwork.aio.job_context": ("JobContext",)})
+_twins = lazy_getattr("latchwork.aio", {"latchwork.aio.job_context": ("JobContext",)})
 #: Seconds without runs after a schedule has raised.
 SCHEDULE_PAUSE_S = 60.0
 
@@ -142,7 +142,7 @@ class RunSetup:
     fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
     manual_runs: Callable[[tuple[str, ...]], PendingManualRuns] | None = None
     observers: Observers[Observer] = NOBODY
-    loop: OwnLoop = field(default_factory=partial(OwnLoop, "latchwork-jobs"))
+    loop: DedicatedLoop = field(default_factory=partial(DedicatedLoop, "latchwork-jobs"))
 
 
 class JobRun:
@@ -401,7 +401,7 @@ class JobRun:
             given = _twins("JobContext").around(context)
             self._setup.loop.run(partial(job.run, given), context.on_stop, who=self)
             return
-        returned = late_result(job.run(context))
+        returned = deferred_result_kind(job.run(context))
         if returned is not None:
             raise TypeError(f"run returned {returned}, which is never run; use an async def, or await it in one")
 

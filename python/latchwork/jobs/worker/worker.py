@@ -30,7 +30,7 @@ from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Actions, JobRun, RunGua
 from latchwork.primitives import HeldLock
 from latchwork.schedules import DueTime, Instant, WallClock
 from latchwork.store import Observers, Session, Store
-from latchwork.store.driving.own_loop import OwnLoop
+from latchwork.store.driving.dedicated_loop import DedicatedLoop
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class JobWorker:
             job_id: LocalJob(job, settings.options(job_id), node_id, on_turn) for job_id, job in jobs.items()
         }
         self._manual_runs = ManualRuns(store, node_id)
-        self._loop_of_runs = OwnLoop(f"latchwork-jobs-{node_id}")
+        self._loop_of_runs = DedicatedLoop(f"latchwork-jobs-{node_id}")
         self._numbers = count(1)
         self._mutex = mutex()
         self._live: dict[int, JobRun] = {}

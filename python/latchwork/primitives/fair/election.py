@@ -242,7 +242,7 @@ class Term(GuardsWork):
         Raises:
             NotLeader: It had been lost, even if only the store knew.
         """
-        if not self._seat.is_over:
+        if not self._seat.has_ended:
             await self._seat.resign()
 
     @shielded
@@ -272,7 +272,7 @@ class _Seat(SessionLock):
         super().__init__(store, what, queue, session=session)
         self._value = value
         self._on_over = on_over
-        self.is_over = False
+        self.has_ended = False
 
     def owned(self) -> Ownership:
         return self._owned()
@@ -288,19 +288,19 @@ class _Seat(SessionLock):
 
     async def resign(self) -> None:
         self._home.check()
-        self.is_over = True
+        self.has_ended = True
         try:
             await steps_of(self.release)()
         finally:
             self._on_over(self)
 
     def abandon(self) -> None:
-        self.is_over = True
+        self.has_ended = True
         super().abandon()
         self._on_over(self)
 
     async def give_up(self) -> None:
-        self.is_over = True
+        self.has_ended = True
         try:
             await steps_of(self.close)()
         finally:

@@ -17,7 +17,7 @@ from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue
 from latchwork.primitives.waiting.common import Deadline, call_listeners
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
-from latchwork.store.forks import lost_by_fork
+from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
 from latchwork.store.steps import driven, shielded
@@ -195,7 +195,7 @@ class SessionLock(GuardsWork):
         Read it after each ``acquire``.
         """
         if self._home.is_foreign:
-            return lost_by_fork()
+            return make_lost_signal()
         hold = self._current_hold()
         return hold.ownership.lost if hold is not None else Signal()
 

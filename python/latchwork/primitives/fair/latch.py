@@ -101,7 +101,7 @@ class LeaderLatch(GuardsWork, Participant):
         """
         self._home.check()
         while (leaving := self._begin_or_leaving()) is not None:
-            if self._announcer.is_mine:
+            if self._announcer.is_running_here:
                 raise LatchworkError(f"{self._what} is leaving and waits for this listener; start it in another thread")
             await self._ended(leaving)
 
@@ -151,7 +151,7 @@ class LeaderLatch(GuardsWork, Participant):
                 self._wake.set()
                 if waiter is not None:
                     waiter.cancel()
-            if background is not None and not background.is_mine and not self._announcer.is_mine:
+            if background is not None and not background.is_running_here and not self._announcer.is_running_here:
                 await self._ended(background)
                 await self._leave()  # if our thread ended while handing over failed
         except BaseException:

@@ -609,8 +609,8 @@ async def wait_until_gone(
     may get the names of the other tickets.
     """
 
-    def is_over(batch: Batch) -> bool:
+    def has_ended(batch: Batch) -> bool:
         entry = batch[-1].entry if batch else None
         return entry is None or entry.owner is None or not blocks(Ticket.from_entry(entry))
 
-    return await waiter.follow(key, is_over, deadline, leaf=True, siblings=siblings)
+    return await waiter.follow(key, has_ended, deadline, leaf=True, siblings=siblings)

@@ -288,7 +288,7 @@ class Views:
             follower, self._follower = self._follower, None
         if follower is not None:
             background = follower.cancel()
-            if not background.is_mine:
+            if not background.is_running_here:
                 background.block()
 
 

@@ -151,13 +151,13 @@ class Group(Participant):
         self._wake.set()
         if waiter is not None:
             waiter.cancel()
-        if background is not None and not background.is_mine:
+        if background is not None and not background.is_running_here:
             await background
         with self._listening:
             if self._unsubscribe is not None:
                 self._ending, self._unsubscribe = self._unsubscribe(), None
             follower = self._ending  # who closes at the same time waits for it too
-        if follower is not None and not follower.is_mine:
+        if follower is not None and not follower.is_running_here:
             await follower
         await self._announcer.settle(self._store.clock, _SETTLE_S)
         self._announcer.close()

@@ -123,7 +123,7 @@ class KeeperCore:
         background = self._background
         if background is None:
             self._dispatcher.close()
-        elif not background.is_mine and await Pause(self.clock, self._ended, _CLOSE_TIMEOUT_S):
+        elif not background.is_running_here and await Pause(self.clock, self._ended, _CLOSE_TIMEOUT_S):
             await background
 
     async def release(self, locks: Sequence[HeldLock]) -> None:
@@ -138,7 +138,7 @@ class KeeperCore:
         Raises:
             LockLost: Some holds had expired, or names are missing.
         """
-        lost = [held.name for held in found if held.owner.is_over]
+        lost = [held.name for held in found if held.owner.has_ended]
         gone = await self.free_held(found)
         failed = sorted({*lost, *gone, *missing})
         if failed:
@@ -319,7 +319,7 @@ class KeeperCore:
     def lose_if_expired(self) -> None:
         """Mark the current owner as lost if its lease has expired."""
         owner = self.state.current
-        if owner is not None and owner.is_over:
+        if owner is not None and owner.has_ended:
             self.lose(owner, "no renewal was confirmed in time")
 
     def lose(self, owner: LockOwner, why: str) -> None:

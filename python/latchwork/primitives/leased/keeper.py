@@ -25,7 +25,7 @@ from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
 from latchwork.primitives.waiting.common import Deadline, Startable, check_least, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
-from latchwork.store.forks import lost_by_fork
+from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import check_listener, listen
 from latchwork.store.steps import driven, shielded
 from latchwork.store.store import Store
@@ -290,7 +290,7 @@ class LockKeeper(Startable):
     def lost(self) -> Signal:
         """A signal that is set when the currently held locks expire. Read it again afterwards for the next ones."""
         if self._home.is_foreign:
-            return lost_by_fork()
+            return make_lost_signal()
         owner = self._state.current
         return owner.lost if owner is not None else Signal()
 

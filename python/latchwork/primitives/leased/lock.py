@@ -24,7 +24,7 @@ from latchwork.primitives.leased.protocol import raised_ttl_s
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import call_listeners, check_name, check_text
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
-from latchwork.store.forks import ForkGuard, lost_by_fork
+from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import listen
 from latchwork.store.steps import Steps, driven, shielded, steps_of
 from latchwork.store.store import Store
@@ -209,7 +209,7 @@ class PersistentLock(GuardsWork):
     def lost(self) -> Signal:
         """A signal that is set when the current hold expires. Read it after each ``acquire``."""
         if self._home.is_foreign:
-            return lost_by_fork()
+            return make_lost_signal()
         held = self._held
         return held.lost if held is not None else Signal()
 

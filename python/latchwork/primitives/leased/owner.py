@@ -271,7 +271,7 @@ class Renewals:
 
     async def detach(self, owner: LockOwner | None) -> None:
         """Let an owner that holds something expire by its own TTL, whenever its session ends."""
-        if owner is None or owner.session is None or not owner.held or owner.is_over:
+        if owner is None or owner.session is None or not owner.held or owner.has_ended:
             return
         try:
             await self._table.detach_owner(owner.id, self._record)

@@ -65,7 +65,7 @@ class KeeperState:
         """
         with self._changed.mutex:
             self.refuse_closed()
-            owner = self.current if self.current is not None and not self.current.is_over else None
+            owner = self.current if self.current is not None and not self.current.has_ended else None
             if owner is not None:
                 owner.users.add(claimer)
             return owner, self._changed.version
@@ -125,7 +125,7 @@ class KeeperState:
         """Return the locks that are certainly held, by name."""
         with self._changed.mutex:
             owner = self.current
-            return dict(owner.held) if owner is not None and not owner.is_over else {}
+            return dict(owner.held) if owner is not None and not owner.has_ended else {}
 
     def find(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
         """Return the holds of these names, including lost ones, and the names without a hold."""
@@ -167,7 +167,7 @@ class KeeperState:
             owner.users.discard(claimer)
             owner.idle_since = self._clock.now()
             self._doubts.update({doubt.name: doubt for doubt in doubts})
-            if self._is_closed or owner.is_over:  # too late: these are no holds, and must not stay in anybody's way
+            if self._is_closed or owner.has_ended:  # too late: these are no holds, and must not stay in anybody's way
                 self._doubts.update({held.name: InDoubt(held.name, held.entry) for held in holds})
                 return {}
             for held in holds:
@@ -238,4 +238,4 @@ class KeeperState:
 
     def _is_ours(self, name: str) -> bool:
         owner = self.current
-        return name in self._busy or (owner is not None and name in owner.held and not owner.is_over)
+        return name in self._busy or (owner is not None and name in owner.held and not owner.has_ended)

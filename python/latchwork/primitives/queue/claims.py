@@ -25,7 +25,7 @@ from latchwork.primitives.queue.items import Holder, Names, QueueItem, index_op,
 from latchwork.primitives.waiting.common import Deadline, check_text
 from latchwork.primitives.waiting.waits import Waiter, check_member
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
-from latchwork.store.forks import ForkGuard, lost_by_fork
+from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, shielded, steps_of
@@ -188,7 +188,7 @@ class QueueClaim(GuardsWork):
     @property
     def lost(self) -> Signal:
         """Set when the claim is lost because its session was lost or closed."""
-        return lost_by_fork() if self._home.is_foreign else self._ownership.lost
+        return make_lost_signal() if self._home.is_foreign else self._ownership.lost
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` if the claim is lost because its session is lost or closed. Returns a function to stop that.

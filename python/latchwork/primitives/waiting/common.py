@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from latchwork._base.execution_context import identity
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
-from latchwork.store.dispatch import Dispatcher, in_callback
+from latchwork.store.dispatch import Dispatcher, is_in_callback
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.keys import validate_name
 from latchwork.store.observers import call_each
@@ -99,7 +99,7 @@ def refuse_in_callback(what: str, timeout_s: float | None) -> None:
     """Refuse a wait inside a callback, because what ends the wait may wait for this callback. A single try is
     allowed.
     """
-    if timeout_s != 0 and in_callback():
+    if timeout_s != 0 and is_in_callback():
         raise LatchworkError(
             f"{what} must not be waited for in a callback, others wait for that to end; use a thread, or timeout_s=0"
         )
@@ -212,13 +212,13 @@ class Announcer:
             self._changed.notify_all()
 
     @property
-    def is_mine(self) -> bool:
+    def is_running_here(self) -> bool:
         """Return whether this code runs in a call of this announcer."""
         return self._runner == identity()
 
     async def settle(self, clock: Clock, timeout_s: float) -> bool:
         """Wait until everything that was posted was called. Return False after the timeout, or inside such a call."""
-        if self.is_mine:
+        if self.is_running_here:
             return False
         deadline = Deadline(clock, timeout_s)
         while True:

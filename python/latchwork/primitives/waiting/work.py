@@ -13,12 +13,12 @@ from typing import Self, TypeVar
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
-from latchwork._base.validation import late_kind
+from latchwork._base.validation import deferred_kind
 from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.primitives.waiting.common import check_least
 from latchwork.store.driving.background import Background
-from latchwork.store.forks import ForkGuard, lost_by_fork
+from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, call_user_function, driven, shielded
 from latchwork.types import Fence
@@ -80,14 +80,14 @@ class Work:
         self._ownership.remove(self)
         with self._lock:
             watching = self._watching
-        if watching is not None and not watching.is_mine:
+        if watching is not None and not watching.is_running_here:
             await watching
 
     @property
     def stopped(self) -> Signal:
         """A signal that is set when the work must stop."""
         if self._home.is_foreign:
-            return lost_by_fork()
+            return make_lost_signal()
         self.begin()
         return self._stopped
 
@@ -147,7 +147,7 @@ def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)
     """
     if not callable(fn):
         raise TypeError(f"{what} was given {fn!r} to run; give a function, called as fn({', '.join(arguments)})")
-    late = late_kind(fn)
+    late = deferred_kind(fn)
     if late is not None:
         raise TypeError(f"{what} was given {late}, whose body would never run; give a plain function")
     try:

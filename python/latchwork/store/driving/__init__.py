@@ -1,4 +1,4 @@
 """Drivers of protocols other than the calling thread: background threads and event loops, and how they are woken.
 
-Only ``loop``, ``helper`` and ``own_loop`` import asyncio.
+Only ``loop``, ``helper`` and ``dedicated_loop`` import asyncio.
 """

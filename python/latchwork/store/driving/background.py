@@ -12,7 +12,7 @@ from latchwork.store.steps import Steps, Until, run
 
 
 class Background(Until):
-    """A protocol that is called and driven in the background. Awaiting it waits for its end.
+    """A protocol that runs in the background. Awaiting the object waits until the protocol has ended.
 
     It runs in a separate thread, unless a task of an event loop made the object: then the task's driver runs it.
 
@@ -36,24 +36,24 @@ class Background(Until):
             self._driver.start()
 
     @property
-    def is_mine(self) -> bool:
-        """True inside of it, where waiting for it would deadlock."""
+    def is_running_here(self) -> bool:
+        """Whether the caller is the background protocol itself, which would deadlock if it waited for its own end."""
         return self._driver in {current(), threading.current_thread()}
 
     @property
     def is_alive(self) -> bool:
-        """True until it has ended."""
+        """Whether the protocol is still running."""
         return self._driver.is_alive() if isinstance(self._driver, threading.Thread) else not self._ended.is_set()
 
     def block(self) -> bool:
-        """Wait in this thread until it has ended, including its thread."""
+        """Block until the protocol and its thread have ended."""
         if isinstance(self._driver, threading.Thread):
             self._driver.join()
             return True
         return self._ended.wait()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait in this thread until it has ended. Return False after the timeout in seconds."""
+        """Block until the protocol has ended. Return False if it is still running after ``timeout_s`` seconds."""
         if isinstance(self._driver, threading.Thread):
             self._driver.join(timeout_s)
             return not self._driver.is_alive()

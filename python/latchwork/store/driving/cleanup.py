@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from latchwork._base.execution_context import acting
+from latchwork._base.execution_context import acting_for
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.store.driving.background import Background
@@ -40,34 +40,34 @@ class Cleanup:
         self._is_closed = False
 
     def add(self, job: CleanupJob, after_s: float = 0.0) -> None:
-        """Run a job in the background, until it returns None. Does not block. Drops the job after ``close``.
+        """Schedule a cleanup job, which is attempted in the background until it returns None. Does not block.
 
         Args:
-            job: one attempt; a job that raises ends.
-            after_s: seconds until the first attempt.
+            job: Makes one attempt. A job that raises an error is not repeated.
+            after_s: Seconds until the first attempt.
         """
         with self._changed.mutex:
             if self._is_closed:
                 return
             self._push(job, after_s)
             if self._thread is None:
-                with acting(None):  # one separate thread, also for tasks
+                with acting_for(None):  # one separate thread, also for tasks
                     self._thread = Background(self._run, self._name)
 
     def close(self) -> None:
-        """Drop all jobs. The attempt that is running may still fail or succeed. Idempotent."""
+        """Discard all jobs that have not started. The attempt in progress may still succeed or fail. Idempotent."""
         with self._changed.mutex:
             self._is_closed = True
             self._jobs.clear()
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread, at most for this many seconds.
+        """Wait until the cleanup thread has ended, for at most ``timeout_s`` seconds.
 
-        After an interrupt, a client library may hold a thread forever.
+        The timeout is needed because a client library may block the thread forever after an interrupt.
         """
         thread = self._thread
-        if thread is not None and not thread.is_mine and not thread.join(timeout_s):
+        if thread is not None and not thread.is_running_here and not thread.join(timeout_s):
             _log.warning("%s: a cleanup call did not end within %g s; it is left behind", self._name, timeout_s)
 
     def _push(self, job: CleanupJob, after_s: float) -> None:

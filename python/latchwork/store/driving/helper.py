@@ -27,7 +27,7 @@ _LINGER_S = 0.5
 
 
 class _LoopThread:
-    """The thread and its loop, started when there is something to drive. Thread-safe."""
+    """The background thread and its event loop, both started on first use. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = mutex()
@@ -36,7 +36,7 @@ class _LoopThread:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def run(self, protocol: Callable[[], Coroutine[Any, Any, object]], name: str) -> None:
-        """Run this in the thread."""
+        """Run a protocol as a task of the background event loop, and return at once. Starts the thread if necessary."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -90,7 +90,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
-    """Drive a protocol in the background, and return its caller."""
+    """Start a protocol in the background event loop, and return the caller that identifies its task."""
     caller = Caller(spawn)
 
     async def run_protocol() -> None:
@@ -101,7 +101,7 @@ def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
 
 
 async def drive(protocol: Callable[[], Steps[T]], *, is_shielded: bool = False) -> T:
-    """Drive a protocol in the task that awaits this.
+    """Run a protocol in the current asyncio task, and return its result.
 
     A cancellation leaves nothing behind: it is raised in the protocol. Its cleanup is awaited for at most a second; the
     rest continues in the background.

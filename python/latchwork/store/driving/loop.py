@@ -21,7 +21,7 @@ from inspect import CORO_CLOSED, getcoroutinestate
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from latchwork._base.execution_context import Caller, acting
+from latchwork._base.execution_context import Caller, acting_for
 from latchwork.backends.futures import call_at_once
 from latchwork.errors import OutcomeUnknown, after_unknown
 from latchwork.store.steps import Ask, Step, Steps
@@ -48,7 +48,7 @@ _callers: WeakKeyDictionary[asyncio.Task[Any], Caller] = WeakKeyDictionary()
 
 
 class LoopMailbox:
-    """Calls for one loop, posted from any thread, with one wake-up for many. Thread-safe."""
+    """Queues calls from any thread for one event loop, and wakes the loop once for many of them. Thread-safe."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -59,9 +59,10 @@ class LoopMailbox:
         self._limits: WeakKeyDictionary[object, InFlightLimit] = WeakKeyDictionary()
 
     def in_flight_limit(self, connection: object) -> InFlightLimit:
-        """Return the in-flight limit of this loop for a connection, served in order.
+        """Return the limit on concurrent calls that tasks of this loop may have on a connection.
 
-        Without it, calls would queue on the connection, and the last could exceed its call timeout.
+        Waiting tasks are served in order. Without a limit, calls would queue on the connection, and the last one could
+        exceed its call timeout.
         """
         limit = self._limits.get(connection)
         if limit is None:
@@ -69,8 +70,8 @@ class LoopMailbox:
         return limit
 
     @classmethod
-    def of_running_loop(cls) -> LoopMailbox:
-        """Return the mailbox of the loop that runs in this thread."""
+    def for_running_loop(cls) -> LoopMailbox:
+        """Return the mailbox of the event loop that runs in the current thread."""
         loop = running_loop()
         known: LoopMailbox | None = getattr(_here, "mailbox", None)
         if known is None or known.loop is not loop:
@@ -78,7 +79,11 @@ class LoopMailbox:
         return known
 
     def post(self, call: Callable[[Any], object], value: Any) -> bool:
-        """Make ``call(value)`` in the loop's thread, after earlier posts; False if the loop has ended."""
+        """Schedule ``call(value)`` in the loop's thread, after the calls that were posted before.
+
+        Returns:
+            False if the loop has been closed.
+        """
         self._calls.append((call, value))
         if not self._is_due:  # a thread that sees it set has added its call before the calls are made
             self._is_due = True
@@ -89,11 +94,10 @@ class LoopMailbox:
         return True
 
     def add_waiter(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
-        """Return a waiter that ends with a future, or after the given seconds, up to one second late.
+        """Return a loop future that completes with ``future``, or after ``within_s`` seconds at the latest.
 
-        Pass it to ``remove_waiter`` afterwards.
-
-        All waiters share one timer: the awaited operation keeps its timeout, and this is a fallback.
+        The timeout may be up to one second late, because all waiters share one timer. It is a fallback: the awaited
+        operation has a timeout itself. Pass the returned future to ``remove_waiter`` afterwards.
         """
         waiter: asyncio.Future[None] = self.loop.create_future()
         self._waiters[waiter] = self.loop.time() + within_s
@@ -104,7 +108,7 @@ class LoopMailbox:
         return waiter
 
     def remove_waiter(self, waiter: asyncio.Future[None]) -> None:
-        """Remove a waiter."""
+        """Stop checking the timeout of a waiter that ``add_waiter`` returned."""
         del self._waiters[waiter]
 
     def _wake_soon(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
@@ -129,7 +133,7 @@ class LoopMailbox:
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop that runs in this thread.
+    """Return the event loop that runs in the current thread.
 
     Raises:
         RuntimeError: There is none.
@@ -144,7 +148,11 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 def current_task_caller(spawn: Callable[..., Caller]) -> Caller:
-    """Return the current task's caller, made on first use. ``spawn`` starts its background work."""
+    """Return the object that identifies the current asyncio task as a caller. It is made on first use.
+
+    Args:
+        spawn: Starts background work for the task.
+    """
     task = asyncio.current_task(running_loop())
     if task is None:
         return Caller(spawn)
@@ -154,13 +162,13 @@ def current_task_caller(spawn: Callable[..., Caller]) -> Caller:
     return caller
 
 
-def act_for(task: asyncio.Task[Any], caller: Caller) -> None:
-    """Make another task act for the same caller, which waits for it."""
+def share_caller(task: asyncio.Task[Any], caller: Caller) -> None:
+    """Let a task count as the same caller as another task that waits for it."""
     _callers[task] = caller
 
 
 class ProtocolRun(Generic[T]):
-    """One protocol in progress: begun in one loop, and perhaps ended in another."""
+    """One run of a protocol, which begins in one event loop and may be completed in another."""
 
     __slots__ = (
         "_answer",
@@ -190,8 +198,8 @@ class ProtocolRun(Generic[T]):
         self._note: str | None = None  # about the unknown outcome of the cancelled step
 
     async def run(self) -> T:
-        """Drive it to its end in the running loop."""
-        mailbox = LoopMailbox.of_running_loop()
+        """Run the protocol to its end in the running event loop, and return its result."""
+        mailbox = LoopMailbox.for_running_loop()
         turn_ends = time.perf_counter() + _TURN_S
         try:
             while True:
@@ -231,7 +239,7 @@ class ProtocolRun(Generic[T]):
                 unknown = None
 
     async def resume(self) -> None:
-        """Drive it to its end in another loop."""
+        """Complete the protocol in the background event loop, and log its errors."""
         self._cleaning_until = None
         try:
             await self.run()
@@ -241,9 +249,9 @@ class ProtocolRun(Generic[T]):
             _log.exception("the cleanup of a cancelled call failed in the background")
 
     def abandon(self, error: BaseException) -> None:
-        """Raise this error in the protocol when it is next driven.
+        """Arrange that the protocol receives this error when it continues.
 
-        A shielded protocol is left to complete.
+        A shielded protocol completes without the error.
         """
         if self._is_shielded:
             return
@@ -255,29 +263,31 @@ class ProtocolRun(Generic[T]):
         self._future = self._step = None
 
     def cancellation_error(self, left: BaseException) -> BaseException:
-        """Return the cancellation to raise when the protocol was left to the background."""
+        """Return the cancellation error to raise after the rest of the protocol was left to the background loop."""
         again = left.__cause__
         return again if isinstance(again, asyncio.CancelledError) else self._cancelled or asyncio.CancelledError()
 
     def with_note(self, error: BaseException) -> BaseException:
-        """Add the note about the unknown outcome of the cancelled step, and return the error."""
+        """Add a note to an error about the unknown outcome of a cancelled call, if there is one, and return the
+        error.
+        """
         return with_note(error, self._note)
 
     @property
     def cancellation(self) -> BaseException | None:
-        """The cancellation that arrived. It was raised in the protocol, unless it is shielded."""
+        """The cancellation error that the task received, or None. A shielded protocol never sees it."""
         return self._cancelled
 
     @property
     def has_ended(self) -> bool:
-        """True once it needs no more driving."""
+        """Whether the protocol has returned or raised."""
         return getcoroutinestate(self._steps) == CORO_CLOSED
 
     def _advance(self) -> tuple[bool, Any]:
-        """Run up to the next step; return whether it has ended, and its result."""
+        """Run the protocol until it waits again. Return whether it has ended, and its result if so."""
         answer, error = self._answer, self._error
         self._answer = self._error = None
-        with acting(self._caller):
+        with acting_for(self._caller):
             try:
                 self._step = self._steps.send(answer) if error is None else self._steps.throw(error)
             except StopIteration as stop:
@@ -285,7 +295,7 @@ class ProtocolRun(Generic[T]):
         return False, None
 
     def _start(self, step: Step[Any]) -> Future[Any]:
-        with acting(self._caller):
+        with acting_for(self._caller):
             try:
                 self._future = step.as_future()
             except BaseException as raised:
@@ -312,7 +322,7 @@ class ProtocolRun(Generic[T]):
                 self._unknown = raised
 
     async def _wait_for(self, mailbox: LoopMailbox, future: Future[Any], step: Step[Any]) -> None:
-        """Wait until the future has ended or the step has timed out."""
+        """Wait until the future of a step is done or the step has timed out."""
         timeout_s = step.timeout_s
         while True:
             waiter: asyncio.Future[None] = mailbox.loop.create_future()
@@ -330,12 +340,13 @@ class ProtocolRun(Generic[T]):
                 return
 
     async def _wait_or_cancel(self, waiter: Any) -> bool:
-        """Wait; False on a cancellation, which is then raised in the protocol unless it is shielded.
+        """Wait for a loop future. Return False if the task was cancelled meanwhile.
 
-        After a cancellation, waits are limited to ``CLEAN_UP_S``.
+        A cancellation is raised in the protocol next, unless the protocol is shielded. Waits after it are limited to
+        ``CLEAN_UP_S`` in total.
 
         Raises:
-            LeftToBackground: Continue in the background.
+            LeftToBackground: The time for cleanup is used up. The background loop must complete the protocol.
         """
         until = self._cleaning_until
         try:
@@ -356,7 +367,7 @@ class ProtocolRun(Generic[T]):
                 self._step = None  # it has not begun
             elif step is not None and not future.done():
                 if step.is_tracked:
-                    await self._wait_for(LoopMailbox.of_running_loop(), future, step)
+                    await self._wait_for(LoopMailbox.for_running_loop(), future, step)
                     return False
                 self._note = step.outcome_note()
                 if not step.cancel(future):
@@ -366,8 +377,8 @@ class ProtocolRun(Generic[T]):
 
 
 async def _wait_for_cancelled(future: Future[Any], step: Step[Any]) -> None:
-    """Wait for the end of an interrupted step, regardless of further cancellations."""
-    mailbox = LoopMailbox.of_running_loop()
+    """Wait until a cancelled step has ended, and ignore further cancellations meanwhile."""
+    mailbox = LoopMailbox.for_running_loop()
     while not future.done():
         waiter = mailbox.loop.create_future()
         call_at_once(future, lambda _, waiter=waiter: mailbox.post(_wake, waiter))  # type: ignore[misc]
@@ -378,14 +389,14 @@ async def _wait_for_cancelled(future: Future[Any], step: Step[Any]) -> None:
 
 
 def with_note(error: BaseException, note: str | None) -> BaseException:
-    """Add the note, if any, and return the error."""
+    """Add a note to an error, unless the note is None, and return the error."""
     if note is not None:
         error.add_note(note)
     return error
 
 
 class LeftToBackground(Exception):
-    """Signals that the protocol is left to the background."""
+    """Raised when the background loop must complete a protocol."""
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
@@ -408,14 +419,14 @@ class InFlightLimit:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def try_acquire(self) -> bool:
-        """Take a slot; False if none is free."""
+        """Take a slot without waiting. Return False if no slot is free."""
         if not self._free:
             return False
         self._free -= 1
         return True
 
     async def acquire(self) -> None:
-        """Wait for a slot. If cancelled, take none."""
+        """Wait for a slot and take it. A cancelled wait takes no slot."""
         waiter = self._loop.create_future()
         self._waiting.append(waiter)
         try:
@@ -428,7 +439,7 @@ class InFlightLimit:
             raise
 
     def release(self) -> None:
-        """Pass a slot to the longest waiter, or free it."""
+        """Release a slot: give it to the task that has waited longest, or mark it as free."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done() and not self._loop.is_closed():

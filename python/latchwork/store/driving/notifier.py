@@ -33,20 +33,30 @@ class Notifier:
         self.version = 0
 
     def notify_all(self) -> None:
-        """Wake all waiters. The mutex must be held. Registered calls are made here, and only wake event loops."""
+        """Wake all waiters. The caller must hold the mutex.
+
+        The calls that were registered for event loops are made in this thread. Each only wakes its loop.
+        """
         self.version += 1
         for call in tuple(self._calls.values()):
             call()  # idempotent: after an interrupt, the next change makes it again
         self._calls.clear()
 
     def changed_since(self, version: int, clock: Clock, timeout_s: float | None) -> Step[bool]:
-        """Return a step that waits until ``version`` is outdated: True, or False on timeout."""
+        """Return an awaitable that waits until ``notify_all`` is called after ``version`` was read.
+
+        Its result is True, or False after ``timeout_s`` seconds.
+        """
         return _Change(self, version, clock, timeout_s)
 
     def call_on_change(self, version: int, call: Callable[[], object]) -> Callable[[], object]:
-        """Register a quick, idempotent call for the next change after ``version``, or make it now if it has happened.
+        """Make a call once, when ``notify_all`` is called after ``version`` was read, or at once if it already was.
 
-        Return a function that removes it.
+        Args:
+            version: The notifier's version, as read by the caller.
+            call: Must be quick and idempotent.
+        Returns:
+            A function that cancels the call.
         """
         number = object()
         with self.mutex:
@@ -59,7 +69,7 @@ class Notifier:
 
 
 class _Change(Step[bool]):
-    """Waits until the version of a notifier is outdated, or a timeout; True if it is outdated."""
+    """Waits until a notifier's version has changed. The result is False if the timeout comes first."""
 
     __slots__ = ("_clock", "_notifier", "_version")
 
@@ -70,7 +80,7 @@ class _Change(Step[bool]):
         self._clock = clock
 
     def block(self) -> bool:
-        """Wait in this thread."""
+        """Block this thread until the version has changed or the timeout has passed."""
         changed = Signal()
         remove = self._notifier.call_on_change(self._version, changed.set)
         try:
@@ -79,9 +89,9 @@ class _Change(Step[bool]):
             remove()
 
     def as_future(self) -> Future[bool]:
-        """Wait without blocking."""
+        """Return a future that completes when the version has changed. Does not block."""
         return future_when(partial(self._notifier.call_on_change, self._version))
 
     def on_timeout(self) -> bool:
-        """Return whether the version is outdated."""
+        """Return whether the version has changed, after the timeout."""
         return self._notifier.version != self._version

@@ -36,10 +36,13 @@ class StoreObserver:
     """Base class of observers. Methods are called in several threads concurrently, and must not block."""
 
     def called(self, info: CallInfo) -> None:
-        """Called when a call has ended."""
+        """Called when a call has ended, with its name, duration and error."""
 
     def opened(self, session: Session) -> None:
-        """Called when a session was opened. Use its ``on_state`` to follow its state."""
+        """Called when a session was opened.
+
+        Register a listener with ``session.on_state`` to observe the session further.
+        """
 
 
 NOBODY = Observers[StoreObserver]()
@@ -58,16 +61,16 @@ class ObservedBackend:
 
     @property
     def waiting(self) -> Backend:
-        """The same for callers that wait immediately."""
+        """The observed form of the backend's ``waiting``, for callers that wait for each answer immediately."""
         return observed(self._backend.waiting, self._observers)
 
     @property
     def for_event_loop(self) -> Backend:
-        """The same for callers that must not block."""
+        """The observed form of the backend's ``for_event_loop``, for callers that must not block."""
         return observed(self._backend.for_event_loop, self._observers)
 
     def within(self, limit_s: float) -> Backend:
-        """Return the same with a shorter timeout."""
+        """Return the observed form of the backend with a shorter call timeout."""
         return observed(self._backend.within(limit_s), self._observers)
 
     def _told(self, name: str, call: Callable[..., Future[Any]], *args: Any, **options: Any) -> Future[Any]:
@@ -86,5 +89,5 @@ class ObservedBackend:
 
 
 def observed(backend: Backend, observers: Observers[StoreObserver]) -> Backend:
-    """Return the backend, wrapped to notify these observers of its calls."""
+    """Wrap a backend so that the observers are called for each of its calls."""
     return cast("Backend", ObservedBackend(backend, observers))

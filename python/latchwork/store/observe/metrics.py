@@ -49,7 +49,7 @@ class _Families(Collector):
         registry.register(self)
 
     def prepare(self, store: str) -> None:
-        """Create every metric of a store, before its first event."""
+        """Create all metrics of a store, so that they exist before its first call."""
         for call in CALLS:
             self.seconds.labels(store, call)
             for outcome in _OUTCOMES:
@@ -61,18 +61,18 @@ class _Families(Collector):
             self._sessions.setdefault(store, WeakSet())
 
     def add(self, store: str, session: Session) -> None:
-        """Record an opened session."""
+        """Add a session to the metric of open sessions."""
         self.opened.labels(store).inc()
         session.on_state(lambda state: self.changes.labels(store, state).inc())
         with self._mutex:
             self._sessions[store].add(session)
 
     def describe(self) -> list[Metric]:
-        """Return nothing: metrics are not declared in advance."""
+        """Return an empty list, because the metrics are not declared in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current sessions."""
+        """Yield a metric with the states of the open sessions."""
         states = GaugeMetricFamily("latchwork_sessions", "Sessions in this state.", labels=["store", "state"])
         left = GaugeMetricFamily(
             "latchwork_session_remaining_seconds",
@@ -115,12 +115,12 @@ class StoreMetrics(StoreObserver):
         self._families.prepare(store)
 
     def called(self, info: CallInfo) -> None:
-        """Count and time the call."""
+        """Count a call and record its duration."""
         self._families.calls.labels(self._store, info.call, _outcome(info.error)).inc()
         self._families.seconds.labels(self._store, info.call).observe(info.seconds)
 
     def opened(self, session: Session) -> None:
-        """Count the session, and follow its state."""
+        """Count a new session and record its state from now on."""
         self._families.add(self._store, session)
 
 

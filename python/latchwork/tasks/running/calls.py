@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from latchwork._base.user_code import cancellations
-from latchwork._base.validation import late_result
+from latchwork._base.validation import deferred_result_kind
 from latchwork.tasks.errors import (
     BadPayload,
     NotSerializable,
@@ -118,7 +118,7 @@ def _called(registered: Registered, arguments: Arguments, context: TaskContext, 
         return _awaited(_coroutine(registered, args, kwargs), context, run_loop)
     with _EndsForks():
         value = registered.fn(*args, **kwargs)
-    late = late_result(value)
+    late = deferred_result_kind(value)
     if late is not None:
         raise NotSerializable(f"the result of {registered.name!r} is {late}, whose body would never run")
     return value

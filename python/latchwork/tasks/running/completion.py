@@ -307,7 +307,7 @@ class DelayQueue:
             self._heap.clear()
             self._bell.notify_all()
             thread = self._thread
-        if thread is not None and not thread.is_mine:
+        if thread is not None and not thread.is_running_here:
             thread.block()
 
     async def _run(self) -> None:

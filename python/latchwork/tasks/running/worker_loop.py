@@ -232,7 +232,7 @@ class WorkerLoop(Startable):
             self._ring_all()
         self._guard.end()
         for thread in self._threads:
-            if not thread.is_mine:
+            if not thread.is_running_here:
                 thread.block()
         self.drain(max(0.0, until - self._clock.now()))  # claims that were taken meanwhile
         self._endings.close()

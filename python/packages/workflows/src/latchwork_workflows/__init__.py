@@ -6,7 +6,7 @@ How runs are advanced, stored and shown is internal.
 
 from typing import TYPE_CHECKING
 
-from latchwork.spi import late
+from latchwork.spi import lazy_getattr
 
 if TYPE_CHECKING:
     from latchwork_workflows.client import BackfillRef, RunRef, WorkflowClient
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from latchwork_workflows.serve import Serve, ServeOptions
     from latchwork_workflows.types.base import Command, ParamsModel, RunInfo, TaskType
 else:
-    __getattr__ = late(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             "latchwork_workflows.client": ("BackfillRef", "RunRef", "WorkflowClient"),

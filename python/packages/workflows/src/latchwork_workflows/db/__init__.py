@@ -6,13 +6,13 @@ of masters, and ``DatabaseAccounts`` stores the accounts.
 
 from typing import TYPE_CHECKING
 
-from latchwork.spi import late
+from latchwork.spi import lazy_getattr
 from latchwork_workflows.db.database import Database
 from latchwork_workflows.db.shard import ShardGuard
 
 if TYPE_CHECKING:
     from latchwork_workflows.db.accounts import DatabaseAccounts
 else:
-    __getattr__ = late(__name__, {"latchwork_workflows.db.accounts": ("DatabaseAccounts",)})
+    __getattr__ = lazy_getattr(__name__, {"latchwork_workflows.db.accounts": ("DatabaseAccounts",)})
 
 __all__ = ["Database", "DatabaseAccounts", "ShardGuard"]

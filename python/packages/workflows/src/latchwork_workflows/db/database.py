@@ -22,7 +22,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 
 from latchwork.errors import LatchworkError, Unavailable
-from latchwork.spi import make_file, mutex, trouble_of
+from latchwork.spi import explain_write_failure, make_file, mutex
 
 _log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ def _converted_errors(url: str, file: str | None = None) -> Iterator[None]:
     except sa.exc.TimeoutError as error:
         raise DatabaseUnavailable(f"database {url}: all connections of this process are in use: {error}") from error
     except sa.exc.OperationalError as error:
-        why = "" if file is None else trouble_of(Path(file))
+        why = "" if file is None else explain_write_failure(Path(file))
         raise DatabaseUnavailable(f"database {url}: {str(error.orig).strip()}{why and f'; {why}'}") from error
     except sa.exc.DBAPIError as error:
         if error.connection_invalidated:

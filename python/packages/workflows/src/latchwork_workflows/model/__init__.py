@@ -5,14 +5,14 @@ The parsing of text is internal. A ``Definition`` returned by this package is va
 
 from typing import TYPE_CHECKING
 
-from latchwork.spi import late
+from latchwork.spi import lazy_getattr
 
 if TYPE_CHECKING:
     from latchwork_workflows.model.model import NAME_PATTERN, Definition, TaskSpec
     from latchwork_workflows.model.validate import problems_in_text, required_settings_of, validated
     from latchwork_workflows.model.yaml_format import parse, to_yaml, values_to_yaml
 else:
-    __getattr__ = late(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             "latchwork_workflows.model.yaml_format": ("values_to_yaml", "parse", "to_yaml"),

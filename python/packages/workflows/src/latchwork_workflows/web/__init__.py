@@ -6,7 +6,7 @@ without JavaScript. Browsers only load the files in ``static``.
 
 from typing import TYPE_CHECKING
 
-from latchwork.spi import late
+from latchwork.spi import lazy_getattr
 from latchwork_workflows.web.app import NavigationEntry, SiteConfig, make_app
 from latchwork_workflows.web.identity import (
     Accounts,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from latchwork_workflows.web.pages import Pages
     from latchwork_workflows.web.server import HttpServer, bind_socket, tls_context
 else:
-    __getattr__ = late(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             "latchwork_workflows.web.bars": ("Bar", "GanttChart", "share_bar"),

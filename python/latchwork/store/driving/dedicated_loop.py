@@ -23,7 +23,7 @@ T = TypeVar("T")
 OnStop = Callable[[Callable[[], None]], Callable[[], object]]
 
 
-class OwnLoop:
+class DedicatedLoop:
     """A thread and its event loop, started by the first function and ended by ``close``. Thread-safe.
 
     All functions run in one loop, so that they can share objects bound to it, such as connections, pools and locks.
@@ -41,17 +41,20 @@ class OwnLoop:
         self._is_closed = False
 
     def run(self, fn: Callable[[], Coroutine[Any, Any, T]], on_stop: OnStop, who: object = None) -> T | None:
-        """Run ``await fn()`` as a task of the loop, with this thread's context variables, and wait for its end.
+        """Run ``await fn()`` as a task of the loop, and block this thread until the task has ended.
 
-        When asked to stop, cancel the task; return None if that ended it. Not promised: that it ends.
+        The task sees the context variables of this thread. A request to stop cancels the task, but there is no
+        guarantee that it then ends.
 
         Args:
-            fn: Called in the loop.
-            on_stop: Registers a call to make when it must stop; immediately if it already must.
+            fn: Called in the loop's thread.
+            on_stop: Registers a function that is called when the task must stop, or at once if it must stop already.
             who: Identifies the caller for ``is_inside``.
+        Returns:
+            The function's result. None if a request to stop ended it.
         Raises:
             Closed: The loop was closed.
-            BaseException: The function's error.
+            BaseException: The error that the function raised.
         """
         call = _Call(fn, who)
         with self._lock:
@@ -67,7 +70,7 @@ class OwnLoop:
             take_back()
 
     def is_inside(self, who: object) -> bool:
-        """Return whether this is a task that runs for ``who``."""
+        """Return whether the current task was started by ``run`` for the caller ``who``."""
         if threading.current_thread() is not self._thread:
             return False
         task = asyncio.current_task(self._loop)
@@ -75,7 +78,11 @@ class OwnLoop:
             return task is not None and any(call.who is who and call.task is task for call in self._calls)
 
     def close(self, timeout_s: float) -> bool:
-        """Accept no more functions, and end the loop when idle; False on timeout. Idempotent."""
+        """Refuse further functions, and stop the loop once it is idle. Idempotent.
+
+        Returns:
+            False if functions still run after ``timeout_s`` seconds.
+        """
         with self._lock:
             self._is_closed = True
             self._end_if_idle()
@@ -113,9 +120,10 @@ class OwnLoop:
             loop.close()
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run the loop; False if a user's background task ended it.
+        """Run the event loop until it is stopped.
 
-        A task does so by raising ``SystemExit`` or ``KeyboardInterrupt``.
+        Returns:
+            False if a background task of the user ended it by raising ``SystemExit`` or ``KeyboardInterrupt``.
         """
         try:
             loop.run_forever()
@@ -173,7 +181,7 @@ class _Call:
 
 
 def _tidy(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel leftover tasks and shut down the loop, as ``asyncio.run`` does at its end."""
+    """Cancel the remaining tasks and shut the loop down, as ``asyncio.run`` does at its end."""
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
