@@ -9,8 +9,8 @@ DEFECTS = (
         "PersistentLock",
         "a takeover does not check that its owner is still silent",
         "primitives/leased/protocol.py",
-        "return Take((At(entry), unchanged, *unsigned, *alive), ",
-        "return Take((At(entry), *unsigned, *alive), ",
+        "return WriteLock((At(entry), unchanged, *no_alive_key, *alive), ",
+        "return WriteLock((At(entry), *no_alive_key, *alive), ",
         id_of("primitives/lock_protocol", "a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it"),
     ),
     Defect(
@@ -47,9 +47,9 @@ DEFECTS = (
     ),
     Defect(
         "LockKeeper",
-        "a takeover trusts a stale watch that the owner's sign is gone",
+        "a takeover trusts a stale watch that the owner's alive key is gone",
         "primitives/leased/protocol.py",
-        "(Absent(sign_key(owner_key)),) if now < seen.silent_at else ()",
+        "(Absent(alive_key(owner_key)),) if now < seen.silent_at else ()",
         "()",
         id_of(
             "primitives/lock_protocol",
@@ -58,10 +58,10 @@ DEFECTS = (
     ),
     Defect(
         "LockKeeper",
-        "a renewal does not check the sign of its owner",
+        "a renewal does not check the alive key of its owner",
         "primitives/leased/table.py",
-        "signed = [Exists(key), Exists(self.sign_key(owner))]",
-        "signed = [Exists(key)]",
+        "checks = [Exists(key), Exists(self.alive_key(owner))]",
+        "checks = [Exists(key)]",
         id_of(
             "primitives/shared_renewals",
             "a_renewal_by_the_session_is_refused_once_the_owner_goes_on_without_it",

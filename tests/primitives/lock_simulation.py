@@ -1,6 +1,7 @@
 """The lock protocol in virtual time: nodes with drifting clocks, pauses, cuts, late and lost messages, one server.
 
-Runs the very functions the package decides with (`Lease`, `Sightings`, `plan`); only the loop around them is simulated.
+Runs the functions with which the package decides (`Lease`, `Sightings`, `plan_write`). Only the loop around them is
+simulated.
 A mutation replaces one of the decisions, to show that the check for overlaps can fail.
 """
 
@@ -10,7 +11,7 @@ import heapq
 import random
 from dataclasses import dataclass, field, replace
 
-from latchwork.primitives.leased.protocol import FREE, LockRecord, OwnerRecord, Sightings, Take, plan
+from latchwork.primitives.leased.protocol import FREE, LockRecord, OwnerRecord, Sightings, WriteLock, plan_write
 from latchwork.store.lease import Lease
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Put
 
@@ -185,7 +186,7 @@ class Simulation:
         def seen(entries):
             at = asked_at if self.mutation == "sighting from the request" else node.clock(self.now)
             for entry in entries:
-                node.sightings.seen(entry.key.partition("/")[2], entry.version, TTL_S, at)
+                node.sightings.record_owner(entry.key.partition("/")[2], entry.version, TTL_S, at)
 
         self.ask(node, lambda: [entry for key, entry in self.server.entries.items() if key.startswith("owners/")], seen)
 
@@ -208,15 +209,15 @@ class Simulation:
         owner, now = node.owner, node.clock(self.now)
         if node.attempt != attempt or owner.lease.has_ended(now):
             return
-        seen = node.sightings.of(named or "")
+        seen = node.sightings.find(named or "")
         if named and seen is None and owner_exists:
             return  # never seen: its key is read first
         if not owner_exists:
             seen = None
         me = f"owners/{owner.id}"
         value = LockRecord(owner.id, str(attempt)).encode()
-        decision = plan(LOCK, entry, value, me=me, owner_key=f"owners/{named}", seen=seen, now=now)
-        if not isinstance(decision, Take):
+        decision = plan_write(LOCK, entry, value, me=me, owner_key=f"owners/{named}", seen=seen, now=now)
+        if not isinstance(decision, WriteLock):
             return
         decision = self.mutated(decision)
 

@@ -10,7 +10,7 @@ import pytest
 
 from latchwork.errors import Conflict, InvalidKey, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import PersistentLock
-from latchwork.primitives.leased.protocol import FREE, LockRecord, Take, plan_adoption
+from latchwork.primitives.leased.protocol import FREE, LockRecord, WriteLock, plan_adoption
 from latchwork.types import At, Entry, Exists, Put
 from through_loop import system_of
 
@@ -256,11 +256,11 @@ def test_an_adoption_checks_the_lock_and_that_we_live():
     record = LockRecord("old", "nonce").encode()
     entry = Entry("locks/a", record, 7, 7, 7, None)
     decision = plan_adoption("locks/a", entry, b"mine", me="owners/me", owner_key="owners/old", old="owners/old")
-    assert decision == Take((At(entry), Exists("owners/me")), (Put("locks/a", b"mine"),))
+    assert decision == WriteLock((At(entry), Exists("owners/me")), (Put("locks/a", b"mine"),))
 
 
 @pytest.mark.parametrize("value", [None, FREE, b"something else"])
 def test_a_lock_that_names_nobody_is_not_adopted(value):
     entry = None if value is None else Entry("locks/a", value, 7, 7, 7, None)
     decision = plan_adoption("locks/a", entry, b"mine", me="owners/me", owner_key="owners/", old="owners/old")
-    assert not isinstance(decision, Take)
+    assert not isinstance(decision, WriteLock)

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from latchwork.primitives.leased.protocol import (
     FREE,
     TAKEOVER_FACTOR,
-    Held,
+    LockIsHeld,
     LockRecord,
     OwnerRecord,
     Sighting,
     Sightings,
-    Take,
+    WriteLock,
     grace_s,
-    plan,
+    plan_write,
 )
 from latchwork.store.lease import Lease
 from latchwork.types import Absent, At, Delete, Entry, Exists, Put
@@ -30,74 +30,80 @@ def lock(value, version=7):
 
 
 def planned(entry, *, seen=None, now=0.0, me=O_ME, owner_key=O_OLD):
-    return plan(L, entry, MINE, me=me, owner_key=owner_key, seen=seen, now=now)
+    return plan_write(L, entry, MINE, me=me, owner_key=owner_key, seen=seen, now=now)
 
 
 def test_an_absent_lock_is_taken_if_it_is_still_absent_and_we_live():
-    assert planned(None) == Take((Absent(L), Exists(O_ME)), (Put(L, MINE),))
+    assert planned(None) == WriteLock((Absent(L), Exists(O_ME)), (Put(L, MINE),))
 
 
 def test_a_free_lock_is_taken_if_it_is_unchanged_and_we_live():
     entry = lock(FREE)
-    assert planned(entry) == Take((At(entry), Exists(O_ME)), (Put(L, MINE),))
+    assert planned(entry) == WriteLock((At(entry), Exists(O_ME)), (Put(L, MINE),))
 
 
 def test_a_lock_whose_owner_is_gone_is_taken_at_once_if_it_stays_gone():
     entry = lock(LockRecord("old", "x").encode())
-    assert planned(entry) == Take((At(entry), Absent(O_OLD), Exists(O_ME)), (Put(L, MINE),))
+    assert planned(entry) == WriteLock((At(entry), Absent(O_OLD), Exists(O_ME)), (Put(L, MINE),))
 
 
 def test_a_lock_of_a_living_owner_is_held_until_the_owner_must_have_stopped():
     entry = lock(LockRecord("old", "x").encode())
-    assert planned(entry, seen=Sighting(3, 2.0, since=10.0), now=12.0) == Held("old", 10.0 + 2.0 * TAKEOVER_FACTOR)
+    assert planned(entry, seen=Sighting(3, 2.0, since=10.0), now=12.0) == LockIsHeld(
+        "old", 10.0 + 2.0 * TAKEOVER_FACTOR
+    )
 
 
 def test_a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it():
     entry = lock(LockRecord("old", "x").encode())
     take = planned(entry, seen=Sighting(3, 2.0, since=10.0), now=10.0 + 2.0 * TAKEOVER_FACTOR)
-    assert take == Take((At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
+    assert take == WriteLock(
+        (At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), removes_owner="old"
+    )
 
 
 def test_a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it_still_is():
-    entry, seen = lock(LockRecord("old", "x").encode()), Sighting(3, 2.0, 10.0, "s", unsigned_since=10.2)
+    entry, seen = lock(LockRecord("old", "x").encode()), Sighting(3, 2.0, 10.0, "s", missing_since=10.2)
     over_at = 10.2 + grace_s(2.0)
-    assert planned(entry, seen=seen, now=over_at - 0.01) == Held("old", over_at)
+    assert planned(entry, seen=seen, now=over_at - 0.01) == LockIsHeld("old", over_at)
     take = planned(entry, seen=seen, now=over_at)
     checks = (At(entry), At.of(O_OLD, 3), Absent(f"{O_OLD}/alive"), Exists(O_ME))
-    assert take == Take(checks, (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
+    assert take == WriteLock(checks, (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
 
 
 def test_a_sign_that_hangs_keeps_nobody_longer_than_the_silence_of_its_owner():
     entry, seen = lock(LockRecord("old", "x").encode()), Sighting(3, 2.0, 10.0, "s")
     take = planned(entry, seen=seen, now=10.0 + 2.0 * TAKEOVER_FACTOR)
-    assert take == Take((At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), removes_owner="old")
+    assert take == WriteLock(
+        (At(entry), At.of(O_OLD, 3), Exists(O_ME)), (Put(L, MINE), Delete(O_OLD)), removes_owner="old"
+    )
 
 
 def test_the_grace_counts_from_the_first_response_without_the_sign_and_anew_with_each_version():
     seen = Sightings()
     seen.seen("o", 1, 2.0, 10.0, session="s")
-    assert seen.of("o").unsigned_since == 10.0
-    seen.unsigned("o", 11.0)
-    assert seen.of("o").unsigned_since == 10.0
-    seen.signed("o")
-    assert seen.of("o").unsigned_since is None
-    seen.unsigned("o", 12.0)
+    assert seen.of("o").missing_since == 10.0
+    seen.record_missing_alive_key("o", 11.0)
+    assert seen.of("o").missing_since == 10.0
+    seen.record_alive_key("o")
+    assert seen.of("o").missing_since is None
+    seen.record_missing_alive_key("o", 12.0)
     seen.seen("o", 2, 2.0, 12.5, session="s")
-    assert seen.of("o").unsigned_since == 12.5
+    assert seen.of("o").missing_since == 12.5
     seen.seen("o", 3, 2.0, 13.0)
-    assert seen.of("o").unsigned_since is None, "it goes on without a session"
-    seen.unsigned("o", 14.0)
-    assert seen.of("o").unsigned_since is None
+    assert seen.of("o").missing_since is None, "it goes on without a session"
+    seen.record_missing_alive_key("o", 14.0)
+    assert seen.of("o").missing_since is None
 
 
 def test_a_lock_that_names_us_and_that_we_do_not_hold_is_written_anew():
     entry = lock(LockRecord("me", "lost answer").encode())
-    assert planned(entry, owner_key=O_ME) == Take((At(entry), Exists(O_ME)), (Put(L, MINE),))
+    assert planned(entry, owner_key=O_ME) == WriteLock((At(entry), Exists(O_ME)), (Put(L, MINE),))
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{}", b'{"owner": 3}', b'{"owner": ""}'])
 def test_a_key_that_is_no_lock_is_never_touched(value):
-    assert planned(lock(value)) == Held("", None)
+    assert planned(lock(value)) == LockIsHeld("", None)
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{}", b'{"ttl_s": 0, "label": "", "host": "", "pid": 1}'])
@@ -163,25 +169,25 @@ def test_a_lease_never_outlives_the_last_send_by_more_than_its_ttl(steps):
 
 def test_a_sighting_counts_from_the_first_response_that_showed_this_version():
     sightings = Sightings()
-    assert sightings.seen("old", 1, 1.0, now=5.0)
-    assert not sightings.seen("old", 1, 1.0, now=6.0)
-    assert sightings.of("old") == Sighting(1, 1.0, 5.0)
-    assert sightings.seen("old", 2, 1.0, now=7.0)
-    assert sightings.of("old") == Sighting(2, 1.0, 7.0)
+    assert sightings.record_owner("old", 1, 1.0, now=5.0)
+    assert not sightings.record_owner("old", 1, 1.0, now=6.0)
+    assert sightings.find("old") == Sighting(1, 1.0, 5.0)
+    assert sightings.record_owner("old", 2, 1.0, now=7.0)
+    assert sightings.find("old") == Sighting(2, 1.0, 7.0)
 
 
 def test_an_owner_that_is_gone_is_forgotten():
     sightings = Sightings()
-    sightings.seen("old", 1, 1.0, now=5.0)
-    sightings.gone("old")
-    assert sightings.of("old") is None
+    sightings.record_owner("old", 1, 1.0, now=5.0)
+    sightings.record_removal("old")
+    assert sightings.find("old") is None
 
 
 def test_owners_silent_for_long_are_found():
     sightings = Sightings()
-    sightings.seen("dead", 1, 1.0, now=0.0)
-    sightings.seen("alive", 1, 10.0, now=0.0)
-    assert [owner for owner, _ in sightings.silent_since(2.0, now=3.0)] == ["dead"]
+    sightings.record_owner("dead", 1, 1.0, now=0.0)
+    sightings.record_owner("alive", 1, 10.0, now=0.0)
+    assert [owner for owner, _ in sightings.find_silent(2.0, now=3.0)] == ["dead"]
 
 
 @pytest.mark.parametrize(("ttl_s", "expected_s"), [(0.5, 0.3), (2.5, 0.5), (20.0, 1.0)])
@@ -191,31 +197,31 @@ def test_the_grace_after_a_session_is_a_fifth_of_the_ttl_within_bounds(ttl_s, ex
 
 def test_an_owner_counts_as_unsigned_from_the_first_response_without_its_sign_until_one_shows_it():
     sightings = Sightings()
-    sightings.seen("o", 1, 10.0, now=5.0, session="s")
-    assert sightings.of("o") == Sighting(1, 10.0, 5.0, "s", unsigned_since=5.0)
-    sightings.unsigned("o", 6.0)
-    assert sightings.of("o").dead_at == 5.0 + grace_s(10.0)
-    sightings.signed("o")
-    assert sightings.of("o") == Sighting(1, 10.0, 5.0, "s")
-    assert sightings.of("o").dead_at == sightings.of("o").silent_at
-    sightings.seen("o", 2, 10.0, now=7.0, session="s")
-    assert sightings.of("o").unsigned_since is None
-    sightings.unsigned("o", 8.0)
-    assert sightings.of("o") == Sighting(2, 10.0, 7.0, "s", unsigned_since=8.0)
+    sightings.record_owner("o", 1, 10.0, now=5.0, session="s")
+    assert sightings.find("o") == Sighting(1, 10.0, 5.0, "s", missing_since=5.0)
+    sightings.record_missing_alive_key("o", 6.0)
+    assert sightings.find("o").dead_at == 5.0 + grace_s(10.0)
+    sightings.record_alive_key("o")
+    assert sightings.find("o") == Sighting(1, 10.0, 5.0, "s")
+    assert sightings.find("o").dead_at == sightings.find("o").silent_at
+    sightings.record_owner("o", 2, 10.0, now=7.0, session="s")
+    assert sightings.find("o").missing_since is None
+    sightings.record_missing_alive_key("o", 8.0)
+    assert sightings.find("o") == Sighting(2, 10.0, 7.0, "s", missing_since=8.0)
 
 
 def test_an_owner_without_a_session_needs_no_sign_and_one_that_is_gone_has_none():
     sightings = Sightings()
-    sightings.unsigned("never seen", 4.0)
-    sightings.seen("o", 1, 10.0, now=5.0)
-    sightings.unsigned("o", 6.0)
-    assert sightings.of("o") == Sighting(1, 10.0, 5.0)
-    sightings.signed("p")
-    sightings.gone("p")
-    sightings.gone("p")
-    sightings.seen("p", 1, 10.0, now=5.0, session="s")
-    assert sightings.of("p").unsigned_since == 5.0
+    sightings.record_missing_alive_key("never seen", 4.0)
+    sightings.record_owner("o", 1, 10.0, now=5.0)
+    sightings.record_missing_alive_key("o", 6.0)
+    assert sightings.find("o") == Sighting(1, 10.0, 5.0)
+    sightings.record_alive_key("p")
+    sightings.record_removal("p")
+    sightings.record_removal("p")
+    sightings.record_owner("p", 1, 10.0, now=5.0, session="s")
+    assert sightings.find("p").missing_since == 5.0
 
 
 def test_a_lock_is_looked_at_without_an_owner_of_ours():
-    assert planned(None, me=None) == Take((Absent(L),), (Put(L, MINE),))
+    assert planned(None, me=None) == WriteLock((Absent(L),), (Put(L, MINE),))

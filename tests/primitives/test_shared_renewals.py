@@ -21,7 +21,7 @@ TTL_S = 2.0
 #: So long that what is promised, TTL + 2 s, is less than waiting for another TTL.
 LONG_TTL_S = 4.0
 OWNER = "owners/{}".format
-SIGN = "owners/{}/alive".format
+ALIVE = "owners/{}/alive".format
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_lock_survives_the_end_of_its_session_while_its_process_lives(shared, 
     waiting = keepers("waiting")
     session.close()
     eventually(lambda: record(store, keeper).session == "")
-    assert store.get(SIGN(keeper.owner_id)) is None
+    assert store.get(ALIVE(keeper.owner_id)) is None
     assert waiting.try_acquire("orders") is None
     time.sleep(1.5 * TTL_S)  # renewed by itself from then on
     assert held.is_held
@@ -108,7 +108,7 @@ def test_a_sign_that_somebody_removes_costs_no_lock(shared, keepers, store, even
     keeper, session = shared()
     held = keeper.acquire("orders", 10.0)
     waiting = keepers("waiting")
-    store.delete(SIGN(keeper.owner_id))
+    store.delete(ALIVE(keeper.owner_id))
     eventually(lambda: record(store, keeper).session == "")
     assert session.state == "active"
     time.sleep(2 * grace_s(TTL_S))
@@ -168,10 +168,10 @@ def test_closing_removes_owner_and_sign(shared, store):
     keeper, _session = shared()
     keeper.acquire("orders", 10.0)
     owner = keeper.owner_id
-    assert store.get(SIGN(owner)) is not None
+    assert store.get(ALIVE(owner)) is not None
     keeper.close()
     assert store.get(OWNER(owner)) is None
-    assert store.get(SIGN(owner)) is None
+    assert store.get(ALIVE(owner)) is None
 
 
 def test_a_takeover_is_refused_while_the_sign_is_there(shared, keepers, store):
@@ -181,7 +181,7 @@ def test_a_takeover_is_refused_while_the_sign_is_there(shared, keepers, store):
     other = keepers("other")
     time.sleep(0.2)
     table = other._table
-    table.note([Change(SIGN(keeper.owner_id), None)])
+    table.note([Change(ALIVE(keeper.owner_id), None)])
     time.sleep(1.2 * grace_s(TTL_S))
     assert other.try_acquire("orders") is None
     assert held.is_held
@@ -193,7 +193,7 @@ def test_a_renewal_by_the_session_is_refused_once_the_owner_goes_on_without_it(s
     """One that was held up on its way lands late: it must not put the owner's fate back into that session's hands."""
     keeper, session = shared()
     keeper.acquire("orders", 10.0)
-    store.delete(SIGN(keeper.owner_id))
+    store.delete(ALIVE(keeper.owner_id))
     eventually(lambda: record(store, keeper).session == "")
     with pytest.raises(Conflict):
         keeper._table.renew(keeper.owner_id, replace(keeper._record, session=session.id), session).result(10)

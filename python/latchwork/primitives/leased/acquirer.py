@@ -39,7 +39,7 @@ class LockAcquirer:
         self._table = core.table
         self._clock = core.clock
 
-    async def acquire(self, name: str, timeout_s: float | None, off: Signal) -> HeldLock:
+    async def acquire(self, name: str, timeout_s: float | None, stop: Signal) -> HeldLock:
         """Wait for a lock and acquire it.
 
         Raises:
@@ -60,11 +60,11 @@ class LockAcquirer:
             if deadline.has_passed:
                 raise trouble or WaitTimeout(await self._still_held(name, timeout_s))
             pause_s = backoff.next_s()
-            if trouble is None and await self._core.waits.wait_free(name, deadline, off):
+            if trouble is None and await self._core.waits.wait_free(name, deadline, stop):
                 backoff.reset()
-            elif not off.is_set():
+            elif not stop.is_set():
                 await self._pause(deadline.left_s(pause_s))
-            if off.is_set():
+            if stop.is_set():
                 raise Closed(f"lock {name!r} was closed while it was waited for; make another one")
 
     async def take_free(self, names: Sequence[str]) -> dict[str, HeldLock]:
@@ -87,14 +87,14 @@ class LockAcquirer:
         return granted
 
     async def _take(
-        self, names: Sequence[str], granted: dict[str, HeldLock], claimer: object, heir_of: str | None = None
+        self, names: Sequence[str], granted: dict[str, HeldLock], claimer: object, only_from: str | None = None
     ) -> None:
-        """Acquire the names that are free and not granted yet. With ``heir_of``, only locks of that owner."""
+        """Acquire the names that are free and not granted yet. With ``only_from``, only locks of that owner."""
         while left := [name for name in names if name not in granted]:
             owner = await self._use_owner(claimer)
             written: dict[str, Entry | InDoubt] = {}
             try:
-                await self._table.take(left, owner.id, written, heir_of=heir_of)
+                await self._table.take(left, owner.id, written, only_from=only_from)
             except Conflict:
                 pass  # our own O is gone
             else:
@@ -180,14 +180,14 @@ class LockAcquirer:
         backoff = Backoff()
         granted: dict[str, HeldLock] = {}
         await self._retry(lambda: self._table.renew_other(old), deadline, backoff)
-        found = await self._retry(lambda: self._table.held_by(old), deadline, backoff)
+        found = await self._retry(lambda: self._table.locks_of_owner(old), deadline, backoff)
         left = names = [name for name in found if only is None or name in only]
         claimer = object()
         with undone_if_interrupted(lambda: self._core.release_in_background(list(granted.values()))):
             while left:
                 with self._claimed(left, claimer) as claimed:  # also during the pause: no other thread settles doubts
                     await self._retry(partial(self._take, claimed, granted, claimer, old), deadline, backoff)
-                left = self._state.are_busy(name for name in left if name not in granted)
+                left = self._state.find_busy(name for name in left if name not in granted)
                 if left and not await self._pause_before_retry(deadline, backoff):  # another thread is taking them
                     return granted
             if len(names) == len(found):

@@ -24,7 +24,7 @@ from latchwork.primitives.leased.protocol import (
 )
 from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
-from latchwork.primitives.leased.waits import LockWaits
+from latchwork.primitives.leased.waits import LockWaiters
 from latchwork.primitives.waiting.common import Announcer, Identity, check_text
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
@@ -74,7 +74,7 @@ class KeeperCore:
         self.lost_listeners: dict[object, Callable[[tuple[str, ...]], None]] = {}
         self.failed_listeners: dict[object, Callable[[BaseException, float], None]] = {}
         self.wake = Signal()
-        self.waits = LockWaits(self.table, self.state, self.wake)
+        self.waits = LockWaiters(self.table, self.state, self.wake)
         self.closing = Signal()
         self._stopping = Signal()
         self._ended = Signal()
@@ -197,11 +197,11 @@ class KeeperCore:
         for doubt in self.state.doubts:
             await self._settle(doubt)
         try:
-            for owner in await self.table.gone(self._unwatched()):
-                self.waits.owner_gone(owner)
+            for owner in await self.table.find_removed_owners(self._unwatched()):
+                self.waits.recheck_locks_of(owner)
         except LatchworkError as error:
             _log.info("owners that hold what is waited for could not be read: %s", error)
-        self.waits.trim()
+        self.waits.close_idle_watches()
         if self.clock.now() >= self._next_sweep:
             self._next_sweep = self.clock.now() + self._sweep_period_s
             await self._sweep()
@@ -217,15 +217,15 @@ class KeeperCore:
 
     async def _remove_ended_owners(self, *, also_current: bool = False) -> None:
         """Delete the keys of ended owners without holds. Failed deletions are retried later."""
-        for owner in self.state.removable_owners(also_current=also_current):
+        for owner in self.state.find_removable_owners(also_current=also_current):
             owner.unfollow_session()
-            if await self.delete(owner.id, signed=owner.session is not None):
-                self.state.owner_removed(owner)
+            if await self.delete(owner.id, has_alive_key=owner.session is not None):
+                self.state.record_removal(owner)
 
-    async def delete(self, owner_id: str, *, signed: bool = True) -> bool:
+    async def delete(self, owner_id: str, *, has_alive_key: bool = True) -> bool:
         """Delete the key of an owner. Return False if the caller must retry."""
         try:
-            await self.table.delete_owner(owner_id, signed=signed)
+            await self.table.delete_owner(owner_id, has_alive_key=has_alive_key)
         except LatchworkError as error:
             _log.info("lock owner %s, which holds nothing any more, is not removed yet: %s", owner_id, error)
             return False
@@ -237,7 +237,7 @@ class KeeperCore:
             return
         try:
             await self.table.settle(doubt, ours)
-            self.state.settled([doubt])
+            self.state.remove_doubts([doubt])
         except LatchworkError as error:
             _log.info("lock %r is not settled yet: %s", doubt.name, error)
         finally:
@@ -251,12 +251,12 @@ class KeeperCore:
             try:
                 for held in found:
                     held.end_work()
-                gone = await self.table.free({held.name: held.entry for held in found})
+                gone = await self.table.release({held.name: held.entry for held in found})
             except LatchworkError as error:
                 _log.warning("%d locks are not released yet: %s", len(found), error)
                 return []
             else:
-                self.state.settled(doubts)
+                self.state.remove_doubts(doubts)
                 return gone
             finally:
                 self.end_claim(claimer)
@@ -270,8 +270,9 @@ class KeeperCore:
         self.end()
 
     def release_in_background(self, found: Sequence[HeldLock]) -> None:
-        """Stop the work under these holds, and free them in the background. Holds that were released before are
-        skipped.
+        """Stop the work under these holds, and free them in the background.
+
+        Holds that were released before are skipped.
         """
         claimer = object()
         self.state.begin_release([held for held in found if held.is_kept], claimer)
@@ -287,8 +288,9 @@ class KeeperCore:
     # The owner
 
     def _renew_current(self) -> float:
-        """Renew the current owner, end it if it is idle, or mark it lost, if that is due. Return when the next step is
-        due.
+        """Renew the current owner, end it if it is idle, or mark it lost, if that is due.
+
+        Return when the next step is due.
         """
         self.lose_if_expired()
         owner = self.state.current
@@ -340,13 +342,13 @@ class KeeperCore:
 
     def _owners_changed(self, changes: Sequence[Change]) -> None:
         owner = self.state.current
-        if owner is not None and Change(self.table.sign_key(owner.id), None) in changes:
-            owner.lose_sign()
-        for gone in self.table.note(changes):
+        if owner is not None and Change(self.table.alive_key(owner.id), None) in changes:
+            owner.on_alive_key_removed()
+        for gone in self.table.record_changes(changes):
             owner = self.state.current
             if owner is not None and owner.id == gone:
                 self.lose(owner, "another owner took it over")
-            self.waits.owner_gone(gone)
+            self.waits.recheck_locks_of(gone)
         if self._unwatched():
             self._cleanup_drain.signal()
         self.wake.set()

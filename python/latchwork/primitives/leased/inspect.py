@@ -115,7 +115,7 @@ async def forget_free_locks(store: Store, *, below: str = "", at_most: int | Non
     that is being taken stays.
     """
     table = LockTable(store)
-    found = (await table.locks(below))[:at_most]
+    found = (await table.list_locks(below))[:at_most]
     names = {state.name for state in await states_of(table, found) if state.holder is None}
     free = [entry for entry in found if table.name_of(entry.key) in names]
     removed = 0
@@ -144,7 +144,7 @@ async def state_of(table: LockTable, name: str) -> LockState:
 
 async def states_below(table: LockTable, below: str) -> list[LockState]:
     """Return the states of all locks below a name, "" for all, sorted by name. Not a snapshot."""
-    return await states_of(table, await table.locks(below))
+    return await states_of(table, await table.list_locks(below))
 
 
 async def states_of(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
@@ -195,13 +195,13 @@ class LockSweeper:
         return removed
 
     async def _sweep_locks(self) -> int:
-        found = await self._table.locks()
+        found = await self._table.list_locks()
         present = {entry.key for entry in found}
         self._free_since = {key: seen for key, seen in self._free_since.items() if key in present}
         swept = 0
         for at in range(0, len(found), _BATCH):
             batch = found[at : at + _BATCH]
-            gone = set(await self._table.gone(owners_of(batch)))
+            gone = set(await self._table.find_removed_owners(owners_of(batch)))
             for entry in batch:
                 swept += await self._sweep_lock(entry, gone)
         return swept

@@ -140,9 +140,9 @@ class LockKeeper(Startable):
         """
         return await self._taking.acquire(name, timeout_s, Signal())
 
-    async def acquire_unless(self, name: str, timeout_s: float | None, off: Signal) -> HeldLock:
+    async def acquire_unless(self, name: str, timeout_s: float | None, stop: Signal) -> HeldLock:
         """Do the same as ``acquire`` until the signal is set, which raises ``Closed``."""
-        return await self._taking.acquire(name, timeout_s, off)
+        return await self._taking.acquire(name, timeout_s, stop)
 
     @driven
     async def try_acquire(self, name: str) -> HeldLock | None:

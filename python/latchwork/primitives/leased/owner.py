@@ -76,7 +76,7 @@ class LockOwner(Renewer):
         self.users: set[object] = set()
         self.idle_since = clock.now()
         self._session = session
-        self._has_sign = session is not None
+        self._has_alive_key = session is not None
         self._unlisten: Callable[[], None] | None = None
         self._grace_s = grace_s(ttl_s) / TAKEOVER_FACTOR
         retry_s = None if session is None else min(ttl_s / 8, self._grace_s / 4)  # to go on without it in time
@@ -85,18 +85,21 @@ class LockOwner(Renewer):
 
     @property
     def session(self) -> Session | None:
-        """The session of its sign; None if others judge it by its renewals alone."""
+        """The session to which the owner's alive key is bound.
+
+        None if other clients judge the owner only by its renewals.
+        """
         return self._session
 
     def remaining_s(self) -> float:
-        """Return the remaining seconds; 0 after its end."""
+        """Return for how many seconds the owner certainly keeps its locks. The result is 0 after its end."""
         left_s, session = super().remaining_s(), self._session
         if session is None or left_s <= 0.0:
             return left_s
         return max(0.0, min(left_s, session.ends_at + self._grace_s - self.clock.now()))
 
     def spare_s(self, margin_s: float) -> float:
-        """Return the seconds until work must be stopped, 0 or less if now.
+        """Return in how many seconds work under the locks must be stopped. 0 or less means now.
 
         Work is stopped ``margin_s`` seconds before the end of the lease. After the end of the session, a shorter time
         is left, the grace, in which the owner is renewed without a session. At most half of it is for the work to stop,
@@ -109,13 +112,13 @@ class LockOwner(Renewer):
         return min(spare_s, session.ends_at + stop_s - self.clock.now())
 
     @property
-    def is_signed(self) -> bool:
-        """Return whether its sign exists, as far as is known here."""
+    def has_alive_key(self) -> bool:
+        """Whether the owner's alive key exists, as far as this process knows."""
         session = self._session
-        return self._has_sign and session is not None and session.remaining_s() > 0.0
+        return self._has_alive_key and session is not None and session.remaining_s() > 0.0
 
     def follow_session(self, fn: Callable[[], None]) -> None:
-        """When its session ends, renew it with the next step, and call ``fn``, which must not block."""
+        """When the session ends, renew the owner with the next step and call ``fn``, which must not block."""
 
         def ended() -> None:
             self.hurry()
@@ -124,19 +127,19 @@ class LockOwner(Renewer):
         if self._session is not None:
             self._unlisten = self._session.on_end(ended)
 
-    def lose_sign(self) -> None:
-        """Handle the removal of its sign: renew it without one with the next step."""
-        if self._has_sign and self._session is not None:
-            self._has_sign = False
+    def on_alive_key_removed(self) -> None:
+        """Make the next step renew the owner without a session, because its alive key was removed."""
+        if self._has_alive_key and self._session is not None:
+            self._has_alive_key = False
             self.hurry()
 
-    def without_session(self) -> None:
-        """Count only its renewals from now on. Idempotent."""
+    def drop_session(self) -> None:
+        """Continue without a session, so that only renewals keep the owner alive. Idempotent."""
         self._session = None
         self.unfollow_session()
 
     def unfollow_session(self) -> None:
-        """Stop waiting for the end of its session. Idempotent."""
+        """Stop listening for the end of the session. Idempotent."""
         if self._unlisten is not None:
             self._unlisten()
 
@@ -164,26 +167,29 @@ class HeldLock(GuardsWork):
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the lock expires, never by a release."""
+        """A signal that is set when the lock expires, but not when it is released."""
         return self.owner.lost
 
     @property
     def owner_id(self) -> str:
-        """The ID of its owner, with which a restarted process can ``adopt`` the lock."""
+        """The ID of the lock's owner. A restarted process can pass it to ``adopt`` to keep the lock."""
         return self.owner.id
 
     @property
     def is_held(self) -> bool:
-        """Whether it is certainly ours, by our own clock."""
+        """Whether this process certainly still holds the lock, judged by its own clock."""
         return self.remaining_s() > 0.0
 
     @property
     def is_kept(self) -> bool:
-        """Whether it was not released. It may have expired."""
+        """Whether the lock was not released. It may have expired."""
         return self.owner.held.get(self.name) is self and not self.owner.fork_guard.is_foreign
 
     def remaining_s(self) -> float:
-        """Seconds for which it is certainly ours without a further renewal; 0 once released or lost. No I/O."""
+        """Return for how many seconds the lock is certainly held without a further renewal. Performs no I/O.
+
+        The result is 0 after the lock was released or lost.
+        """
         return self.owner.remaining_s() if self.is_kept else 0.0
 
     @shielded
@@ -198,7 +204,7 @@ class HeldLock(GuardsWork):
         await self.owner.release([self])
 
     def end_work(self) -> None:
-        """Tell work under it to stop, because it is lost or released. Does not block."""
+        """Ask the work that runs under the lock to stop, because the lock was lost or released. Does not block."""
         with _making:
             ownership = self._ownership
         if ownership is not None:
@@ -206,7 +212,7 @@ class HeldLock(GuardsWork):
 
     @property
     def ownership(self) -> Ownership:
-        """The ownership that work under it depends on."""
+        """The ownership on which work under the lock depends."""
         owner = self.owner
         owner.fork_guard.check()
         with _making:
@@ -234,43 +240,48 @@ class Renewals:
         self._session = session
 
     def session(self) -> Session | None:
-        """Return the session of a new owner, if its TTL is not shorter than that of the locks."""
+        """Return the session to use for a new owner.
+
+        None if its TTL is shorter than that of the locks, or it has ended.
+        """
         session = self._session() if self._session is not None else None
         if session is None or session.ttl_s < self._record.ttl_s or session.remaining_s() <= 0.0:
             return None
         return session
 
     async def create(self, owner: LockOwner) -> None:
-        """Create O and its sign."""
+        """Create the stored record of an owner, and its alive key."""
         await self._table.create_owner(owner.id, self._of(owner.session), owner.session)
 
     def renew(self, owner: LockOwner) -> Future[float]:
-        """Rewrite O, and return a future of the local time of the send. After the end of its session it continues
-        without one.
+        """Rewrite the record of an owner. Return a future of the local time at which the request was sent.
+
+        After the end of its session, the owner is renewed without a session.
         """
         session = owner.session
-        if session is None or owner.is_signed:
+        if session is None or owner.has_alive_key:
             return self._table.renew(owner.id, self._of(session), session)
 
         def parted(sent_at: float) -> float:
-            owner.without_session()
+            owner.drop_session()
             return sent_at
 
-        return then(self._table.renew_unsigned(owner.id, self._record), parted)
+        return then(self._table.renew_without_session(owner.id, self._record), parted)
 
     def is_taken_over(self, owner: LockOwner, error: BaseException) -> bool:
-        """Return whether a renewal failed because O is gone. If only its sign is gone, it is renewed without one at
-        once.
+        """Return whether a renewal failed because another client has removed the owner.
+
+        If only its alive key is missing, the owner is renewed without a session at once, and the result is False.
         """
         if not isinstance(error, Conflict):
             return False
         if owner.session is None or Exists(self._table.owner_key(owner.id)) in error.failed:
             return True
-        owner.lose_sign()
+        owner.on_alive_key_removed()
         return False
 
     async def detach(self, owner: LockOwner | None) -> None:
-        """Let an owner that holds something expire by its own TTL, whenever its session ends."""
+        """Make an owner that holds locks independent of its session, so that the locks expire by their own TTL."""
         if owner is None or owner.session is None or not owner.held or owner.has_ended:
             return
         try:

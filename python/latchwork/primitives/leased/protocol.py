@@ -1,12 +1,14 @@
 """Decisions of the persistent lock. Pure: no I/O, no threads, no clock.
 
-Keys:   owners/<uuid>         O: one per owner, rewritten to renew it; a UUID is never reused
-        owners/<uuid>/alive   its sign: bound to the session that O names, created with O and never again
-        locks/<name>          L: names its O, or none
-Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
-        session, ``grace_s`` after the end of that session.
-Others: take over once they have seen O unchanged for 1.05 TTL since the *response* that showed it, or without its sign
-        for ``grace_s`` (``Sightings``), in a transaction that checks exactly that O and that L (``plan``).
+    Keys:   owners/<uuid>         O: one per owner, rewritten to renew it; a UUID is never reused
+            owners/<uuid>/alive   its alive key: bound to the session that O names, created with O and never again
+            locks/<name>          L: names its O, or none
+    Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
+            session, ``grace_s`` after the end of that session.
+    Others: take over once they have seen O unchanged for 1.05 TTL since the *response* that showed it, or without its
+            alive key for ``grace_s`` (``Sightings``), in a transaction that checks exactly that O and
+            that L (``plan_write``).
+
 docs/design/locks.md has the race that each check closes.
 """
 
@@ -31,16 +33,21 @@ LOCKS = "locks"
 LEAST_TTL_S = 0.3
 #: An owner's id is a segment of a key: any other text in an L would make every read of owners fail.
 _OWNER = r"\A(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,120}\Z"
-#: The last segment of the key of a sign.
-SIGN = "alive"
+#: The last segment of an owner's alive key.
+ALIVE = "alive"
 #: An observer's clock may run 5 % faster than the owner's before two can overlap without fences.
 TAKEOVER_FACTOR = 1.05
 
 
 class OwnerRecord(Struct, frozen=True, omit_defaults=True):
-    """The record O: the owner, the TTL of its locks, and the session whose end is its own.
+    """The stored record of an owner of locks ("O").
 
-    ``session`` is the ID of the session of its sign; "" for none.
+    Attributes:
+        ttl_s: TTL of its locks in seconds.
+        label: Name of the owner, for people.
+        host: Host of the owner.
+        pid: Process of the owner.
+        session: ID of the session to which the owner's alive key is bound; "" for none.
     """
 
     ttl_s: Annotated[float, Meta(gt=0.0, le=MAX_DURATION_S)]
@@ -50,19 +57,22 @@ class OwnerRecord(Struct, frozen=True, omit_defaults=True):
     session: str = ""
 
     def encode(self) -> bytes:
-        """Return the value of O."""
+        """Return the bytes to store under the owner's key."""
         return encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> OwnerRecord | None:
-        """Return the record of an O; None if the value is invalid."""
+        """Decode the stored record of an owner. Return None if the value is invalid."""
         return _OWNER_RECORD.find(value)
 
 
 class LockRecord(Struct, frozen=True, omit_defaults=True):
-    """The record L: the ID of its owner, None if free, and a nonce per attempt.
+    """The stored record of a lock ("L").
 
-    ``since_s`` is when it was taken, in seconds since the epoch on the owner's clock, for people.
+    Attributes:
+        owner: ID of the owner that holds the lock; None if the lock is free.
+        nonce: A unique text for each attempt to take the lock.
+        since_s: When the lock was taken, in seconds since the epoch on the owner's clock, for people.
     """
 
     owner: Annotated[str, Meta(pattern=_OWNER)] | None
@@ -70,12 +80,15 @@ class LockRecord(Struct, frozen=True, omit_defaults=True):
     since_s: Timestamp | None = None
 
     def encode(self) -> bytes:
-        """Return the value of L."""
+        """Return the bytes to store under the key of the lock."""
         return encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> LockRecord | None:
-        """Return the record of an L; None if the value is invalid and must not be overwritten."""
+        """Decode the stored record of a lock.
+
+        Return None if the value is invalid, so that it must not be overwritten.
+        """
         return _LOCK_RECORD.find(value)
 
 
@@ -84,13 +97,16 @@ _LOCK_RECORD: Decoder[LockRecord] = Decoder(LockRecord, "a lock")
 FREE = LockRecord(None).encode()
 
 
-def sign_key(owner_key: str) -> str:
-    """Return the key of an owner's sign."""
-    return f"{owner_key}/{SIGN}"
+def alive_key(owner_key: str) -> str:
+    """Return the key that is bound to an owner's session and disappears when the session ends."""
+    return f"{owner_key}/{ALIVE}"
 
 
 def raised_ttl_s(ttl_s: float, what: str) -> float:
-    """Return the TTL, raised to the minimum with a warning. ``ValueError`` if it is not a positive number."""
+    """Return the TTL in seconds, raised to the supported minimum with a warning.
+
+    Raise ``ValueError`` if it is not positive.
+    """
     if not 0.0 < ttl_s <= MAX_DURATION_S:
         raise ValueError(f"ttl_s of {what} must be more than 0 seconds, and at most {MAX_DURATION_S:g}, not {ttl_s!r}")
     if ttl_s < LEAST_TTL_S:
@@ -99,97 +115,113 @@ def raised_ttl_s(ttl_s: float, what: str) -> float:
 
 
 def grace_s(ttl_s: float) -> float:
-    """Return the seconds after the end of its session for which an owner of this TTL counts as alive.
+    """Return for how many seconds an owner still counts as alive after its session has ended.
 
-    In that time a running process whose session was ended by another client says that it continues without one.
+    In that time, a running process whose session was ended by another client can renew its owner without a session.
     """
     return min(1.0, max(0.3, ttl_s / 5))
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An O as last seen, and the local time since which it is unchanged.
+    """An owner's record as this process last saw it.
 
-    ``session`` is the one that it names. ``unsigned_since`` is since when it is seen without its sign; None: it has its
-    sign, or names no session.
+    Attributes:
+        version: Version of the record.
+        ttl_s: TTL of the owner in seconds.
+        since: Local clock time since which the record is unchanged.
+        session: ID of the session that the record names.
+        missing_since: Local clock time since which the owner's alive key is missing; None if it exists, or if the
+            record names no session.
     """
 
     version: Hashable
     ttl_s: float
     since: float
     session: str = ""
-    unsigned_since: float | None = None
+    missing_since: float | None = None
 
     @property
     def silent_at(self) -> float:
-        """When its owner must have stopped if O is still unchanged."""
+        """The local clock time at which the owner must have stopped if its record is still unchanged."""
         return self.since + self.ttl_s * TAKEOVER_FACTOR
 
     @property
     def dead_at(self) -> float:
-        """When its owner must have stopped if O is still unchanged and has no sign."""
-        if self.unsigned_since is None:
+        """The local clock time at which the owner must have stopped if its record is still unchanged and its alive key
+        missing.
+        """
+        if self.missing_since is None:
             return self.silent_at
-        return min(self.silent_at, self.unsigned_since + grace_s(self.ttl_s))
+        return min(self.silent_at, self.missing_since + grace_s(self.ttl_s))
 
 
 class Sightings:
-    """What this node has seen of the owners. For one thread at a time.
+    """What this process has seen of the owners' records, to decide which owners are dead. For one thread at a time.
 
-    An owner that is not here was never seen, or is gone: read its key.
+    An owner that is not included was never seen, or has been removed. Its key must be read.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, Sighting] = {}
-        self._signs: set[str] = set()
+        self._alive_keys: set[str] = set()
 
-    def seen(self, owner: str, version: Hashable, ttl_s: float, now: float, *, session: str = "") -> bool:
-        """Record a response with this O, which arrived at ``now`` or later. Return whether O had changed.
+    def record_owner(self, owner: str, version: Hashable, ttl_s: float, now: float, *, session: str = "") -> bool:
+        """Record that a response, which arrived at ``now`` or later, contained an owner's record.
 
-        The sign must be recorded first if the same response showed it.
+        If the same response shows the owner's alive key, record that first.
+
+        Returns:
+            Whether the record has changed since it was last seen.
         """
         known = self._seen.get(owner)
         if known is not None and known.version == version:
             return False
-        unsigned_since = now if session and owner not in self._signs else None
-        self._seen[owner] = Sighting(version, ttl_s, now, session, unsigned_since)
+        missing_since = now if session and owner not in self._alive_keys else None
+        self._seen[owner] = Sighting(version, ttl_s, now, session, missing_since)
         return True
 
-    def signed(self, owner: str) -> None:
-        """Record a response with the sign of an owner."""
-        self._signs.add(owner)
+    def record_alive_key(self, owner: str) -> None:
+        """Record that a response contained the alive key of an owner."""
+        self._alive_keys.add(owner)
         known = self._seen.get(owner)
-        if known is not None and known.unsigned_since is not None:
-            self._seen[owner] = replace(known, unsigned_since=None)
+        if known is not None and known.missing_since is not None:
+            self._seen[owner] = replace(known, missing_since=None)
 
-    def unsigned(self, owner: str, now: float) -> None:
-        """Record a response without the sign of an owner, which arrived at ``now`` or later."""
-        self._signs.discard(owner)
+    def record_missing_alive_key(self, owner: str, now: float) -> None:
+        """Record that a response, which arrived at ``now`` or later, showed that an owner has no alive key."""
+        self._alive_keys.discard(owner)
         known = self._seen.get(owner)
-        if known is not None and known.unsigned_since is None and known.session:
-            self._seen[owner] = replace(known, unsigned_since=now)
+        if known is not None and known.missing_since is None and known.session:
+            self._seen[owner] = replace(known, missing_since=now)
 
-    def gone(self, owner: str) -> None:
-        """Record that O was deleted."""
+    def record_removal(self, owner: str) -> None:
+        """Record that an owner's record was deleted."""
         self._seen.pop(owner, None)
-        self._signs.discard(owner)
+        self._alive_keys.discard(owner)
 
-    def of(self, owner: str) -> Sighting | None:
-        """Return the last sighting, or None."""
+    def find(self, owner: str) -> Sighting | None:
+        """Return what was last seen of an owner, or None if it was never seen or has been removed."""
         return self._seen.get(owner)
 
-    def first(self, now: float) -> str | None:
-        """Return the first ID of the owners that may be alive; None without any."""
+    def first_alive(self, now: float) -> str | None:
+        """Return the lowest ID of the owners that may be alive, or None if there are none."""
         return min((owner for owner, seen in self._seen.items() if seen.dead_at > now), default=None)
 
-    def silent_since(self, seconds_per_ttl: float, now: float) -> list[tuple[str, Sighting]]:
-        """Return owners that were seen unchanged for more than this many of their TTLs."""
+    def find_silent(self, seconds_per_ttl: float, now: float) -> list[tuple[str, Sighting]]:
+        """Return the owners whose records were seen unchanged for more than this many of their TTLs."""
         return [(owner, seen) for owner, seen in self._seen.items() if now > seen.since + seconds_per_ttl * seen.ttl_s]
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """The lock can be written with these checks and operations. ``removes_owner`` is the owner that they remove."""
+class WriteLock:
+    """The decision that a lock can be written, with the checks and operations of the transaction.
+
+    Attributes:
+        checks: Conditions that must hold.
+        ops: The writes.
+        removes_owner: ID of a dead owner whose record the transaction deletes, or None.
+    """
 
     checks: tuple[Check, ...]
     ops: tuple[Op, ...]
@@ -197,8 +229,14 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The lock is held: try again when L or O changes, or at ``dead_at``; None if only a change helps."""
+class LockIsHeld:
+    """The decision that a lock is held by another owner and cannot be written now.
+
+    Attributes:
+        owner: ID of the owner.
+        dead_at: Local clock time at which to try again, if the record does not change before; None if only a change
+            helps.
+    """
 
     owner: str
     dead_at: float | None
@@ -206,61 +244,68 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """A write of L that may have been applied or may still be. ``before`` is L as that write's check wants it."""
+    """A write of a lock whose outcome is unknown: it may have been applied, or may still be applied later.
+
+    Attributes:
+        name: Name of the lock.
+        before: The entry of the lock that the write expects.
+    """
 
     name: str
     before: Entry | None
 
 
-Plan = Take | Held
+Plan = WriteLock | LockIsHeld
 
 
-def plan(
+def plan_write(
     key: str, entry: Entry | None, value: bytes, *, me: str | None, owner_key: str, seen: Sighting | None, now: float
 ) -> Plan:
-    """Return how to write a lock that may have another owner.
+    """Decide whether and how a lock can be taken or released, given what was read of it and of its owner.
 
     Args:
-        key: The key of L.
-        entry: L as read; None if absent.
-        value: The value to write: our claim, or ``FREE``.
-        me: The key of our O, which must exist; None if the lock is only freed.
-        owner_key: The key of the O that L names; ignored if it names none.
-        seen: That O as sighted; None if it is known to be gone.
-        now: The local time.
+        key: Key of the lock.
+        entry: Entry of the lock; None if it does not exist.
+        value: The value to write: a new ``LockRecord``, or ``FREE``.
+        me: Key of our own owner record, which must exist; None if the lock is only released.
+        owner_key: Key of the owner that the lock names; ignored if it names none.
+        seen: What was last seen of that owner; None if it is known to be removed.
+        now: Local clock time.
     """
     alive: tuple[Check, ...] = (Exists(me),) if me is not None else ()
     write = Put(key, value)
     if entry is None:
-        return Take((Absent(key), *alive), (write,))
+        return WriteLock((Absent(key), *alive), (write,))
     record = LockRecord.decode(entry.value)
     if record is None:
-        return Held("", None)
+        return LockIsHeld("", None)
     if record.owner is None or owner_key == me:
-        return Take((At(entry), *alive), (write,))
+        return WriteLock((At(entry), *alive), (write,))
     if seen is None:
-        return Take((At(entry), Absent(owner_key), *alive), (write,))
+        return WriteLock((At(entry), Absent(owner_key), *alive), (write,))
     if now < seen.dead_at:
-        return Held(record.owner, seen.dead_at)
+        return LockIsHeld(record.owner, seen.dead_at)
     unchanged = At.of(owner_key, seen.version)
-    unsigned: tuple[Check, ...] = (Absent(sign_key(owner_key)),) if now < seen.silent_at else ()
-    return Take((At(entry), unchanged, *unsigned, *alive), (write, Delete(owner_key)), removes_owner=record.owner)
+    no_alive_key: tuple[Check, ...] = (Absent(alive_key(owner_key)),) if now < seen.silent_at else ()
+    return WriteLock(
+        (At(entry), unchanged, *no_alive_key, *alive), (write, Delete(owner_key)), removes_owner=record.owner
+    )
 
 
 def plan_adoption(key: str, entry: Entry | None, value: bytes, *, me: str, owner_key: str, old: str) -> Plan:
-    """Return how to write a lock that may pass only from one owner to its heir.
+    """Decide whether and how a lock can be taken over from one particular owner, whether alive or not.
 
     Args:
-        key: The key of L.
-        entry: L as read; None if absent.
-        value: The value to write: our claim.
-        me: The key of our O, which must exist.
-        owner_key: The key of the O that L names; ignored if it names none.
-        old: The key of the O that is inherited from, alive or not.
+        key: Key of the lock.
+        entry: Entry of the lock; None if it does not exist.
+        value: The value to write: a new ``LockRecord``.
+        me: Key of our own owner record, which must exist.
+        owner_key: Key of the owner that the lock names; ignored if it names none.
+        old: Key of the owner from which the lock is taken over.
     """
     record = LockRecord.decode(entry.value) if entry is not None else None
     if entry is None or record is None or record.owner is None:
-        return Held("", None)
+        return LockIsHeld("", None)
     if owner_key in {old, me}:  # me: an earlier try got through, its answer did not
-        return Take((At(entry), Exists(me)), (Put(key, value),))
-    return Held(record.owner, None)
+        return WriteLock((At(entry), Exists(me)), (Put(key, value),))
+    return LockIsHeld(record.owner, None)

@@ -40,7 +40,7 @@ class KeeperState:
         self._doubts: dict[str, InDoubt] = {}
 
     def close(self) -> list[HeldLock] | None:
-        """Refuse new calls, and return all holds, including lost ones. Return None if it was closed before."""
+        """Refuse further calls. Return all held locks, including those that were lost, or None if already closed."""
         with self._changed.mutex:
             if self._is_closed:
                 return None
@@ -54,14 +54,15 @@ class KeeperState:
             raise Closed("the lock keeper was closed; make another one")
 
     def changed_since(self, version: int, timeout_s: float) -> Step[bool]:
-        """Return a step that waits until an owner was created or failed, or the keeper was closed."""
+        """Return an awaitable that waits until an owner was created or failed, or the keeper was closed."""
         return self._changed.changed_since(version, self._clock, timeout_s)
 
     # Owners
 
     def use_owner(self, claimer: object) -> tuple[LockOwner | None, int]:
-        """Return the current owner and mark it as used by this call, with the number of version. None without a valid
-        owner.
+        """Return the current owner, or None if there is no valid one, and the version to pass to ``changed_since``.
+
+        The owner is marked as used by the caller, so that it is not ended meanwhile.
         """
         with self._changed.mutex:
             self.refuse_closed()
@@ -71,7 +72,11 @@ class KeeperState:
             return owner, self._changed.version
 
     def begin_creation(self, owner: LockOwner, claimer: object) -> bool:
-        """Return True if the caller must create this owner. False if one exists or another call is creating one."""
+        """Reserve the creation of an owner for the caller.
+
+        Returns:
+            False if an owner exists already or another call is creating one.
+        """
         with self._changed.mutex:
             if self._making is not None or self.current is not None:
                 return False
@@ -81,12 +86,12 @@ class KeeperState:
             return True
 
     def end_creation(self, owner: LockOwner, *, created: bool) -> None:
-        """Record whether the owner was created. False also means that the outcome is unknown."""
+        """Record whether an owner was created. Pass False if the outcome is unknown."""
         with self._changed.mutex:
             self._end_creation(owner, created=created)
 
     def lose(self, owner: LockOwner) -> list[HeldLock] | None:
-        """End this owner and return its holds, which are lost. Return None if it had ended."""
+        """End an owner whose lease was lost. Return its locks, which are lost too, or None if it had already ended."""
         with self._changed.mutex:
             if self.current is not owner:
                 return None
@@ -97,7 +102,7 @@ class KeeperState:
             return list(owner.held.values())
 
     def end_if_idle(self, owner: LockOwner) -> bool:
-        """End an owner that has held nothing for ``IDLE_TTLS``. Return whether it was ended."""
+        """End an owner that has held no lock for ``IDLE_TTLS`` times its TTL. Return whether it was ended."""
         with self._changed.mutex:
             idle_s = self._clock.now() - owner.idle_since
             if idle_s <= IDLE_TTLS * owner.ttl_s or owner.held or owner.users or self.current is not owner:
@@ -106,16 +111,20 @@ class KeeperState:
             self._ended.append(owner)
         return True
 
-    def removable_owners(self, *, also_current: bool = False) -> list[LockOwner]:
-        """Return ended owners without holds, whose keys can be deleted."""
+    def find_removable_owners(self, *, also_current: bool = False) -> list[LockOwner]:
+        """Return the ended owners that hold no locks, so that their stored records can be deleted.
+
+        Args:
+            also_current: Also end the current owner.
+        """
         with self._changed.mutex:
             if also_current and self.current is not None:
                 self._ended.append(self.current)
                 self.current = None
             return [owner for owner in self._ended if not owner.held and (also_current or not owner.users)]
 
-    def owner_removed(self, owner: LockOwner) -> None:
-        """Record that the key of this owner was deleted."""
+    def record_removal(self, owner: LockOwner) -> None:
+        """Record that the stored record of an owner was deleted."""
         with self._changed.mutex:
             self._ended = [other for other in self._ended if other is not owner]
 
@@ -128,13 +137,13 @@ class KeeperState:
             return dict(owner.held) if owner is not None and not owner.has_ended else {}
 
     def find(self, names: Sequence[str]) -> tuple[list[HeldLock], list[str]]:
-        """Return the holds of these names, including lost ones, and the names without a hold."""
+        """Return the held locks with these names, including those that were lost, and the names that are not held."""
         with self._changed.mutex:
             by_name = {held.name: held for held in self._all_held()}
         return [by_name[name] for name in names if name in by_name], [name for name in names if name not in by_name]
 
     def claim(self, names: Iterable[str], claimer: object) -> list[str]:
-        """Mark these names as busy, except names that are held or busy. Return the marked names."""
+        """Mark names as busy for the caller, except those that are held or busy already. Return the marked names."""
         with self._changed.mutex:
             self.refuse_closed()
             claimed = [name for name in names if not self._is_ours(name)]
@@ -142,7 +151,7 @@ class KeeperState:
             return claimed
 
     def end_claim(self, claimer: object) -> list[str]:
-        """End a claim, and return its names."""
+        """Remove the caller's busy marks. Return the names that were marked."""
         with self._changed.mutex:
             claimed = [name for name, other in self._busy.items() if other is claimer]
             for name in claimed:
@@ -150,19 +159,23 @@ class KeeperState:
             return claimed
 
     def is_ours(self, name: str) -> bool:
-        """Return whether the lock is held here, or a thread of this process is writing it."""
+        """Return whether this keeper holds a lock or is just writing it."""
         with self._changed.mutex:
             return self._is_ours(name)
 
-    def are_busy(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that a thread of this process is writing."""
+    def find_busy(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that a thread of this process is just writing."""
         with self._changed.mutex:
             return [name for name in names if name in self._busy]
 
     def grant(
         self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[InDoubt], claimer: object
     ) -> dict[str, HeldLock]:
-        """Record acquired locks and writes in doubt, and end this call's use of the owner. Return the holds by name."""
+        """Record locks that were acquired and writes in doubt, and end the caller's use of the owner.
+
+        Returns:
+            The held locks by name. Empty if the owner has ended meanwhile.
+        """
         with self._changed.mutex:
             owner.users.discard(claimer)
             owner.idle_since = self._clock.now()
@@ -177,9 +190,9 @@ class KeeperState:
         return {held.name: held for held in holds}
 
     def begin_release(self, holds: Iterable[HeldLock], claimer: object) -> list[InDoubt]:
-        """Remove these holds, mark their names as busy, and return the writes in doubt that the release may cause.
+        """Stop counting these locks as held and mark their names as busy. Return the writes in doubt that may result.
 
-        They are recorded before the release is sent, so that they are settled whatever happens to it.
+        The writes in doubt are recorded before the release is sent, so that they are settled whatever its outcome is.
         """
         with self._changed.mutex:
             doubts = [InDoubt(held.name, held.entry) for held in holds]
@@ -195,13 +208,15 @@ class KeeperState:
 
     @property
     def doubts(self) -> list[InDoubt]:
-        """The writes that may have been applied or may still be."""
+        """The writes whose outcome is unknown."""
         with self._changed.mutex:
             return list(self._doubts.values())
 
     def begin_settling(self, doubt: InDoubt, claimer: object) -> frozenset[str] | None:
-        """Mark the name of a write in doubt as busy, and return the owners whose lock may be freed. None if nothing is
-        to be done.
+        """Mark the name of a write in doubt as busy before it is settled.
+
+        Returns:
+            The IDs of owners from which the lock may be released. None if there is nothing to do.
         """
         name = doubt.name
         with self._changed.mutex:
@@ -214,8 +229,8 @@ class KeeperState:
             # The work of a lost hold may still be running: its lock expires, or its holder releases it.
             return frozenset(self.ids - {held.owner.id for held in self._all_held() if held.name == name})
 
-    def settled(self, doubts: Iterable[InDoubt]) -> None:
-        """Remove settled writes."""
+    def remove_doubts(self, doubts: Iterable[InDoubt]) -> None:
+        """Remove writes in doubt that have been settled."""
         with self._changed.mutex:
             for doubt in doubts:
                 if self._doubts.get(doubt.name) is doubt:

@@ -20,19 +20,19 @@ from latchwork.backends.capabilities import MAX_CHECKS, MAX_OPS
 from latchwork.backends.futures import then
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives.leased.protocol import (
+    ALIVE,
     FREE,
     LOCKS,
     OWNERS,
-    SIGN,
     InDoubt,
     LockRecord,
     OwnerRecord,
     Sighting,
     Sightings,
-    Take,
-    plan,
+    WriteLock,
+    alive_key,
     plan_adoption,
-    sign_key,
+    plan_write,
 )
 from latchwork.store.session import Session
 from latchwork.store.steps import ask
@@ -48,7 +48,7 @@ _ROUNDS = 5
 
 
 class LockTable:
-    """Reads and writes ``owners/<uuid>``, their signs and ``locks/<name>``. Thread-safe.
+    """Reads and writes the stored records of locks and their owners. Thread-safe.
 
     Attributes:
         store: The namespace of the keys.
@@ -61,29 +61,32 @@ class LockTable:
         self._sightings = Sightings()
 
     def lock_key(self, name: str) -> str:
-        """Return the key of a lock."""
+        """Return the key of the lock with this name."""
         return f"{LOCKS}/{name}"
 
     def name_of(self, key: str) -> str:
-        """Return the name of a lock's key."""
+        """Return the name of the lock with this key."""
         return key[len(LOCKS) + 1 :]
 
     def owner_key(self, owner: str) -> str:
-        """Return the key of an owner."""
+        """Return the key of the owner with this ID."""
         return f"{OWNERS}/{owner}"
 
-    def sign_key(self, owner: str) -> str:
-        """Return the key of an owner's sign."""
-        return sign_key(self.owner_key(owner))
+    def alive_key(self, owner: str) -> str:
+        """Return the key that is bound to an owner's session."""
+        return alive_key(self.owner_key(owner))
 
     # What is known of the owners
 
-    def note(self, changes: Iterable[Change]) -> list[str]:
-        """Record changes from a watch of the owners, and return the IDs of owners that are gone."""
-        return self._note([(change.key, change.entry) for change in changes])
+    def record_changes(self, changes: Iterable[Change]) -> list[str]:
+        """Record changes that a watch of the owners has reported. Return the IDs of owners that were removed."""
+        return self._record_entries([(change.key, change.entry) for change in changes])
 
-    def _note(self, found: Collection[tuple[str, Entry | None]]) -> list[str]:
-        """Record keys of owners and signs from a response, and return the IDs of owners that are gone."""
+    def _record_entries(self, found: Collection[tuple[str, Entry | None]]) -> list[str]:
+        """Record keys of owners that a response has shown, with None for a missing key.
+
+        Return the IDs of missing owners.
+        """
         now = self.store.clock.now()
         gone = []
         owners: list[tuple[str, Entry | None]] = []
@@ -92,70 +95,92 @@ class LockTable:
                 owner, _, sign = key[len(OWNERS) + 1 :].partition("/")
                 if not sign:
                     owners.append((owner, entry))
-                elif sign == SIGN and entry is not None:
-                    self._sightings.signed(owner)
-                elif sign == SIGN:
-                    self._sightings.unsigned(owner, now)
+                elif sign == ALIVE and entry is not None:
+                    self._sightings.record_alive_key(owner)
+                elif sign == ALIVE:
+                    self._sightings.record_missing_alive_key(owner, now)
             for owner, entry in owners:
                 if entry is None:
-                    self._sightings.gone(owner)
+                    self._sightings.record_removal(owner)
                     gone.append(owner)
                 else:
-                    ttl_s, session = _said(entry)
-                    self._sightings.seen(owner, entry.version, ttl_s, now, session=session)
+                    ttl_s, session = _parse_owner(entry)
+                    self._sightings.record_owner(owner, entry.version, ttl_s, now, session=session)
         return gone
 
     def sighting(self, owner: str) -> Sighting | None:
-        """Return the last sighting of an owner; None if it was never seen or is gone."""
+        """Return what was last seen of an owner, or None if it was never seen or has been removed."""
         with self._lock:
-            return self._sightings.of(owner)
+            return self._sightings.find(owner)
 
     def blocking_owner(self, entry: Entry | None) -> str | None:
-        """Return the owner that prevents taking L; "" for a key that is not a lock, None if it looks free."""
+        """Return the ID of the owner that prevents taking a lock.
+
+        The result is None if the lock looks free, and "" if its record is invalid.
+        """
         record = LockRecord.decode(entry.value) if entry is not None else LockRecord(None)
         if record is None or record.owner is None:
             return "" if record is None else None
         return record.owner if self.dead_at(record.owner) is not None else None
 
     def dead_at(self, owner: str) -> float | None:
-        """Return when an owner must have stopped without a renewal; None if that has passed, or it was not seen."""
+        """Return the local clock time at which an owner must have stopped without a renewal.
+
+        The result is None if that time has passed, or if the owner was never seen.
+        """
         seen = self.sighting(owner)
         return seen.dead_at if seen is not None and seen.dead_at > self.store.clock.now() else None
 
-    async def read(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
-        """Read these L, and each O that they name and that was never seen; with ``fresh`` every O that they name."""
+    async def read_locks(self, names: Sequence[str], *, fresh: bool) -> dict[str, Entry | None]:
+        """Read these locks, and the owners that they name and that were never seen.
+
+        Return the entries of the locks by name.
+
+        Args:
+            names: Names of the locks.
+            fresh: Also read owners that were seen before.
+        """
         entries = dict(zip(names, await ask(self.store.get_many, [self.lock_key(name) for name in names]), strict=True))
-        await self.gone([owner for owner in owners_of(entries.values()) if fresh or self.sighting(owner) is None])
+        await self.find_removed_owners(
+            [owner for owner in owners_of(entries.values()) if fresh or self.sighting(owner) is None]
+        )
         return entries
 
-    async def gone(self, owners: Sequence[str]) -> list[str]:
-        """Read these O and their signs, and return the IDs of owners that are gone."""
-        keys = [key for owner in owners for key in (self.owner_key(owner), self.sign_key(owner))]
+    async def find_removed_owners(self, owners: Sequence[str]) -> list[str]:
+        """Read the records and alive keys of these owners. Return the IDs of owners whose record does not exist."""
+        keys = [key for owner in owners for key in (self.owner_key(owner), self.alive_key(owner))]
         found = await ask(self.store.get_many, keys) if keys else []
-        return self._note(list(zip(keys, found, strict=True)))
+        return self._record_entries(list(zip(keys, found, strict=True)))
 
     def first_owner(self) -> str | None:
-        """Return the first ID, in string order, of the owners that were seen and may be alive; None without any."""
+        """Return the lowest ID of the owners that were seen and may be alive, or None if there are none."""
         now = self.store.clock.now()
         with self._lock:
-            return self._sightings.first(now)
+            return self._sightings.first_alive(now)
 
     async def silent_owners(self) -> list[tuple[str, Hashable]]:
-        """Read all O, and return key and version of each one that was unchanged for 2 of its TTLs."""
+        """Read all owners. Return the key and version of each one that was unchanged for two of its TTLs."""
         found = await ask(self.store.list, OWNERS)
-        self._note([(entry.key, entry) for entry in found if entry.key.count("/") == 1])
+        self._record_entries([(entry.key, entry) for entry in found if entry.key.count("/") == 1])
         with self._lock:
-            silent = self._sightings.silent_since(2.0, self.store.clock.now())
+            silent = self._sightings.find_silent(2.0, self.store.clock.now())
         return [(self.owner_key(owner), seen.version) for owner, seen in silent]
 
     # Writing
 
     async def take(
-        self, names: Sequence[str], me: str, written: dict[str, Entry | InDoubt], *, heir_of: str | None = None
+        self, names: Sequence[str], me: str, written: dict[str, Entry | InDoubt], *, only_from: str | None = None
     ) -> None:
-        """Take each lock that is free or whose owner is dead for the owner ``me``.
+        """Take each lock that is free or whose owner is dead.
 
-        With ``heir_of`` take exactly those of this owner, alive or not. However this ends, ``written`` has the L of
+        With ``only_from``, take only the locks of that owner, whether it is alive or not. However the call ends,
+        ``written`` has an entry for each lock that was certainly taken, and an ``InDoubt`` for each write whose outcome
+        is unknown.
+
+        Args: names: Names of the locks. me: ID of our owner. written: Receives the results by name. only_from: ID of
+        the owner from which to take the locks; None for any.
+
+        With ``only_from`` take exactly those of this owner, alive or not. However this ends, ``written`` has the L of
         each lock that was certainly taken, and a doubt for each write without an answer.
 
         Raises:
@@ -163,13 +188,13 @@ class LockTable:
             Unavailable: The locks after the taken ones were not tried.
             Conflict: Our own O is gone.
         """
-        guess = len(names) >= _GUESS_FROM and heir_of is None
+        guess = len(names) >= _GUESS_FROM and only_from is None
         todo = [(list(names[at : at + _BATCH]), 0) for at in range(0, len(names), _BATCH)]
         while todo:
             batch, tries = todo.pop(0)
-            entries = dict.fromkeys(batch) if guess else await self.read(batch, fresh=tries > 0)
+            entries = dict.fromkeys(batch) if guess else await self.read_locks(batch, fresh=tries > 0)
             mine = LockRecord(me, uuid.uuid4().hex, round(time.time(), 3)).encode()
-            now, later = _fit(self._plans(entries, self.owner_key(me), mine, heir_of))
+            now, later = _split_to_fit(self._plans(entries, self.owner_key(me), mine, only_from))
             if later:
                 todo.insert(0, (later, tries))
             try:
@@ -177,29 +202,29 @@ class LockTable:
             except Conflict as conflict:
                 if Exists(self.owner_key(me)) in conflict.failed:
                     raise
-                todo[:0] = [(list(now), tries)] if guess else _again(list(now), tries)
+                todo[:0] = [(list(now), tries)] if guess else _split_after_conflict(list(now), tries)
                 guess = False  # wrong once, it would be wrong again
 
     def _plans(
-        self, entries: dict[str, Entry | None], me: str | None, value: bytes, heir_of: str | None = None
-    ) -> dict[str, Take]:
+        self, entries: dict[str, Entry | None], me: str | None, value: bytes, only_from: str | None = None
+    ) -> dict[str, WriteLock]:
         now = self.store.clock.now()
         takes = {}
         with self._lock:  # the same sightings for all, so that no two plans of a batch contradict each other
             for name, entry in entries.items():
                 owner = owner_of(entry) or ""
-                key, owner_key, seen = self.lock_key(name), self.owner_key(owner), self._sightings.of(owner)
-                if heir_of is not None and me is not None:
-                    old = self.owner_key(heir_of)
+                key, owner_key, seen = self.lock_key(name), self.owner_key(owner), self._sightings.find(owner)
+                if only_from is not None and me is not None:
+                    old = self.owner_key(only_from)
                     decision = plan_adoption(key, entry, value, me=me, owner_key=owner_key, old=old)
                 else:
-                    decision = plan(key, entry, value, me=me, owner_key=owner_key, seen=seen, now=now)
-                if isinstance(decision, Take):
+                    decision = plan_write(key, entry, value, me=me, owner_key=owner_key, seen=seen, now=now)
+                if isinstance(decision, WriteLock):
                     takes[name] = decision
         return takes
 
     async def _write(
-        self, takes: dict[str, Take], entries: dict[str, Entry | None], written: dict[str, Entry | InDoubt]
+        self, takes: dict[str, WriteLock], entries: dict[str, Entry | None], written: dict[str, Entry | InDoubt]
     ) -> None:
         if not takes:
             return
@@ -222,13 +247,13 @@ class LockTable:
     def _remove_ended_owners(self, owners: Iterable[str]) -> None:
         with self._lock:
             for owner in owners:
-                self._sightings.gone(owner)
+                self._sightings.record_removal(owner)
 
-    async def free(self, held: dict[str, Entry]) -> list[str]:
-        """Free these locks if they are still as we hold them, and return the names of the others.
+    async def release(self, held: dict[str, Entry]) -> list[str]:
+        """Release these locks if their entries are unchanged. Return the names of locks that another owner has taken.
 
         Raises:
-            OutcomeUnknown, Unavailable: Some may not be free yet. Settle all of them.
+            OutcomeUnknown, Unavailable: Some locks may still be held. Call ``settle`` for all of them.
         """
         gone: list[str] = []
         names = list(held)
@@ -246,15 +271,15 @@ class LockTable:
         return gone
 
     async def settle(self, doubt: InDoubt, ours: frozenset[str]) -> None:
-        """Make sure that a doubtful write was not applied and never will be. The lock is not ours afterwards.
+        """Make sure that a write in doubt has no effect and never will have. Afterwards the lock is not ours.
 
         Args:
             doubt: The write.
-            ours: The IDs of all owners of this keeper so far.
+            ours: The IDs of all owners that this keeper has ever used.
         Raises:
-            Conflict, Unavailable, OutcomeUnknown: Not settled. Try again later.
+            Conflict, Unavailable, OutcomeUnknown: The write may still have an effect. Try again later.
         """
-        entry = (await self.read([doubt.name], fresh=True))[doubt.name]
+        entry = (await self.read_locks([doubt.name], fresh=True))[doubt.name]
         if owner_of(entry) in ours and entry is not None:
             await ask(self.store.commit, [At(entry)], [Put(entry.key, FREE)])
             return
@@ -268,52 +293,62 @@ class LockTable:
     # Owners
 
     async def create_owner(self, owner: str, record: OwnerRecord, session: Session | None) -> None:
-        """Create O, with its sign if a session is given. An unknown outcome leaves at most an O without locks.
+        """Create the record of an owner, and its alive key if a session is given.
 
-        Then call ``delete_owner``.
+        If the outcome is unknown, an owner without locks may exist: call ``delete_owner`` then.
         """
         key, value = self.owner_key(owner), record.encode()
         if session is None:
             await ask(self.store.create, key, value)
         else:
-            await ask(self.store.commit, [], [Create(key, value), Create(self.sign_key(owner), b"", session)])
+            await ask(self.store.commit, [], [Create(key, value), Create(self.alive_key(owner), b"", session)])
 
-    async def delete_owner(self, owner: str, *, signed: bool = True) -> None:
-        """Delete O, and its sign if it may have one. Every lock that names it is free at once."""
-        if signed:
-            await ask(self.store.commit, [], [Delete(self.owner_key(owner)), Delete(self.sign_key(owner))])
+    async def delete_owner(self, owner: str, *, has_alive_key: bool = True) -> None:
+        """Delete the record of an owner, and its alive key if it may have one.
+
+        All locks that name the owner are then free.
+        """
+        if has_alive_key:
+            await ask(self.store.commit, [], [Delete(self.owner_key(owner)), Delete(self.alive_key(owner))])
         else:
             await ask(self.store.delete, self.owner_key(owner))
         self._remove_ended_owners([owner])
 
     def renew(self, owner: str, record: OwnerRecord, session: Session | None = None) -> Future[float]:
-        """Rewrite O, which must exist, and return a future of the local time of the send.
+        """Rewrite the record of an owner, which must exist.
 
-        With a session its sign must exist, too, and the same transaction renews the session.
+        Return a future of the local time at which the request was sent.
+
+        With a session, the alive key of the owner must exist too, and the same transaction renews the session.
         """
         key, sent_at = self.owner_key(owner), self.store.clock.now()
         if session is None:
             written = self.store.start_call("commit", [Exists(key)], [Put(key, record.encode())])
         else:
-            signed = [Exists(key), Exists(self.sign_key(owner))]
-            written = self.store.start_call("commit", signed, [Put(key, record.encode())], by=session)
+            checks = [Exists(key), Exists(self.alive_key(owner))]
+            written = self.store.start_call("commit", checks, [Put(key, record.encode())], by=session)
         return then(written, lambda _written: sent_at)
 
-    def renew_unsigned(self, owner: str, record: OwnerRecord) -> Future[float]:
-        """Rewrite O, which must exist, and remove its sign. From then on only its silence counts."""
+    def renew_without_session(self, owner: str, record: OwnerRecord) -> Future[float]:
+        """Rewrite the record of an owner, which must exist, and delete its alive key.
+
+        Return a future as ``renew`` does.
+
+        From then on, other clients judge the owner only by its renewals.
+        """
         sent_at = self.store.clock.now()
-        return then(self.store.start_call("commit", *self._parting(owner, record)), lambda _written: sent_at)
+        return then(self.store.start_call("commit", *self._detaching_write(owner, record)), lambda _written: sent_at)
 
     async def detach_owner(self, owner: str, record: OwnerRecord) -> None:
-        """Do the same, and wait for the answer."""
-        await ask(self.store.commit, *self._parting(owner, record))
+        """Rewrite the record of an owner and delete its alive key, and wait until that is done."""
+        await ask(self.store.commit, *self._detaching_write(owner, record))
 
-    def _parting(self, owner: str, record: OwnerRecord) -> tuple[list[Check], list[Op]]:
+    def _detaching_write(self, owner: str, record: OwnerRecord) -> tuple[list[Check], list[Op]]:
         key = self.owner_key(owner)
-        return [Exists(key)], [Put(key, record.encode()), Delete(self.sign_key(owner))]
+        return [Exists(key)], [Put(key, record.encode()), Delete(self.alive_key(owner))]
 
     async def renew_other(self, owner: str) -> None:
-        """Renew another owner once, if it exists, so that no client takes its locks over meanwhile."""
+        """Renew another process's owner once, if it exists, so that no client considers it dead meanwhile."""
         key = self.owner_key(owner)
         while (entry := await ask(self.store.get, key)) is not None:
             record = OwnerRecord.decode(entry.value)  # without its session, which may end at any time
@@ -322,30 +357,33 @@ class LockTable:
                 await ask(self.store.commit, [At(entry)], [Put(key, value)])
                 return
 
-    async def held_by(self, owner: str) -> list[str]:
-        """Return the names of the locks of an owner, sorted. Not a snapshot."""
-        return [self.name_of(entry.key) for entry in await self.locks() if owner_of(entry) == owner]
+    async def locks_of_owner(self, owner: str) -> list[str]:
+        """Return the names of the locks that an owner holds, sorted. Not a snapshot."""
+        return [self.name_of(entry.key) for entry in await self.list_locks() if owner_of(entry) == owner]
 
-    async def locks(self, below: str = "") -> list[Entry]:
-        """Return every L below a name, "" for all, sorted. Not a snapshot."""
+    async def list_locks(self, below: str = "") -> list[Entry]:
+        """Return the entries of all locks below a name, sorted by key. "" returns all locks. Not a snapshot."""
         prefix = self.lock_key(below) if below else LOCKS
         found: list[Entry] = await ask(self.store.list, prefix, recursive=True)
         return found
 
 
 def owner_of(entry: Entry | None) -> str | None:
-    """Return the owner that an L names, or None."""
+    """Return the ID of the owner that a lock's entry names, or None."""
     record = LockRecord.decode(entry.value) if entry is not None else None
     return record.owner if record is not None else None
 
 
 def owners_of(entries: Iterable[Entry | None]) -> list[str]:
-    """Return the owners that these L name, sorted and unique."""
+    """Return the IDs of the owners that these entries of locks name, sorted and unique."""
     return sorted({owner for entry in entries if (owner := owner_of(entry))})
 
 
-def _said(entry: Entry) -> tuple[float, str]:
-    """Return the TTL of an owner and the session that it names. An invalid O is never judged dead."""
+def _parse_owner(entry: Entry) -> tuple[float, str]:
+    """Return the TTL in seconds and the session ID in an owner's record.
+
+    An invalid record gets an infinite TTL, so that its owner never counts as dead.
+    """
     record = OwnerRecord.decode(entry.value)
     return (record.ttl_s, record.session) if record is not None else (math.inf, "")
 
@@ -356,7 +394,7 @@ def _same(entry: Entry | None, before: Entry | None) -> bool:
     return entry.version == before.version
 
 
-def _merge(takes: Iterable[Take]) -> tuple[list[Check], list[Op]]:
+def _merge(takes: Iterable[WriteLock]) -> tuple[list[Check], list[Op]]:
     checks: dict[Check, None] = {}
     ops: dict[Op, None] = {}
     for take in takes:
@@ -365,11 +403,11 @@ def _merge(takes: Iterable[Take]) -> tuple[list[Check], list[Op]]:
     return list(checks), list(ops)
 
 
-def _fit(takes: dict[str, Take]) -> tuple[dict[str, Take], list[str]]:
-    """Return as many as fit into a transaction, and the names of the others."""
+def _split_to_fit(takes: dict[str, WriteLock]) -> tuple[dict[str, WriteLock], list[str]]:
+    """Split planned writes into those that fit into one transaction, and the names of the remaining locks."""
     checks: set[Check] = set()
     ops: set[Op] = set()
-    now: dict[str, Take] = {}
+    now: dict[str, WriteLock] = {}
     for name, take in takes.items():
         checks.update(take.checks)
         ops.update(take.ops)
@@ -384,8 +422,11 @@ def _halves(names: list[str]) -> list[list[str]]:
     return [names[:middle], names[middle:]]
 
 
-def _again(names: list[str], tries: int) -> list[tuple[list[str], int]]:
-    """Return the batches to try after a conflict: halves, so that one contended lock does not block the others."""
+def _split_after_conflict(names: list[str], tries: int) -> list[tuple[list[str], int]]:
+    """Return the batches to try after a conflict, each with its number of tries.
+
+    A batch is halved, so that one contended lock does not block the others.
+    """
     if len(names) > 1:
         return [(half, 1) for half in _halves(names)]
     return [(names, tries + 1)] if tries < _ROUNDS else []

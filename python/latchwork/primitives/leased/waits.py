@@ -29,8 +29,13 @@ Fire = Callable[[], None]
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The waiters below one first segment, by name, and the mirror of these locks. ``ready`` once the mirror has its
-    first state.
+    """The waiters for locks with the same first key segment, and the mirror of these locks.
+
+    Attributes:
+        waiters: The waiters by name of the lock.
+        mirror: The mirror; None while it is opened.
+        ready: Whether the mirror has its first state.
+        idle_since: Local clock time at which the last waiter was removed.
     """
 
     waiters: dict[str, list[Fire]] = field(default_factory=dict)
@@ -39,8 +44,10 @@ class _Group:
     idle_since: float = 0.0
 
 
-class LockWaits:
-    """Waiters by name, and their watches. Thread-safe. Calls waiters without its mutex held.
+class LockWaiters:
+    """The waiters for locks of one keeper, woken when another attempt may succeed. Thread-safe.
+
+    Calls waiters without its mutex held.
 
     Locks that are held by this keeper do not count as free. ``wake`` is set when a wait depends on the expiry of an
     owner,
@@ -58,8 +65,10 @@ class LockWaits:
         self._closed = False
 
     def add(self, name: str, fire: Fire) -> Callable[[], None]:
-        """Call ``fire`` once when the lock looks free, perhaps immediately. It must not block. Return a function that
-        cancels it.
+        """Call ``fire`` once when a lock looks free, perhaps immediately. ``fire`` must not block.
+
+        Returns:
+            A function that removes the waiter.
         """
         prefix = name.partition("/")[0]
         with self._lock:
@@ -73,12 +82,16 @@ class LockWaits:
         self.recheck([name])
         return partial(self.cancel, name, fire)
 
-    async def wait_free(self, name: str, deadline: Deadline, off: Signal) -> bool:
-        """Wait until the lock looks free, ``off`` is set, or a timeout. Return False if it looked free at once."""
+    async def wait_free(self, name: str, deadline: Deadline, stop: Signal) -> bool:
+        """Wait until a lock looks free, ``stop`` is set, or the deadline has passed.
+
+        Returns:
+            False if the lock looked free at once, so that the call did not wait.
+        """
         looks_free = Signal()
         fire = looks_free.set
         self.add(name, fire)
-        forget = off.call_when_set(fire)
+        forget = stop.call_when_set(fire)
         try:
             if looks_free.is_set():
                 return False
@@ -90,53 +103,53 @@ class LockWaits:
             self.cancel(name, fire)
 
     def names(self) -> list[str]:
-        """Return the names with waiters, sorted."""
+        """Return the names of locks that have waiters, sorted."""
         with self._lock:
             return sorted(name for group in self._groups.values() for name in group.waiters)
 
     def blocking(self) -> list[str]:
-        """Return the owners whose locks have waiters, sorted."""
+        """Return the IDs of the owners whose locks have waiters, sorted."""
         with self._lock:
             return sorted(self._blocked_by)
 
     def recheck(self, names: Iterable[str]) -> None:
-        """Check these names, and wake the waiters of names that look free."""
+        """Check whether these locks look free, and wake the waiters of those that do."""
         _call([fire for name in names if not self._state.is_ours(name) for fire in self._waiters_to_wake(name)])
         if self._blocked_by:
             self._wake.set()
 
-    def owner_gone(self, owner: str) -> None:
-        """Check the locks of an owner that was removed."""
+    def recheck_locks_of(self, owner: str) -> None:
+        """Check the locks of an owner that was removed, and wake their waiters."""
         with self._lock:
             names = self._blocked_by.pop(owner, set())
         self.recheck(names)
 
     def recheck_dead_owners(self) -> float:
-        """Wake the waiters for owners that have died. Return when it must be called again at the latest."""
+        """Wake the waiters for locks whose owner is dead. Return the local clock time at which to call this again."""
         due = math.inf
         for owner in self.blocking():
             dead_at = self._table.dead_at(owner)
             if dead_at is None:
-                self.owner_gone(owner)
+                self.recheck_locks_of(owner)
             else:
                 due = min(due, dead_at)
         return due
 
-    def trim(self) -> None:
+    def close_idle_watches(self) -> None:
         """Close watches that have had no waiters for a while."""
         before = self._clock.now() - _LINGER_S
-        self._end(lambda group: not group.waiters and before > group.idle_since)
+        self._close_watches(lambda group: not group.waiters and before > group.idle_since)
 
     def close(self) -> None:
-        """Close every watch and wake every waiter. The next attempt of a waiter raises ``Closed``."""
+        """Close all watches and wake all waiters, whose next attempt raises ``Closed``."""
         self._closed = True
-        self._end(lambda _group: True)
+        self._close_watches(lambda _group: True)
 
     def _open(self, prefix: str, group: _Group) -> None:
         try:
             mirror = self._table.store.mirror(self._table.lock_key(prefix), wait=False)
         except BaseException:
-            self._end(lambda other: other is group)  # fires the waiters added meanwhile, too
+            self._close_watches(lambda other: other is group)  # fires the waiters added meanwhile, too
             raise
         mirror.on_change(partial(self._changed, group))
         with self._lock:
@@ -155,7 +168,10 @@ class LockWaits:
         self.recheck(names)
 
     def _waiters_to_wake(self, name: str) -> list[Fire]:
-        """Return the waiters of a lock that looks free. If an owner blocks it, record that owner and return none."""
+        """Remove and return the waiters of a lock that looks free.
+
+        If an owner still holds the lock, remember that its end must be checked, and return none.
+        """
         with self._lock:
             group = self._groups.get(name.partition("/")[0])
             if group is None or name not in group.waiters or group.mirror is None or not group.ready:
@@ -163,7 +179,7 @@ class LockWaits:
             owner = self._table.blocking_owner(group.mirror.get(self._table.lock_key(name)))
             if owner:
                 self._blocked_by.setdefault(owner, set()).add(name)
-            return [] if owner is not None else self._drop(group, name)
+            return [] if owner is not None else self._remove_waiters(group, name)
 
     def cancel(self, name: str, fire: Fire) -> None:
         """Remove a waiter."""
@@ -173,10 +189,10 @@ class LockWaits:
             if fire in waiters:
                 waiters.remove(fire)
                 if not waiters:
-                    self._drop(group, name)
+                    self._remove_waiters(group, name)
 
-    def _drop(self, group: _Group, name: str) -> list[Fire]:
-        """Remove the waiters of a name and return them. The caller holds the mutex."""
+    def _remove_waiters(self, group: _Group, name: str) -> list[Fire]:
+        """Remove and return all waiters of a lock. The caller holds the mutex."""
         group.idle_since = self._clock.now()
         for owner in [owner for owner, names in self._blocked_by.items() if name in names]:
             self._blocked_by[owner].discard(name)
@@ -184,11 +200,13 @@ class LockWaits:
                 del self._blocked_by[owner]
         return group.waiters.pop(name)
 
-    def _end(self, unwanted: Callable[[_Group], bool]) -> None:
-        """Close these watches, and wake their waiters."""
+    def _close_watches(self, unwanted: Callable[[_Group], bool]) -> None:
+        """Close the watches of the groups for which the function returns True, and wake their waiters."""
         with self._lock:
             ended = [self._groups.pop(prefix) for prefix, group in list(self._groups.items()) if unwanted(group)]
-            fires = [fire for group in ended for name in list(group.waiters) for fire in self._drop(group, name)]
+            fires = [
+                fire for group in ended for name in list(group.waiters) for fire in self._remove_waiters(group, name)
+            ]
         for group in ended:
             if group.mirror is not None:
                 group.mirror.close()
