@@ -9,7 +9,7 @@ DEFECTS = (
         "Counter",
         "a change of unknown outcome is repeated",
         "primitives/numbers/cell.py",
-        "            self._unknown = Try(now, after, error)\n",
+        "            self._unknown = Attempt(now, after, error)\n",
         "            del error\n",
         id_of("primitives/counter", "a_change_with_a_lost_answer_is_counted_once", on="memory-outcomes0"),
     ),

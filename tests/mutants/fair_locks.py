@@ -68,7 +68,7 @@ DEFECTS = (
         "a failed release is not retried",
         "primitives/fair/tickets.py",
         '            _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)\n'
-        "            self._clear_later(session, keys)\n",
+        "            self._delete_in_background(session, keys)\n",
         '            _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)\n',
         id_of("primitives/lock", "a_release_that_does_not_get_through_goes_on_in_the_background", on="memory"),
     ),

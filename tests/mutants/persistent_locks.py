@@ -9,8 +9,8 @@ DEFECTS = (
         "PersistentLock",
         "a takeover does not check that its owner is still silent",
         "primitives/leased/protocol.py",
-        "return WriteLock((At(entry), unchanged, *no_alive_key, *alive), ",
-        "return WriteLock((At(entry), *no_alive_key, *alive), ",
+        "(At(entry), unchanged, *no_alive_key, *alive), ",
+        "(At(entry), *no_alive_key, *alive), ",
         id_of("primitives/lock_protocol", "a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it"),
     ),
     Defect(

@@ -103,9 +103,9 @@ def test_who_follows_says_so_and_the_one_that_opens_does(few, members, in_thread
 
 
 def test_about_eight_of_many_follow_and_all_of_few():
-    drawn = sum(member.draw_follower(1_000) for _ in range(50_000))
+    drawn = sum(member.draw_watcher(1_000) for _ in range(50_000))
     assert 200 <= drawn <= 700
-    assert all(member.draw_follower(phases.MANY) for _ in range(100))
+    assert all(member.draw_watcher(phases.MANY) for _ in range(100))
 
 
 def test_a_board_of_many_that_is_opened_each_time_keeps_no_names(few, members, in_thread, store):

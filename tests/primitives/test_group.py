@@ -23,8 +23,8 @@ from latchwork.errors import (
 )
 from latchwork.primitives import Group, list_groups
 from latchwork.primitives.group import log as logs
-from latchwork.primitives.group.follower import Replica, Views
-from latchwork.primitives.group.log import Journal, State
+from latchwork.primitives.group.follower import Replica, SharedViews
+from latchwork.primitives.group.log import ViewLog, ViewState
 from latchwork.primitives.group.views import ViewChange
 from latchwork.store.steps import run
 from latchwork.types import Exists, Put
@@ -222,12 +222,12 @@ def test_a_burst_of_members_needs_fewer_views_than_members_or_as_many(group):
 
 def test_a_view_that_another_wrote_meanwhile_is_not_overwritten(connect):
     store, other = connect(), connect()
-    mine, theirs = Journal(store, "web", "web"), Journal(other, "web", "web")
+    mine, theirs = ViewLog(store, "web", "web"), ViewLog(other, "web", "web")
     other.put("web/members/a", b"{}")
     other.put("web/members/b", b"{}")
-    assert run(theirs.append(None, State(), ["a"])) is not None
+    assert run(theirs.append(None, ViewState(), ["a"])) is not None
     with pytest.raises(Conflict):
-        run(mine.append(None, State(), ["b"]))
+        run(mine.append(None, ViewState(), ["b"]))
     entry, state = run(mine.load(other.get("web/views")))
     assert state.view().ids == ["a"]
     run(mine.append(entry, state, ["b"]))
@@ -236,11 +236,11 @@ def test_a_view_that_another_wrote_meanwhile_is_not_overwritten(connect):
 
 def test_a_view_is_never_older_than_the_one_before_it(connect):
     store, other = connect(), connect()
-    journal = Journal(store, "web", "web")
+    journal = ViewLog(store, "web", "web")
     gone = other.put("web/members/a", b"{}")
-    written = run(journal.append(None, State(), ["a"]))
+    written = run(journal.append(None, ViewState(), ["a"]))
     other.delete("web/members/a", version=gone.version)
-    state = State()
+    state = ViewState()
     state.apply(written[2])
     assert run(journal.append(written[0], state, ["a"]))[2].gone == ["a"]  # whatever the writer had heard of it
 
@@ -249,9 +249,9 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
     monkeypatch.setattr(logs, "BASE_CHANGES", 10)
     monkeypatch.setattr(logs, "MOST_INLINE_BYTES", 0)  # each step is read
     store, told = connect(), []
-    journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"))
+    journal, replica = ViewLog(store, "web", "web"), Replica(ViewLog(connect(), "web", "web"))
     replica.add_listener(told.extend)
-    at, state = None, State()
+    at, state = None, ViewState()
     for number in range(1, 40):
         store.put("web/members/a", b'{"weight": %d}' % number)
         at, _head, step = run(journal.append(at, state, ["a"]))
@@ -270,9 +270,9 @@ def test_who_is_behind_is_told_every_view_and_who_begins_gets_the_newest(connect
 def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, monkeypatch):
     monkeypatch.setattr(logs, "BASE_CHANGES", 10)
     store, told = connect(), []
-    journal, replica = Journal(store, "web", "web"), Replica(Journal(connect(), "web", "web"))
+    journal, replica = ViewLog(store, "web", "web"), Replica(ViewLog(connect(), "web", "web"))
     replica.add_listener(told.extend)
-    at, state = None, State()
+    at, state = None, ViewState()
     for number in range(1, 60):
         store.put("web/members/a", b'{"weight": %d}' % number)
         at, _head, step = run(journal.append(at, state, ["a"]))
@@ -286,7 +286,7 @@ def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, mo
 def test_what_is_no_log_of_views_is_refused(connect, group):
     connect().put("web/views", b'{"number": "many"}')
     with pytest.raises(LatchworkError, match=r"key 'web/views' holds something else than views .*; use another name"):
-        run(Replica(Journal(connect(), "web", "web")).advance_to(connect().get("web/views")))
+        run(Replica(ViewLog(connect(), "web", "web")).advance_to(connect().get("web/views")))
 
 
 def test_a_wait_ends_with_its_time_and_with_close(group, in_thread):
@@ -362,7 +362,7 @@ def test_a_member_that_leaves_does_not_remove_another_that_has_its_id_by_now(con
     group = Group(store, "web", member_id="a")
     group.start()
     group.wait(30.0)
-    monkeypatch.setattr(group._membership, "is_there", lambda: True)  # it has not noticed yet
+    monkeypatch.setattr(group._membership, "exists_in_store", lambda: True)  # it has not noticed yet
     elsewhere.delete("web/members/a")
     other = elsewhere.put("web/members/a", b"{}", session=elsewhere.session)
     group.close()
@@ -643,4 +643,4 @@ def test_a_store_keeps_nothing_in_memory_of_groups_that_it_no_longer_uses(store)
         use(number)
     gc.collect()
     assert len(store._core._shared) == shared
-    assert not [views for views in gc.get_objects() if type(views) is Views and views._store._core is store._core]
+    assert not [views for views in gc.get_objects() if type(views) is SharedViews and views._store._core is store._core]

@@ -18,7 +18,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import ReadWriteLock
-from latchwork.primitives.fair.rwlock import held_count
+from latchwork.primitives.fair.rwlock import count_holders
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.types import Put
 
@@ -55,7 +55,7 @@ def modes(*wanted):
     ],
 )
 def test_the_head_of_the_queue_holds_the_lock(tickets, held):
-    assert held_count(tickets) == held
+    assert count_holders(tickets) == held
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])

@@ -34,8 +34,8 @@ from latchwork.errors import (
 )
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
-from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_whole
-from latchwork.primitives.waiting.waits import Waiter, Waits
+from latchwork.primitives.waiting.common import Closable, Deadline, check_integer, check_name
+from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_user_function, driven
@@ -92,12 +92,12 @@ class Once(Closable):
     ) -> None:
         check_store(store, "Once")
         self.name = check_name(name, "once")
-        if not check_whole(max_starts, "max_starts") >= 1:
+        if not check_integer(max_starts, "max_starts") >= 1:
             raise ValueError(f"max_starts must be at least 1, not {max_starts!r}")
         self._what = f"once {name!r}"
         self._store = store
         self._most = max_starts
-        self._waits = Waits(store, self._what, session)
+        self._waits = WaiterRegistry(store, self._what, session)
         self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
         self._running = PerCaller()
         self._outcome_key = f"{name}/outcome"
@@ -139,7 +139,7 @@ class Once(Closable):
         deadline = Deadline(self._store.clock, timeout_s)
         while True:
             async with self._waits.start(deadline.left_s()) as (waiter, _):
-                entry = await self._have_outcome(fn, waiter, deadline)
+                entry = await self._wait_for_outcome(fn, waiter, deadline)
                 if entry is not None:
                     return _result(entry, self._what)
                 self._waits.refuse_ended(waiter)
@@ -147,7 +147,7 @@ class Once(Closable):
                 runner = await self._queue.describe_first()
                 raise WaitTimeout(f"{self._what} is still run by {runner}; wait longer, or ask them")
 
-    async def _have_outcome(
+    async def _wait_for_outcome(
         self, fn: Callable[[Work], bytes | None], waiter: Waiter, deadline: Deadline
     ) -> Entry | None:
         """Return the outcome, ours or another's; None after the timeout, or if it was reset at once."""
@@ -235,10 +235,10 @@ class Once(Closable):
 
     async def _run_once(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry | None:
         """Run the function, and record its end. Return None if it was stopped before."""
-        ownership = Ownership.by_session(self._what, position.fence, position.session, self._store.clock)
+        ownership = Ownership.for_session(self._what, position.fence, position.session, self._store.clock)
         try:
             value = await self._called(fn, ownership.guard_work())
-        except _ToldToStop as stop:
+        except _EndedAfterStop as stop:
             _log.info("%s was told to stop, and has ended: %s", self._what, stop.__cause__ or "by returning")
             return None
         except _WrongResult as error:
@@ -281,7 +281,7 @@ class Once(Closable):
             value: object = await call_user_function(fn, work)
         except Exception as error:
             if work.is_stopped:
-                raise _ToldToStop from error
+                raise _EndedAfterStop from error
             if isinstance(error, OwnershipLost):
                 raise RuntimeError(f"something else was lost: {error}") from error  # noqa: TRY004 - not about types
             raise
@@ -289,7 +289,7 @@ class Once(Closable):
             own["here"] = False
             await work.finish()
         if work.is_stopped:
-            raise _ToldToStop
+            raise _EndedAfterStop
         if value is None:
             return b""
         if not isinstance(value, bytes):
@@ -366,7 +366,7 @@ class _WrongResult(Exception):
     """The function returned an invalid result."""
 
 
-class _ToldToStop(Exception):
+class _EndedAfterStop(Exception):
     """The function ended after it was stopped. Its exception is the cause."""
 
 

@@ -17,7 +17,7 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import LatchworkError
-from latchwork.primitives.waiting import Deadline, check_member, check_whole
+from latchwork.primitives.waiting import Deadline, check_integer, check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.connect import session_ttl_s
 from latchwork.store.forks import ForkGuard
@@ -80,9 +80,9 @@ class AgentSpec:
             raise ValueError("an agent needs a program to run; pass the program and its arguments as argv")
         check_worker_count(self.workers)
         check_member(self.host, "host")
-        if self.per_host is not None and not 1 <= check_whole(self.per_host, "per_host") <= self.workers:
+        if self.per_host is not None and not 1 <= check_integer(self.per_host, "per_host") <= self.workers:
             raise ValueError(f"per_host must be from 1 to the {self.workers} workers of the group, not {self.per_host}")
-        if check_whole(self.max_restarts, "max_restarts") < 0:
+        if check_integer(self.max_restarts, "max_restarts") < 0:
             raise ValueError(f"max_restarts must be at least 0, not {self.max_restarts}")
         for name in ("grace_s", "join_s"):
             if not is_number(getattr(self, name), 0.0):

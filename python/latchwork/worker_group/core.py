@@ -17,7 +17,7 @@ from latchwork.errors import (
     SessionLost,
     Unavailable,
 )
-from latchwork.primitives.waiting import Waits
+from latchwork.primitives.waiting import WaiterRegistry
 from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_user_function, steps_of, undone_if_interrupted
@@ -50,7 +50,7 @@ class WorkerCore:
         self.store = store
         self.keys = keys
         self.what = f"worker of group {keys.group!r}"
-        self.waits = Waits(store, self.what, session)
+        self.waits = WaiterRegistry(store, self.what, session)
         self.lost = Signal()
         self.is_done = False
         self._joiner = joiner

@@ -12,7 +12,7 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import BarrierBroken, Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives import Barrier
-from latchwork.primitives.barrier import Expected, arrivals_at
+from latchwork.primitives.barrier import Expected, prepare_arrivals
 from latchwork.primitives.waiting import Ownership
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, ask, driven, steps_of
@@ -116,7 +116,7 @@ class WorkerEpoch:
         )  # read before the barriers, because opening one later changes it
         names = await ask(self._store.children, keys.barriers(self.epoch))
         barriers = [keys.barrier(self.epoch, name) for name in names]
-        checks, ops = await arrivals_at(self._store, barriers, rank_segment(self._membership.info.rank))
+        checks, ops = await prepare_arrivals(self._store, barriers, rank_segment(self._membership.info.rank))
         return BarrierArrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
 
     @driven

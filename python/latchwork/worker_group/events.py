@@ -13,7 +13,7 @@ from functools import partial
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, LatchworkError
-from latchwork.primitives.waiting import Announcer
+from latchwork.primitives.waiting import ListenerQueue
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
@@ -61,7 +61,7 @@ class EventListeners:
         self._notifier = Notifier()
         self._closed = Signal()
         self._dispatcher: Dispatcher | None = None
-        self._announcer: Announcer | None = None
+        self._announcer: ListenerQueue | None = None
         self._reader: Background | None = None
 
     def on_event(self, fn: Listener) -> Callable[[], None]:
@@ -74,7 +74,7 @@ class EventListeners:
         with self._lock:
             if self._reader is None and not self._closed.is_set():
                 self._dispatcher = Dispatcher(f"events-{self._keys.group.group}", size=1)
-                self._announcer = Announcer(self._dispatcher, f"a listener of group {self._keys.group.group!r}")
+                self._announcer = ListenerQueue(self._dispatcher, f"a listener of group {self._keys.group.group!r}")
                 self._reader = Background(self._read, f"latchwork-events-{self._keys.group.group}")
         return cancel
 

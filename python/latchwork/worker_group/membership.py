@@ -339,7 +339,7 @@ class Joiner:
             if self._create is not None:
                 await self._submit(self._create, None)
                 continue
-            if deadline.has_passed or not await waiter.follow(self._group.record, bool, deadline):
+            if deadline.has_passed or not await waiter.watch_until(self._group.record, bool, deadline):
                 self._raise_if_over(deadline, waiter, "it was not submitted")
 
     def _decode(self, entry: Entry) -> GroupRecord:
@@ -469,7 +469,7 @@ class Joiner:
         def is_gone(batch: object) -> bool:
             return all(change.entry is None for change in batch)  # type: ignore[attr-defined]
 
-        if deadline.has_passed or not await waiter.follow(live.key, is_gone, deadline):
+        if deadline.has_passed or not await waiter.watch_until(live.key, is_gone, deadline):
             waiter.session.ensure_usable()
             raise NodeIdInUse(
                 f"worker {old.rank} ({old.key}) of {self._what} is running elsewhere; "

@@ -11,7 +11,7 @@ from latchwork._base.event import Signal
 from latchwork._base.validation import check_store, is_number
 from latchwork.errors import Conflict, OutcomeUnknown, WaitTimeout
 from latchwork.primitives import Barrier
-from latchwork.primitives.waiting import Deadline, check_member, check_name, check_text, check_whole
+from latchwork.primitives.waiting import Deadline, check_integer, check_member, check_name, check_text
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, ask, driven, steps_of
 from latchwork.store.store import Store, system_namespace
@@ -44,7 +44,7 @@ def resolve_group(store: Store, group: str, namespace: str) -> tuple[Store, Grou
 
 def check_worker_count(workers: int) -> int:
     """Return the number of workers if a group can have that many; raise ValueError otherwise."""
-    if not 1 <= check_whole(workers, "the number of workers") <= MAX_WORKERS:
+    if not 1 <= check_integer(workers, "the number of workers") <= MAX_WORKERS:
         raise ValueError(f"a group has from 1 to {MAX_WORKERS} workers, not {workers}")
     return workers
 
@@ -351,7 +351,7 @@ async def find(store: Store, group: str, *, namespace: str = NAMESPACE) -> Group
 
 
 def _check_limit(value: int, what: str) -> int:
-    if check_whole(value, what) < 0:
+    if check_integer(value, what) < 0:
         raise ValueError(f"{what} must be at least 0, not {value}")
     return value
 

@@ -4,6 +4,6 @@
 groups.
 """
 
-from latchwork.primitives.barrier.phases import BarrierState, Expected, arrivals_at, barrier_state
+from latchwork.primitives.barrier.phases import BarrierState, Expected, barrier_state, prepare_arrivals
 
-__all__ = ["BarrierState", "Expected", "arrivals_at", "barrier_state"]
+__all__ = ["BarrierState", "Expected", "barrier_state", "prepare_arrivals"]

@@ -76,7 +76,7 @@ class Barrier(BarrierMember, Closable):
         def choose(board: Board, last: int) -> int:
             if generation is not None:
                 return generation
-            end = board.end_of(last)
+            end = board.find_end(last)
             return last if end is not None and not end.broken else board.phase
 
         return await self._pass_phase(choose, timeout_s, checks)
@@ -235,9 +235,9 @@ class DoubleBarrier(BarrierMember):
         """
         why = f"a call of {self.member_id!r} was cancelled"
         try:
-            board = await self._break(phase, why)
+            board = await self._end_as_broken(phase, why)
             if board.phase == phase + 1 and board.phase % 2 == 1 and self.member_id in board.regulars:
-                await self._break(board.phase, why)  # everybody had come after all
+                await self._end_as_broken(board.phase, why)  # everybody had come after all
         except (Unavailable, OutcomeUnknown) as error:
             _log.info("%s: the round of a cancelled call has not ended yet: %s", self, error)
             return backoff.next_s()
@@ -253,7 +253,7 @@ class DoubleBarrier(BarrierMember):
     def _to_leave(self, board: Board, last: int) -> int:
         if self._round is not None:
             return 2 * self._round + 1
-        end = board.end_of(last)
+        end = board.find_end(last)
         if last % 2 == 1 and end is not None and not end.broken:
             return last
         if board.phase % 2 == 0 or self.member_id not in board.regulars:

@@ -105,7 +105,7 @@ class LocalMembers:
             with self._notifier.mutex:
                 self._notifier.notify_all()
 
-    def claim_following(self, member: object, phase: int) -> bool:
+    def claim_watching(self, member: object, phase: int) -> bool:
         """Return whether this member follows the arrivals at a phase for all members of this process."""
         with self._lock:
             if self._follower is None or self._follower[1] != phase:
@@ -232,20 +232,20 @@ class LocalMembers:
 
     # The board
 
-    async def await_board(self, phase: int, off: Signal, timeout_s: float | None) -> bool:
+    async def wait_for_board(self, phase: int, stop: Signal, timeout_s: float | None) -> bool:
         """Wait until the board shows the end of a phase.
 
         Returns:
             False after the timeout or a cancellation. Also False sometimes without a reason.
         """
         signal = Signal()
-        remove_call = off.call_when_set(signal.set)
+        remove_call = stop.call_when_set(signal.set)
         try:
             self._listen(signal, phase)
-            return await Pause(self._store.clock, signal, timeout_s) and not off.is_set()
+            return await Pause(self._store.clock, signal, timeout_s) and not stop.is_set()
         finally:
             remove_call()
-            self.ignore(signal)
+            self.remove_waiter(signal)
 
     def _listen(self, signal: Signal, phase: int) -> None:
         with self._lock:
@@ -261,11 +261,11 @@ class LocalMembers:
             finally:
                 self._begins = False
             if signal not in self._listening:  # it has stopped waiting already
-                self.ignore(signal)
+                self.remove_waiter(signal)
         known = self._mirror
         self._wake(None if known is None else known.get(self._board_key))
 
-    def ignore(self, signal: Signal) -> None:
+    def remove_waiter(self, signal: Signal) -> None:
         """Stop waiting with this signal. The watch is closed with the last one. Idempotent."""
         with self._lock:
             self._listening.pop(signal, None)
@@ -328,9 +328,9 @@ class LocalMember:
         """End the wait. Idempotent."""
         self.members.leave(self)
 
-    def claim_following(self, phase: int) -> bool:
+    def claim_watching(self, phase: int) -> bool:
         """Return whether this member follows the arrivals at a phase for all members of this process."""
-        return self.members.claim_following(self, phase)
+        return self.members.claim_watching(self, phase)
 
     async def claim_opening(self, phase: int, waiter: Waiter) -> bool:
         """Return whether this member must open the phase. Otherwise wait until another one has."""

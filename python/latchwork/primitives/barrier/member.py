@@ -34,13 +34,13 @@ from latchwork.primitives.barrier.phases import (
     Board,
     Expected,
     Opening,
-    arrived_at,
-    follows,
+    find_arrived,
     read_arrival,
+    watches_arrivals,
     write_arrival,
 )
-from latchwork.primitives.waiting.common import Deadline, Identity, check_name, check_text, check_whole
-from latchwork.primitives.waiting.waits import Waiter, Waits, check_member, get_or_create
+from latchwork.primitives.waiting.common import Deadline, Identity, check_integer, check_name, check_text
+from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, call_library
 from latchwork.store.store import Store
@@ -71,7 +71,7 @@ def is_many(parties: int) -> bool:
     return parties > MANY
 
 
-def draw_follower(parties: int) -> bool:
+def draw_watcher(parties: int) -> bool:
     """Return at random whether one of this many members follows the arrivals."""
     return not is_many(parties) or random.random() < FOLLOWERS / parties
 
@@ -103,7 +103,7 @@ class Arrivals:
                 self.board = board if board.phase > self._phase else None
             elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:
                 self._arrived_at[change.key] = entry.token
-                if is_many(self._parties) and follows(entry):
+                if is_many(self._parties) and watches_arrivals(entry):
                     self._followers[change.key] = entry.token
         return self.board is not None or len(self._arrived_at) >= self._parties
 
@@ -164,11 +164,11 @@ class BarrierMember:
         self.name = check_name(name, self._kind)
         self.member_id = check_member(member_id, "member")
         self._what = f"{self._kind} {name!r}"
-        self._waits = Waits(store, self._what, session)
+        self._waits = WaiterRegistry(store, self._what, session)
         self._store = store
         self._expect = parties if callable(parties) else None
         self._parties = 0 if callable(parties) else _check_parties(parties, member_id, self._what)
-        self._initial = Board.per_phase() if per_generation else Board.expecting(self._parties)
+        self._initial = Board.for_separate_phases() if per_generation else Board.for_parties(self._parties)
         self._identity = Identity()
         self._board_key = f"{name}/board"
         self._arrivals = f"{name}/arrived"
@@ -192,7 +192,7 @@ class BarrierMember:
     async def _arrived(self) -> list[str]:
         """Return the members that have arrived at the open phase, sorted."""
         phase = (await self._read_board()).phase
-        return sorted(arrived_at(await ask(self._store.list, self._arrivals), phase))
+        return sorted(find_arrived(await ask(self._store.list, self._arrivals), phase))
 
     async def _pass_phase(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
         """Arrive at a phase, and wait until it has passed.
@@ -208,7 +208,7 @@ class BarrierMember:
                     arrival = await waiter.keep_trying(arrive, deadline)
                     if arrival.phase is not None:
                         return await self._await_end(arrival.phase, arrival, waiter, deadline, local)
-                    await self._await_change(arrival.board.phase, waiter, deadline)
+                    await self._wait_for_another_phase(arrival.board.phase, waiter, deadline)
 
     async def _abort(self, why: str, lacking: Lacking | None = None) -> None:
         """Break the open phase; with ``lacking``, only if a member that it returns has not arrived."""
@@ -216,9 +216,9 @@ class BarrierMember:
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
         if lacking is None:
-            board = await self._break((await self._get_or_create_board())[1].phase, why)
+            board = await self._end_as_broken((await self._get_or_create_board())[1].phase, why)
             if board.phase % self._cycle:  # all had arrived after all, which has begun the round to be ended
-                await self._break(board.phase, why)
+                await self._end_as_broken(board.phase, why)
             return
         entry = await ask(self._store.get, self._board_key)
         if entry is None or not (board := self._read(entry)).is_open:
@@ -227,7 +227,7 @@ class BarrierMember:
         if missing:
             await self._end(
                 board.phase,
-                lambda board, arrived: board.broken(why, arrived, self._cycle) if missing - arrived else None,
+                lambda board, arrived: board.after_breaking(why, arrived, self._cycle) if missing - arrived else None,
             )
 
     # Arriving
@@ -238,7 +238,7 @@ class BarrierMember:
 
     def _read(self, entry: Entry) -> Board:
         board = Board.from_entry(entry)
-        if board.is_like(self._initial):
+        if board.expects_same_as(self._initial):
             return board
         expects = ", ".join(board.names) or ("others each time" if board.is_per_phase else f"{board.parties} members")
         raise LatchworkError(f"{self._what} expects {expects}; make it with the same parties, or use another name")
@@ -258,12 +258,14 @@ class BarrierMember:
             phase = choose(board, last if last > self._last_ended else -1)
             if phase is None or phase < board.phase or last == phase:
                 ours = mine if last == phase else None
-                return _Arrival(phase, entry, board, ours, ours is None or follows(ours) or not is_many(board.parties))
+                return _Arrival(
+                    phase, entry, board, ours, ours is None or watches_arrivals(ours) or not is_many(board.parties)
+                )
             if phase > board.phase:
                 raise ValueError(f"{self._what}: that is to come; open is {board.phase // self._cycle}")
             if not board.is_open and not has_paused and not await local.claim_opening(phase, waiter):
                 continue
-            expected = Expected(()) if board.is_open else await self._expected()
+            expected = Expected(()) if board.is_open else await self._resolve_expected()
             if not has_paused and not board.is_open and is_many(_count(expected.parties)):
                 has_paused = True
                 if await waiter.pause(random.uniform(0.0, _SPREAD_S)):
@@ -294,11 +296,11 @@ class BarrierMember:
         is_first = not board.is_open
         if is_first:
             ours += expected.checks
-            board = board.opened(expected.parties, Opening(timeout_s, time.time(), expected.basis))
+            board = board.after_opening(expected.parties, Opening(timeout_s, time.time(), expected.basis))
             ops += [Put(self._board_key, board.to_bytes()), *expected.ops]
-        is_follower = is_first or draw_follower(board.parties)
+        is_follower = is_first or draw_watcher(board.parties)
         if is_follower and is_many(board.parties):
-            is_follower = local.claim_following(board.phase) or is_first
+            is_follower = local.claim_watching(board.phase) or is_first
         about: dict[str, object] = {"host": self._identity.host, "pid": self._identity.pid}
         if is_follower and is_many(board.parties):
             about["follows"] = True
@@ -312,7 +314,7 @@ class BarrierMember:
             raise
         return _Arrival(board.phase, written[0] if is_first else entry, board, written[-1], is_follower)
 
-    async def _expected(self) -> Expected:
+    async def _resolve_expected(self) -> Expected:
         """Return the parties of a phase that is opened now."""
         if self._expect is None:
             return Expected(self._parties)
@@ -323,11 +325,11 @@ class BarrierMember:
 
     # Waiting
 
-    async def _await_change(self, seen: int, waiter: Waiter, deadline: Deadline) -> None:
+    async def _wait_for_another_phase(self, seen: int, waiter: Waiter, deadline: Deadline) -> None:
         """Wait until another phase is open than the one that was seen."""
-        if await waiter.keep_trying(lambda: self._open(seen), deadline) is not None:
+        if await waiter.keep_trying(lambda: self._end_if_complete(seen), deadline) is not None:
             return  # it had ended, but the last member died before it wrote that
-        if not await waiter.follow(self._board_key, PhaseEnd(seen), deadline):
+        if not await waiter.watch_until(self._board_key, PhaseEnd(seen), deadline):
             self._waits.refuse_ended(waiter)
             raise BarrierBroken(f"{self._what} is in use by a round that {self.member_id!r} has no part in; meet later")
 
@@ -340,34 +342,34 @@ class BarrierMember:
             if arrival.entry is not None and not is_many(arrival.board.parties):
                 # The board at our arrival: if it has changed, the commit is refused. The last to arrive need not watch.
                 known = [(arrival.entry, arrival.board)]
-                board = await waiter.keep_trying(lambda: self._open(phase, None, known), deadline)
+                board = await waiter.keep_trying(lambda: self._end_if_complete(phase, None, known), deadline)
         if board is None:
-            board = await self._follow(phase, arrival, waiter, deadline, local)
+            board = await self._watch_arrivals(phase, arrival, waiter, deadline, local)
         return await self._finish(phase, board, arrival.mine, local)
 
-    async def _follow(
+    async def _watch_arrivals(
         self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> Board:
         """Wait until the phase has ended, or end it, and return the board."""
         board = None
         if not arrival.follows:
-            board = await self._await_board(phase, arrival.board.parties, waiter, deadline, local)
-        while board is None and await waiter.follow(
+            board = await self._watch_board(phase, arrival.board.parties, waiter, deadline, local)
+        while board is None and await waiter.watch_until(
             self.name, seen := Arrivals(self._board_key, self._arrivals, arrival.board.parties, phase), deadline
         ):
             if seen.board is not None:
                 return seen.board
             if not seen.is_first_to_end(self._mine):
                 pause = Deadline(self._store.clock, deadline.left_s(random.uniform(*_BACKUP_PAUSE_S)))
-                await waiter.follow(self._board_key, PhaseEnd(phase), pause, leaf=True)
-            board = await waiter.keep_trying(partial(self._open, phase, seen.arrived), deadline)
+                await waiter.watch_until(self._board_key, PhaseEnd(phase), pause, leaf=True)
+            board = await waiter.keep_trying(partial(self._end_if_complete, phase, seen.arrived), deadline)
         if board is not None:
             return board
         self._waits.refuse_ended(waiter)
         late = f"{self.member_id!r} had no more time{_since(arrival.board)}"
-        return await waiter.keep_trying(lambda: self._break(phase, late), deadline)
+        return await waiter.keep_trying(lambda: self._end_as_broken(phase, late), deadline)
 
-    async def _await_board(
+    async def _watch_board(
         self, phase: int, parties: int, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> Board | None:
         """Wait for the end of the phase by watching the board alone.
@@ -376,20 +378,20 @@ class BarrierMember:
             The board. None if this member must follow the arrivals itself, or after the timeout.
         """
         longest_s = random.uniform(*AGAIN_S)
-        if await local.members.await_board(phase, waiter.cancelled, deadline.left_s(longest_s)):
+        if await local.members.wait_for_board(phase, waiter.cancelled, deadline.left_s(longest_s)):
             (entry,) = await waiter.keep_trying(lambda: local.members.get_many([self._board_key]), deadline)
             board = None if entry is None else self._read(entry)
             if board is not None and board.phase > phase:
                 return board
-        while not await waiter.follow(
+        while not await waiter.watch_until(
             self._board_key, seen := PhaseEnd(phase), Deadline(self._store.clock, deadline.left_s(longest_s)), leaf=True
         ):
-            if waiter.is_cancelled or deadline.has_passed or draw_follower(parties):
+            if waiter.is_cancelled or deadline.has_passed or draw_watcher(parties):
                 return None
             longest_s *= 2.0
         return seen.board
 
-    async def _open(
+    async def _end_if_complete(
         self, phase: int, arrived: set[str] | None = None, known: Iterable[tuple[Entry, Board]] = ()
     ) -> Board | None:
         """End the phase as passed if all have arrived, and return the board if it has ended.
@@ -397,15 +399,20 @@ class BarrierMember:
         Members in ``arrived`` count as arrived, because they were seen while the phase was open.
         """
         return await self._end(
-            phase, lambda board, arrived: board.passed(arrived) if board.is_complete(arrived) else None, known, arrived
+            phase,
+            lambda board, arrived: board.after_passing(arrived) if board.is_complete(arrived) else None,
+            known,
+            arrived,
         )
 
-    async def _break(self, phase: int, why: str) -> Board:
+    async def _end_as_broken(self, phase: int, why: str) -> Board:
         """End the phase as broken, or as passed if all have arrived after all, and return the board."""
         board = await self._end(
             phase,
             lambda board, arrived: (
-                board.passed(arrived) if board.is_complete(arrived) else board.broken(why, arrived, self._cycle)
+                board.after_passing(arrived)
+                if board.is_complete(arrived)
+                else board.after_breaking(why, arrived, self._cycle)
             ),
         )
         assert board is not None
@@ -423,7 +430,7 @@ class BarrierMember:
             entry, board = next(boards, None) or await self._get_or_create_board()
             if board.phase != phase:
                 return board
-            after = decide(board, arrived or arrived_at(await ask(self._store.list, self._arrivals), phase))
+            after = decide(board, arrived or find_arrived(await ask(self._store.list, self._arrivals), phase))
             if after is None:
                 return None
             with contextlib.suppress(Conflict):
@@ -433,9 +440,9 @@ class BarrierMember:
     # After the end of a phase
 
     async def _finish(self, phase: int, board: Board, mine: Entry | None, local: LocalMember) -> int:
-        end = board.end_of(phase)
+        end = board.find_end(phase)
         self._last_ended = max(self._last_ended, phase)
-        await self._forget(mine, local)
+        await self._delete_arrival(mine, local)
         if end is None:
             raise LatchworkError(f"{self._what}: how phase {phase} ended is forgotten, it is too long ago")
         if not end.broken:
@@ -449,7 +456,7 @@ class BarrierMember:
             end.arrived,
         )
 
-    async def _forget(self, mine: Entry | None, local: LocalMember) -> None:
+    async def _delete_arrival(self, mine: Entry | None, local: LocalMember) -> None:
         """Delete our arrival. If it stayed, our process would believe after a restart that it has not seen the end."""
         if mine is None:
             return
@@ -487,7 +494,7 @@ def _count(parties: int | Collection[str]) -> int:
 
 def _check_parties(parties: int | Collection[str], member_id: str, what: str) -> int | Collection[str]:
     if not isinstance(parties, Collection):
-        if check_whole(parties, f"the number of parties of {what}") < 1:
+        if check_integer(parties, f"the number of parties of {what}") < 1:
             raise ValueError(f"{what} needs at least 1 party, not {parties}")
         return parties
     names = {check_member(each, "member") for each in parties}

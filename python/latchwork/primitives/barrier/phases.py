@@ -25,7 +25,7 @@ REMEMBERED = 16
 MANY = 32
 
 
-class Ended(Struct, frozen=True, omit_defaults=True):
+class PhaseResult(Struct, frozen=True, omit_defaults=True):
     """How a phase ended.
 
     Attributes:
@@ -94,7 +94,7 @@ class Board(Struct, frozen=True, omit_defaults=True):
     names: tuple[str, ...] = ()
     phase: Count = 0
     regulars: tuple[str, ...] = ()
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[PhaseResult, ...] = ()
     is_per_phase: bool = field(default=False, name="per_phase")
     opening: Opening | None = None
     last_passed: Whole = -1
@@ -104,14 +104,14 @@ class Board(Struct, frozen=True, omit_defaults=True):
             raise ValueError("a barrier has at least one party")
 
     @classmethod
-    def expecting(cls, parties: int | Collection[str]) -> Board:
+    def for_parties(cls, parties: int | Collection[str]) -> Board:
         """Return a new barrier for this number of members, or for these IDs."""
         if isinstance(parties, int):
             return cls(parties)
         return cls(len(parties), tuple(sorted(parties)))
 
     @classmethod
-    def per_phase(cls) -> Board:
+    def for_separate_phases(cls) -> Board:
         """Return a new barrier whose phases are opened one by one."""
         return cls(0, is_per_phase=True)
 
@@ -128,7 +128,7 @@ class Board(Struct, frozen=True, omit_defaults=True):
         """Return the value to store."""
         return encode(self)
 
-    def is_like(self, other: Board) -> bool:
+    def expects_same_as(self, other: Board) -> bool:
         """Return whether both expect the same parties, or both have them per phase."""
         if self.is_per_phase or other.is_per_phase:
             return self.is_per_phase == other.is_per_phase
@@ -139,9 +139,9 @@ class Board(Struct, frozen=True, omit_defaults=True):
         """Whether the parties of the open phase are known."""
         return not self.is_per_phase or self.opening is not None
 
-    def opened(self, parties: int | Collection[str], opening: Opening) -> Board:
+    def after_opening(self, parties: int | Collection[str], opening: Opening) -> Board:
         """Return the state after the first arrival at a phase has set its parties."""
-        told = Board.expecting(parties)
+        told = Board.for_parties(parties)
         return replace(self, parties=told.parties, names=told.names, opening=opening)
 
     def has_passed(self, phase: int) -> bool:
@@ -149,7 +149,7 @@ class Board(Struct, frozen=True, omit_defaults=True):
         passed = (each.phase for each in self.ended if not each.broken)
         return max(self.last_passed, *passed, -1) >= phase
 
-    def end_of(self, phase: int) -> Ended | None:
+    def find_end(self, phase: int) -> PhaseResult | None:
         """Return how a phase ended; None if it is open, in the future, or too long ago."""
         return next((each for each in self.ended if each.phase == phase), None)
 
@@ -157,30 +157,30 @@ class Board(Struct, frozen=True, omit_defaults=True):
         """Return whether all have arrived."""
         return self.is_open and len(arrived) >= self.parties
 
-    def missing(self, arrived: Collection[str]) -> tuple[str, ...]:
+    def find_missing(self, arrived: Collection[str]) -> tuple[str, ...]:
         """Return the missing members, sorted: of the expected IDs, or of the last arrivals."""
         expected = self.names or self.regulars
         return tuple(sorted(set(expected) - set(arrived)))
 
-    def passed(self, arrived: Iterable[str]) -> Board:
+    def after_passing(self, arrived: Iterable[str]) -> Board:
         """Return the state after the open phase has passed."""
         here = tuple(sorted(arrived))
         kept = here if not self.is_per_phase or len(here) <= MANY else ()  # each waiting member reads the whole board
-        return replace(self._after(self.phase + 1, Ended(self.phase, "", kept), kept), last_passed=self.phase)
+        return replace(self._after(self.phase + 1, PhaseResult(self.phase, "", kept), kept), last_passed=self.phase)
 
-    def broken(self, why: str, arrived: Collection[str], cycle: int) -> Board:
+    def after_breaking(self, why: str, arrived: Collection[str], cycle: int) -> Board:
         """Return the state after the open phase was broken: the next phase is the first of the next round."""
-        end = Ended(
+        end = PhaseResult(
             self.phase,
             why or "it was broken",
             tuple(sorted(arrived)),
-            self.missing(arrived),
+            self.find_missing(arrived),
             max(0, self.parties - len(arrived)),
             self.parties if self.is_per_phase else 0,
         )
         return self._after((self.phase // cycle + 1) * cycle, end, self.regulars)
 
-    def _after(self, phase: int, end: Ended, regulars: tuple[str, ...]) -> Board:
+    def _after(self, phase: int, end: PhaseResult, regulars: tuple[str, ...]) -> Board:
         older = (replace(each, arrived=()) for each in self.ended[-(REMEMBERED - 1) :])  # names only of the last
         recent = (*older, end)
         after = replace(self, phase=phase, regulars=regulars, ended=recent)
@@ -215,7 +215,7 @@ def read_arrival(entry: Entry) -> tuple[str, int]:
     return entry.key.rpartition("/")[2], -1 if found is None else found.phase
 
 
-def follows(entry: Entry) -> bool:
+def watches_arrivals(entry: Entry) -> bool:
     """Return whether the member of an arrival follows the others, where not all do."""
     found = _ARRIVAL.find(entry.value)
     return found is not None and found.follows
@@ -226,7 +226,7 @@ def write_arrival(phase: int, about: Mapping[str, object]) -> bytes:
     return encode({"phase": phase, **about})
 
 
-def arrived_at(entries: Iterable[Entry], phase: int) -> set[str]:
+def find_arrived(entries: Iterable[Entry], phase: int) -> set[str]:
     """Return the members that have arrived at a phase."""
     return {member for member, at in map(read_arrival, entries) if at == phase}
 
@@ -264,20 +264,20 @@ def barrier_state(store: Store, name: str) -> BarrierState | None:
     if entry is None:
         return None
     board = Board.from_entry(entry)
-    here = arrived_at(store.list(f"{name}/arrived"), board.phase)
+    here = find_arrived(store.list(f"{name}/arrived"), board.phase)
     last = board.ended[-1] if board.ended else None
     return BarrierState(
         board.phase,
         board.parties,
         tuple(sorted(here)),
-        board.missing(here) if board.is_open else (),
+        board.find_missing(here) if board.is_open else (),
         board.opening.at if board.opening is not None else None,
         max([board.last_passed, *(each.phase for each in board.ended if not each.broken)]),
         last.broken if last is not None else "",
     )
 
 
-async def arrivals_at(store: Store, names: Sequence[str], member_id: str) -> tuple[list[Check], list[Op]]:
+async def prepare_arrivals(store: Store, names: Sequence[str], member_id: str) -> tuple[list[Check], list[Op]]:
     """Return what a transaction has to check and write so that a member arrives at several barriers without waiting.
 
     Only barriers with an open generation in which the member has not arrived are part of it. A generation that is

@@ -23,7 +23,7 @@ from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.latch import Leader, Observer
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue, wait_for_turn
 from latchwork.primitives.waiting.common import Deadline, check_bytes, check_name, check_node_id
-from latchwork.primitives.waiting.waits import Waiter, Waits
+from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, shielded, steps_of
@@ -55,7 +55,7 @@ class Election:
         self._store = store
         self._session = session
         self._what = f"election {name!r}"
-        self._waits = Waits(store, self._what, session)
+        self._waits = WaiterRegistry(store, self._what, session)
         self._queue = TicketQueue(store, name, self._what, node_id)
         self._lock = mutex()
         self._seats: set[_Seat] = set()

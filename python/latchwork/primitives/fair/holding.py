@@ -15,7 +15,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue
 from latchwork.primitives.waiting.common import Deadline, call_listeners
-from latchwork.primitives.waiting.waits import Waiter, Waits
+from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import listen
@@ -52,7 +52,7 @@ class Hold:
         self.waiter = waiter
         self.acquisitions = [Acquisition(self)]
         self.released = Signal()
-        self.ownership = Ownership.by_session(owner.what, position.fence, position.session, owner.clock, owner.error)
+        self.ownership = Ownership.for_session(owner.what, position.fence, position.session, owner.clock, owner.error)
         self.remove_listener: Callable[[], None] = lambda: None
 
     @property
@@ -88,7 +88,7 @@ class SessionLock(GuardsWork):
         self.clock = store.clock
         self.what = what
         self._queue = queue
-        self._waits = Waits(store, what, session)
+        self._waits = WaiterRegistry(store, what, session)
         self._home = self._waits.home
         self._reentrant = reentrant
         self._allows_several = several
@@ -294,14 +294,14 @@ class SessionLock(GuardsWork):
 
     async def _release_hold(self, hold: Hold) -> bool:
         """End a hold here and on the server. Return False if it had ended there."""
-        if not self._withdraw(hold):
+        if not self._end_hold_locally(hold):
             return True
         try:
             return await self._queue.leave(hold.position)
         finally:
             hold.waiter.close()  # last: the next one waits for the line above
 
-    def _withdraw(self, hold: Hold) -> bool:
+    def _end_hold_locally(self, hold: Hold) -> bool:
         """End a hold in this process. Return False if it had ended."""
         with self._lock:
             was_released = hold.released.is_set()
@@ -316,9 +316,9 @@ class SessionLock(GuardsWork):
         with self._lock:
             holds = list(self._holds)
         for hold in holds:
-            if self._withdraw(hold):
+            if self._end_hold_locally(hold):
                 hold.waiter.close()
-                self._queue.leave_later(hold.position)
+                self._queue.leave_in_background(hold.position)
 
     def on_hold_lost(self, hold: Hold) -> None:
         """Handle a lost hold, in the session's thread for listeners. Its work was stopped before."""

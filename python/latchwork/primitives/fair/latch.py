@@ -27,7 +27,7 @@ from latchwork.primitives.fair.tickets import (
     QueuePosition,
     Ticket,
     TicketQueue,
-    any_ticket,
+    any_ticket_blocks,
     await_turn,
     is_ticket,
     wait_until_gone,
@@ -100,12 +100,12 @@ class LeaderLatch(GuardsWork, Participant):
             LatchworkError: The call is inside a listener of the latch, which is leaving and waits for the listener.
         """
         self._home.check()
-        while (leaving := self._begin_or_leaving()) is not None:
+        while (leaving := self._start_unless_leaving()) is not None:
             if self._announcer.is_running_here:
                 raise LatchworkError(f"{self._what} is leaving and waits for this listener; start it in another thread")
             await self._ended(leaving)
 
-    def _begin_or_leaving(self) -> Background | None:
+    def _start_unless_leaving(self) -> Background | None:
         """Start unless it is running. Return the thread that is still leaving, if there is one."""
         with self._changed.mutex:
             self._refuse_closed()
@@ -146,7 +146,7 @@ class LeaderLatch(GuardsWork, Participant):
         try:
             try:
                 if await self._announcer.settle(self._store.clock, 0.0):
-                    await self._hand_over()
+                    await self._delete_ticket_early()
             finally:
                 self._wake.set()
                 if waiter is not None:
@@ -177,7 +177,7 @@ class LeaderLatch(GuardsWork, Participant):
         if background is None or not background.is_alive:
             Background(self._leave, f"latchwork-{self._name}")
 
-    async def _hand_over(self) -> None:
+    async def _delete_ticket_early(self) -> None:
         """Delete our ticket before our thread does, if no listener must end first. Our thread handles errors."""
         position = self._place
         if position is None:
@@ -189,17 +189,17 @@ class LeaderLatch(GuardsWork, Participant):
         else:
             self._forget(position)
 
-    def _forget_place(self) -> None:
+    def _drop_ticket(self) -> None:
         """Stop counting our ticket. If it still exists it is removed."""
         position, self._place = self._place, None
         if position is not None:
-            self._queue.abandon(position.nonce)
+            self._queue.mark_abandoned(position.nonce)
 
     async def _leave(self) -> None:
         """Delete all our tickets, and retry until our session ends."""
         position = self._place
         if self._session is not None:
-            await self._queue.clear(self._session, (position.ticket.key,) if position is not None else ())
+            await self._queue.delete_until_done(self._session, (position.ticket.key,) if position is not None else ())
         self._forget(position)
 
     def _forget(self, position: QueuePosition | None) -> None:
@@ -257,7 +257,7 @@ class LeaderLatch(GuardsWork, Participant):
     def _wait_error(self, timeout_s: float | None) -> WaitTimeout:
         return WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s")
 
-    def _check_again(self) -> Fence | None:
+    def _check_restartable(self) -> Fence | None:
         """Do the same as ``_check_leadership`` for a latch that may be started again after it left."""
         session = self._session
         if session is None or session.state == "closed" or self._closed or self._error is not None:
@@ -294,7 +294,7 @@ class LeaderLatch(GuardsWork, Participant):
         self._check_leadership()
         while True:
             await self._wait_until(
-                self._check_again, timeout_s, self._what, partial(self._wait_error, timeout_s), poll_s=1.0
+                self._check_restartable, timeout_s, self._what, partial(self._wait_error, timeout_s), poll_s=1.0
             )
             try:
                 work = self.guard_work(margin_s)
@@ -353,7 +353,7 @@ class LeaderLatch(GuardsWork, Participant):
 
     def _on_error(self, error: LatchworkError) -> None:
         if isinstance(error, OwnershipLost):
-            self._forget_place()
+            self._drop_ticket()
         if self._place is None or self._is_final(error):  # else it is only trouble on the way to the server
             self._revoke(str(error))
 
@@ -383,7 +383,7 @@ class LeaderLatch(GuardsWork, Participant):
                         self._lead(position)
                         await self._pause(_WATCH_AFTER_S)  # who waited to lead goes first
                         if (
-                            await wait_until_gone(position.ticket.key, any_ticket, waiter, forever)
+                            await wait_until_gone(position.ticket.key, any_ticket_blocks, waiter, forever)
                             and not self._leaving
                         ):
                             raise self._queue.lost_error(position)
@@ -395,7 +395,7 @@ class LeaderLatch(GuardsWork, Participant):
         position = self._place
         if position is not None and position.session is session:
             return position
-        self._forget_place()
+        self._drop_ticket()
         self._enter("joining")
         self._session = session
         self._place = position = await self._queue.join(session)
@@ -419,7 +419,7 @@ class LeaderLatch(GuardsWork, Participant):
             led = self._led
             if self._leaving or session.remaining_s() <= 0.0 or (led is not None and led.fence is position.fence):
                 return
-            self._led = Ownership.by_session(self._what, position.fence, session, self._store.clock, NotLeader)
+            self._led = Ownership.for_session(self._what, position.fence, session, self._store.clock, NotLeader)
             self._state = "leading"
             self._announcer.queue(*self._elected_listeners.values())
             self._changed.notify_all()

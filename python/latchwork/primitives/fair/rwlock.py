@@ -20,7 +20,7 @@ from latchwork.primitives.fair.tickets import (
     QueuePosition,
     Ticket,
     TicketQueue,
-    any_ticket,
+    any_ticket_blocks,
     wait_for_turn,
 )
 from latchwork.primitives.waiting.common import Deadline, check_name
@@ -35,16 +35,16 @@ _log = logging.getLogger(__name__)
 Mode = Literal["read", "write"]
 
 
-def reads(ticket: Ticket) -> bool:
+def is_reader(ticket: Ticket) -> bool:
     """Return whether a ticket is a reader's. An invalid ticket counts as a writer's."""
     return ticket.body.get("mode") == "read"
 
 
-def held_count(tickets: list[Ticket]) -> int:
+def count_holders(tickets: list[Ticket]) -> int:
     """Return the number of tickets at the head of the queue that hold the lock. Pure."""
-    if not tickets or not reads(tickets[0]):
+    if not tickets or not is_reader(tickets[0]):
         return min(1, len(tickets))
-    return next((at for at, ticket in enumerate(tickets) if not reads(ticket)), len(tickets))
+    return next((at for at, ticket in enumerate(tickets) if not is_reader(ticket)), len(tickets))
 
 
 class ReadWriteLock:
@@ -100,13 +100,13 @@ class ReadWriteLock:
     async def holders(self) -> list[Ticket]:
         """Return the holders from the store: one writer, or any number of readers. Acquires nothing."""
         tickets = await self._queue.tickets()
-        return tickets[: held_count(tickets)]
+        return tickets[: count_holders(tickets)]
 
     @driven
     async def waiters(self) -> list[Ticket]:
         """Return the waiters in the order of arrival. The list may be empty."""
         tickets = await self._queue.tickets()
-        return tickets[held_count(tickets) :]
+        return tickets[count_holders(tickets) :]
 
     @shielded
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class ModeLock(SessionLock):
     ) -> None:
         super().__init__(store, f"{queue.what} ({mode})", queue, session=session, reentrant=reentrant)
         self._mode = mode
-        self._blocks: Blocks = any_ticket if mode == "write" else lambda ticket: not reads(ticket)
+        self._blocks: Blocks = any_ticket_blocks if mode == "write" else lambda ticket: not is_reader(ticket)
 
     async def downgrade(self) -> Fence:
         """See ``ReadWriteLock.downgrade``."""

@@ -17,8 +17,8 @@ from latchwork._base.decoding import Decoder, Positive, encode
 from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, in_order, is_ticket, wait_for_turn
-from latchwork.primitives.waiting.common import Deadline, check_name, check_whole
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, is_ticket, sort_tickets, wait_for_turn
+from latchwork.primitives.waiting.common import Deadline, check_integer, check_name
 from latchwork.primitives.waiting.waits import Waiter, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
@@ -91,7 +91,7 @@ class Semaphore(SessionLock):
     async def holders(self) -> list[Ticket]:
         """Return the holders in the order in which they got their leases. Acquires nothing."""
         entries = await ask(self._store.list, self._leases)
-        return in_order(Ticket.from_entry(entry) for entry in entries if _is_lease(entry))
+        return sort_tickets(Ticket.from_entry(entry) for entry in entries if _is_lease(entry))
 
     @driven
     async def waiters(self) -> list[Ticket]:
@@ -110,7 +110,9 @@ class Semaphore(SessionLock):
             lease = await self._await_lease(position, waiter, deadline)
         finally:
             if lease is None:
-                await self._queue.discard(position.session, (position.ticket.key, self._lease_key(position)))
+                await self._queue.delete_now_or_later(
+                    position.session, (position.ticket.key, self._lease_key(position))
+                )
         return lease
 
     async def _agree_on_size(self) -> None:
@@ -136,7 +138,7 @@ class Semaphore(SessionLock):
             lease = await waiter.keep_trying(lambda: self._try_lease(position), deadline)
             if lease is not None:
                 return lease
-            if deadline.has_passed or not await waiter.follow(self._leases, _FreeLease(self._size_key), deadline):
+            if deadline.has_passed or not await waiter.watch_until(self._leases, _FreeLease(self._size_key), deadline):
                 self._queue.raise_if_session_ended(position)
                 return None
 
@@ -221,7 +223,7 @@ def _is_lease(entry: Entry) -> bool:
 
 
 def _check_size(leases: int) -> int:
-    if not check_whole(leases, "the number of leases") >= 1:
+    if not check_integer(leases, "the number of leases") >= 1:
         raise ValueError(f"a semaphore needs at least 1 lease, not {leases!r}")
     return leases
 

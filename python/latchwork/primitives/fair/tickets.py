@@ -116,7 +116,7 @@ class Ticket:
 Blocks = Callable[[Ticket], bool]
 
 
-def any_ticket(_ticket: Ticket) -> bool:
+def any_ticket_blocks(_ticket: Ticket) -> bool:
     """Return True: every ticket ahead blocks."""
     return True
 
@@ -147,7 +147,7 @@ class QueuePosition:
     @property
     def nonce(self) -> str:
         """The nonce in that name, which is unique."""
-        return nonce_of(self.name)
+        return parse_nonce(self.name)
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ class TicketQueue:
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
         """Return all tickets in order. Entries without a session are skipped."""
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
-        return in_order(
+        return sort_tickets(
             Ticket.from_entry(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None
         )
 
@@ -230,7 +230,7 @@ class TicketQueue:
             raise
         except BaseException:
             if creation.ticket is not None:
-                self._clear_later(session, (creation.ticket.key,))
+                self._delete_in_background(session, (creation.ticket.key,))
             elif not creation.is_refused:
                 self._abandon(nonce, session)
             raise
@@ -245,7 +245,7 @@ class TicketQueue:
         try:
             names = await ask(self.store.children, self._name)
             for name in names:
-                if nonce_of(name) == nonce:
+                if parse_nonce(name) == nonce:
                     ticket = await ask(self.store.get, f"{self._name}/{name}")
         finally:
             if ticket is None:
@@ -253,10 +253,10 @@ class TicketQueue:
         return ticket
 
     def _abandon(self, nonce: str, session: Session) -> None:
-        self.abandon(nonce)
-        self._expect_late(session, nonce)
+        self.mark_abandoned(nonce)
+        self._remove_late_ticket(session, nonce)
 
-    async def ahead(self, position: QueuePosition, blocks: Blocks = any_ticket) -> list[str]:
+    async def find_tickets_ahead(self, position: QueuePosition, blocks: Blocks = any_ticket_blocks) -> list[str]:
         """Return the keys of tickets before ours that block it, nearest last; empty when it is our turn.
 
         Any state of the queue with our ticket is sufficient: all tickets ahead of it had been created by then, and a
@@ -268,7 +268,7 @@ class TicketQueue:
         """
         self.raise_if_session_ended(position)
         is_new, position.is_new = position.is_new, False
-        if position.older is not None and (blocks is any_ticket or not position.older):
+        if position.older is not None and (blocks is any_ticket_blocks or not position.older):
             if not is_new:
                 left = await self._names_with_ours(position)
                 position.older = tuple(name for name in position.older if name in left)
@@ -284,7 +284,7 @@ class TicketQueue:
         """Delete disowned tickets among these, which would block everybody, and return their names."""
         if not self._abandoned:
             return set()
-        abandoned = {name for name in names if nonce_of(name) in self._abandoned}
+        abandoned = {name for name in names if parse_nonce(name) in self._abandoned}
         for name in abandoned:
             await ask(self.store.delete, f"{self._name}/{name}")
         return abandoned
@@ -303,7 +303,7 @@ class TicketQueue:
                 return tickets
         raise self.lost_error(position)
 
-    async def tickets_are_gone(
+    async def are_tickets_gone(
         self, position: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None
     ) -> bool:
         """Return whether our ticket exists and all of these tickets ahead of it are gone.
@@ -338,20 +338,20 @@ class TicketQueue:
         if position.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
 
-    def abandon(self, nonce: str) -> None:
+    def mark_abandoned(self, nonce: str) -> None:
         """Mark the ticket with this nonce as abandoned: it never counts, and any read that finds it deletes it."""
         with self._lock:
             self._abandoned.add(nonce)
 
     async def leave(self, position: QueuePosition) -> bool:
         """Delete our ticket. See ``discard``."""
-        return await self.discard(position.session, (position.ticket.key,))
+        return await self.delete_now_or_later(position.session, (position.ticket.key,))
 
-    def leave_later(self, position: QueuePosition, more: Iterable[str] = ()) -> None:
+    def leave_in_background(self, position: QueuePosition, more: Iterable[str] = ()) -> None:
         """Delete our ticket in the background, then more keys."""
-        self._clear_later(position.session, (position.ticket.key, *more))
+        self._delete_in_background(position.session, (position.ticket.key, *more))
 
-    async def discard(self, session: Session, keys: Iterable[str]) -> bool:
+    async def delete_now_or_later(self, session: Session, keys: Iterable[str]) -> bool:
         """Delete keys of a session, now or in the background until that works or the session has ended.
 
         Returns:
@@ -369,22 +369,22 @@ class TicketQueue:
                 "%s is given up, but a full server keeps %s: others wait until it is deleted or our session ends: %s"
             )
             _log.warning(message, self.what, ", ".join(keys), error)
-            self._clear_later(session, keys)
+            self._delete_in_background(session, keys)
         except LatchworkError as error:
             _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)
-            self._clear_later(session, keys)
+            self._delete_in_background(session, keys)
         except BaseException:
-            self._clear_later(session, keys)
+            self._delete_in_background(session, keys)
             raise
         return True
 
-    async def clear(self, session: Session, keys: tuple[str, ...]) -> None:
+    async def delete_until_done(self, session: Session, keys: tuple[str, ...]) -> None:
         """Delete these keys and disowned tickets. Returns when that is done or the session has ended."""
         backoff = Backoff()
-        while (pause_s := await self._clear(session, keys, backoff)) is not None:
+        while (pause_s := await self._try_delete(session, keys, backoff)) is not None:
             await Pause(self.store.clock, session.lost, pause_s)
 
-    async def _clear(self, session: Session, keys: tuple[str, ...], backoff: Backoff) -> float | None:
+    async def _try_delete(self, session: Session, keys: tuple[str, ...], backoff: Backoff) -> float | None:
         """Try once to delete these keys and disowned tickets; a ``CleanupJob``."""
         if session.remaining_s() <= 0.0:
             return None
@@ -404,27 +404,27 @@ class TicketQueue:
             await self._remove_abandoned(await ask(self.store.children, self._name))
         return all(were_there)
 
-    def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
-        self.store.cleanup.add(partial(self._clear, session, keys, Backoff()))
+    def _delete_in_background(self, session: Session, keys: tuple[str, ...]) -> None:
+        self.store.cleanup.add(partial(self._try_delete, session, keys, Backoff()))
 
-    def _expect_late(self, session: Session, nonce: str) -> None:
+    def _remove_late_ticket(self, session: Session, nonce: str) -> None:
         if session.remaining_s() > 0.0:
             with suppress(*FATAL):  # the store is being closed, and its sessions take the ticket with them
-                LateTickets.for_store(self.store).expect(self._name, nonce, session)
+                LateTicketRemover.for_store(self.store).remove_when_it_appears(self._name, nonce, session)
 
     def _log_left_tickets(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)
 
 
 @dataclass(frozen=True, slots=True)
-class _Late:
+class _ExpectedTicket:
     """A ticket that may appear."""
 
     session: Session
     until: float
 
 
-class LateTickets:
+class LateTicketRemover:
     """Tickets of one store whose creation is unknown and that may appear late. Thread-safe.
 
     Each is deleted once it exists, because it would block its queue until its session ends. One read of a queue finds
@@ -434,19 +434,19 @@ class LateTickets:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = mutex()
-        self._expected: dict[str, dict[str, _Late]] = {}
+        self._expected: dict[str, dict[str, _ExpectedTicket]] = {}
 
     @classmethod
-    def for_store(cls, store: Store) -> LateTickets:
+    def for_store(cls, store: Store) -> LateTicketRemover:
         """Return those of a store."""
         return store.shared("late tickets", cls)
 
     def close(self) -> None:
         """Do nothing: the cleanup of the store drops the jobs, and the tickets end with their sessions."""
 
-    def expect(self, queue: str, nonce: str, session: Session) -> None:
+    def remove_when_it_appears(self, queue: str, nonce: str, session: Session) -> None:
         """Delete the ticket with this nonce if it appears within the next minutes. Does not block."""
-        late = _Late(session, self._store.clock.now() + _LATE_S)
+        late = _ExpectedTicket(session, self._store.clock.now() + _LATE_S)
         with self._lock:
             is_new = queue not in self._expected
             self._expected.setdefault(queue, {})[nonce] = late
@@ -460,7 +460,7 @@ class LateTickets:
             return None
         try:
             for name in await ask(self._store.children, queue):
-                nonce = nonce_of(name)
+                nonce = parse_nonce(name)
                 if nonce in wanted:
                     await ask(self._store.delete, f"{queue}/{name}")
                     _log.warning("ticket %s/%s of ours appeared late and is deleted", queue, name)
@@ -492,16 +492,16 @@ class LateTickets:
 
 def is_ticket(key: str) -> bool:
     """Return whether this is the key or the name of a ticket or lease. Others may store other keys below the name."""
-    return nonce_of(key.rpartition("/")[2]) != ""
+    return parse_nonce(key.rpartition("/")[2]) != ""
 
 
-def nonce_of(name: str) -> str:
+def parse_nonce(name: str) -> str:
     """Return the nonce in the name of a ticket; empty for any other name."""
     found = _NAME.match(name)
     return "" if found is None else found[1]
 
 
-def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
+def sort_tickets(tickets: Iterable[Ticket]) -> list[Ticket]:
     """Return tickets in the order of their creation."""
     return sorted(tickets, key=lambda ticket: (ticket.token, ticket.key))
 
@@ -511,7 +511,7 @@ async def wait_for_turn(
     waiter: Waiter,
     deadline: Deadline,
     *,
-    blocks: Blocks = any_ticket,
+    blocks: Blocks = any_ticket_blocks,
     body: Mapping[str, object] | None = None,
     on_ahead: Callable[[int], None] | None = None,
 ) -> QueuePosition | None:
@@ -551,7 +551,7 @@ async def await_turn(  # noqa: PLR0917 - as ``wait_for_turn``
     position: QueuePosition,
     waiter: Waiter,
     deadline: Deadline,
-    blocks: Blocks = any_ticket,
+    blocks: Blocks = any_ticket_blocks,
     on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
     """Wait until no ticket that blocks ours is ahead of a position in the queue.
@@ -586,7 +586,7 @@ async def _await_turn(  # noqa: PLR0917 - one caller
 ) -> bool:
     gone: set[str] = set()  # permanently, though older states of the queue may still show them
     while True:
-        ahead = [key for key in await queue.ahead(position, blocks) if key not in gone]
+        ahead = [key for key in await queue.find_tickets_ahead(position, blocks) if key not in gone]
         on_ahead(len(ahead))
         if not ahead:
             return True
@@ -595,7 +595,7 @@ async def _await_turn(  # noqa: PLR0917 - one caller
         if not await wait_until_gone(ahead[-1], blocks, waiter, deadline, siblings=True):
             return False
         gone.add(ahead[-1])
-        if await queue.tickets_are_gone(position, ahead[:-1], waiter.siblings):
+        if await queue.are_tickets_gone(position, ahead[:-1], waiter.siblings):
             on_ahead(0)
             return True
 
@@ -613,4 +613,4 @@ async def wait_until_gone(
         entry = batch[-1].entry if batch else None
         return entry is None or entry.owner is None or not blocks(Ticket.from_entry(entry))
 
-    return await waiter.follow(key, has_ended, deadline, leaf=True, siblings=siblings)
+    return await waiter.watch_until(key, has_ended, deadline, leaf=True, siblings=siblings)

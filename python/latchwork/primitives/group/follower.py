@@ -23,7 +23,7 @@ from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, wait_until_gone
-from latchwork.primitives.group.log import Journal, LogHead, State, ViewChangeStep
+from latchwork.primitives.group.log import LogHead, ViewChangeStep, ViewLog, ViewState
 from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, difference, member_id
 from latchwork.primitives.waiting.common import Deadline
 from latchwork.primitives.waiting.participant import is_open
@@ -39,7 +39,7 @@ from latchwork.types import At, Entry, Put
 
 _log = logging.getLogger(__name__)
 
-#: Views are written at most so often: what changes meanwhile is one view.
+#: SharedViews are written at most so often: what changes meanwhile is one view.
 GATHER_S = 0.02
 #: A deputy gives the writer so long, then looks whether there still is one.
 CHECK_S = 0.03
@@ -64,7 +64,7 @@ class WriteSchedule:
         self._has_checked = False
         self._last = -math.inf
 
-    def due(self, now: float, *, is_behind: bool) -> Literal["", "check", "write"]:
+    def next_action(self, now: float, *, is_behind: bool) -> Literal["", "check", "write"]:
         """Return what to do now: ``""`` for nothing, ``check`` whether the writer is gone, or ``write`` a view.
 
         Args:
@@ -104,13 +104,13 @@ class Replica:
     Listeners are called with the changes between views, in order, with the mutex held. They must be fast.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: ViewLog) -> None:
         self._journal = journal
         self._listeners: dict[object, OnChanges] = {}
         self._lock = mutex()
         self._head: Entry | None = None
         self._log_id = ""
-        self._state = State()
+        self._state = ViewState()
         self._reported: View | None = None
 
     def add_listener(self, listener: OnChanges) -> Callable[[], None]:
@@ -124,7 +124,7 @@ class Replica:
                 listener([_whole(self._reported)])
             return listen(self._listeners, listener)
 
-    def current(self) -> tuple[Entry | None, State]:
+    def current(self) -> tuple[Entry | None, ViewState]:
         """Return the log's head and the state of its view. Only the writer may keep the state, until it writes."""
         with self._lock:
             return self._head, self._state
@@ -147,7 +147,7 @@ class Replica:
     def reset(self) -> bool:
         """Start again with an empty view, because the log's head was deleted. Return False if there was no head."""
         with self._lock:
-            had, self._head, self._log_id, self._state = self._head is not None, None, "", State()
+            had, self._head, self._log_id, self._state = self._head is not None, None, "", ViewState()
             if self._reported is None:
                 self._reported = View()
             return had
@@ -181,7 +181,7 @@ class Replica:
                 self._reported = changes[-1].view
                 self._notify(changes)
 
-    def _replace_view(self, entry: Entry, state: State) -> None:
+    def _replace_view(self, entry: Entry, state: ViewState) -> None:
         """Replace the view by one that was read as a whole."""
         with self._lock:
             if self._head is not None and entry.token <= self._head.token:
@@ -202,7 +202,7 @@ def _whole(view: View) -> ViewChange:
     return ViewChange(view, view.members, (), ())
 
 
-class GroupViews:
+class ViewsRegistry:
     """The views of all groups that a store follows. Those of a group end with the last object that uses them.
 
     Thread-safe.
@@ -212,14 +212,14 @@ class GroupViews:
         self._store = store
         self._lock = mutex()
         self._closed = False
-        self._views: WeakValueDictionary[str, Views] = WeakValueDictionary()
+        self._views: WeakValueDictionary[str, SharedViews] = WeakValueDictionary()
 
-    def of(self, name: str) -> Views:
+    def of(self, name: str) -> SharedViews:
         """Return the views of the group with this name."""
         with self._lock:
             views = self._views.get(name)
             if views is None:
-                views = self._views[name] = Views(self._store, name)
+                views = self._views[name] = SharedViews(self._store, name)
             closed = self._closed
         if closed:
             views.close()
@@ -234,7 +234,7 @@ class GroupViews:
             views.close()
 
 
-class Views:
+class SharedViews:
     """The views of a group for all objects of a process, followed while there are subscribers. Thread-safe.
 
     Args:
@@ -249,7 +249,7 @@ class Views:
         self._session = session
         self._lock = mutex()
         self._closed = False
-        self._follower: Follower | None = None
+        self._follower: ViewFollower | None = None
 
     def subscribe(self, on_changes: OnChanges, on_error: OnError) -> Callable[[], Background | None]:
         """Call ``on_changes`` with the changes between views. The first call contains the whole current view.
@@ -267,7 +267,7 @@ class Views:
             if self._closed:
                 raise Closed(f"the views of group {self._name!r} ended with their store; connect again")
             if self._follower is None:
-                self._follower = Follower(self._store, self._name, self._session)
+                self._follower = ViewFollower(self._store, self._name, self._session)
             follower = self._follower
             number = follower.add_listener(on_changes, on_error)
 
@@ -292,14 +292,14 @@ class Views:
                 background.block()
 
 
-class Follower:
+class ViewFollower:
     """Follows the views of a group in the background, from its construction until ``cancel``."""
 
     def __init__(self, store: Store, name: str, session: Session | None) -> None:
         self._store = store
         self._what = f"group {name!r}"
         self._given = session
-        self._journal = Journal(store, name, self._what)
+        self._journal = ViewLog(store, name, self._what)
         self._replica = Replica(self._journal)
         self._follower_queue = TicketQueue(store, f"{name}/followers", self._what)
         self._lock = mutex()
@@ -311,7 +311,7 @@ class Follower:
         self._background = Background(self._run, f"latchwork-views-{name}")
 
     def add_listener(self, on_changes: OnChanges, on_error: OnError) -> object:
-        """Call these functions from now on, and return a key for ``remove_listener``. See ``Views.subscribe``."""
+        """Call these functions from now on, and return a key for ``remove_listener``. See ``SharedViews.subscribe``."""
         number = object()
         self._reported[number] = (self._replica.add_listener(on_changes), on_error)
         if self._error is not None:
@@ -414,7 +414,7 @@ class Follower:
             try:
                 position = await self._follower_queue.join(waiter.session, {_WRITES: False})
                 try:
-                    if await self._wait_for_role(position, waiter):
+                    if await self._wait_for_writer_role(position, waiter):
                         await self._write(position, waiter)
                 finally:
                     await self._follower_queue.leave(position)
@@ -429,13 +429,13 @@ class Follower:
                 _log.exception("%s: writing views failed unexpectedly and is tried again", self._what)
             await waiter.pause(backoff.next_s())
 
-    async def _wait_for_role(self, position: QueuePosition, waiter: Waiter) -> bool:
+    async def _wait_for_writer_role(self, position: QueuePosition, waiter: Waiter) -> bool:
         """Wait until no follower, or only the writer, is ahead of us: we are the writer or its deputy. False if
         cancelled.
         """
         over = ""
         while not waiter.is_cancelled:
-            ahead = await self._follower_queue.ahead(position)
+            ahead = await self._follower_queue.find_tickets_ahead(position)
             if not ahead or ahead[-1] == over:  # it is still there: it writes
                 return True
             if not await wait_until_gone(ahead[-1], _is_waiting, waiter, Deadline(self._store.clock, None)):
@@ -457,10 +457,10 @@ class Follower:
                     dirty |= self._fold(await steps_of(watch.next)(pause_s), tokens)
                 dirty = {name for name in dirty if self._replica.differs(name, tokens.get(name))}
                 now = self._store.clock.now()
-                due = schedule.due(now, is_behind=bool(dirty))
+                due = schedule.next_action(now, is_behind=bool(dirty))
                 if due == "check" and await self._become_writer(position):
                     schedule.is_writer = True
-                    due = schedule.due(now, is_behind=True)
+                    due = schedule.next_action(now, is_behind=True)
                 if due == "write":
                     schedule.record_write(now)
                     await self._append(dirty)
@@ -494,7 +494,7 @@ class Follower:
 
     async def _become_writer(self, position: QueuePosition) -> bool:
         """Mark our ticket as the writer's, if no follower is ahead of us. The next follower becomes the deputy."""
-        if await self._follower_queue.ahead(position):
+        if await self._follower_queue.find_tickets_ahead(position):
             return False
         body = {**Ticket.from_entry(position.ticket).body, _WRITES: True}
         with suppress(Conflict):  # it says so already, or is gone, which the next look finds

@@ -20,8 +20,8 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import FATAL
-from latchwork.primitives.group.follower import GroupViews, Views
-from latchwork.primitives.group.log import Journal, LogHead
+from latchwork.primitives.group.follower import SharedViews, ViewsRegistry
+from latchwork.primitives.group.log import LogHead, ViewLog
 from latchwork.primitives.group.membership import Membership, evict
 from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
 from latchwork.primitives.waiting.common import Deadline, Identity, check_name
@@ -98,12 +98,12 @@ class Group(Participant):
             identity = Identity()
             me = GroupMember(member_id, weight, dict(labels or {}), address, identity.host, identity.pid)
             self._membership = Membership(store, name, me, what=what, checks=checks, id_wait_s=id_wait_s)
-        self._journal = Journal(store, name, what)
+        self._journal = ViewLog(store, name, what)
         self._members_key = self._journal.members_key
         self._started = False
         self._has_left = False
         self._listening = mutex()
-        self._views: Views | None = None
+        self._views: SharedViews | None = None
         self._unsubscribe: Callable[[], Background | None] | None = None
         self._ending: Background | None = None
         self._view_error: LatchworkError | None = None
@@ -128,9 +128,9 @@ class Group(Participant):
             self._refuse_closed()
             if not self._started:
                 self._started = True
-                self._wake_up()
+                self._start_or_wake_thread()
         if self._listeners:
-            self._listen()
+            self._follow_views()
 
     @driven
     async def close(self) -> None:
@@ -201,7 +201,7 @@ class Group(Participant):
     async def wait_until(self, is_true: Callable[[View], bool], timeout_s: float | None = None) -> View:
         """Wait for a view that satisfies a function, which is called with new views in this thread and must not block.
 
-        Views may be skipped. Arguments and errors as for ``wait``.
+        SharedViews may be skipped. Arguments and errors as for ``wait``.
         """
         return await self._wait(is_true, timeout_s)
 
@@ -226,7 +226,7 @@ class Group(Participant):
                 raise WaitTimeout(f"{self._what}: its views are behind its members still, at {self._view.ids}")
 
     async def _wait(self, is_true: Callable[[View], bool], timeout_s: float | None) -> View:
-        self._listen()
+        self._follow_views()
 
         def look() -> View | None:
             with self._changed.mutex:
@@ -264,7 +264,7 @@ class Group(Participant):
     def view(self) -> View:
         """Return the newest known view. The first call starts to follow them. No I/O."""
         with suppress(LatchworkError):  # it is closed: the last one
-            self._listen()
+            self._follow_views()
         return self._view
 
     @driven
@@ -310,7 +310,7 @@ class Group(Participant):
                 self._announcer.queue(partial(fn, ViewChange(self._view, self._view.members, (), ())))
             cancel = listen(self._listeners, fn)
         self._announcer.deliver()
-        self._listen()
+        self._follow_views()
         return cancel
 
     # Inside
@@ -320,7 +320,7 @@ class Group(Participant):
             raise LatchworkError(f"{self._what} is only looked on here; make it with a member_id")
         return self._membership
 
-    def _listen(self) -> None:
+    def _follow_views(self) -> None:
         """Follow the views from now on."""
         self._home.check()
         with self._listening:
@@ -329,13 +329,13 @@ class Group(Participant):
                     self._views = self._shared_views()
                 self._unsubscribe = self._views.subscribe(self._tell, self._tell_trouble)
 
-    def _shared_views(self) -> Views:
+    def _shared_views(self) -> SharedViews:
         """Return the views that all members of this process with the store's primary session share."""
         if self._given is not None:
-            return Views(self._store, self.name, self._given)
-        return self._store.shared(GroupViews, GroupViews).of(self.name)
+            return SharedViews(self._store, self.name, self._given)
+        return self._store.shared(ViewsRegistry, ViewsRegistry).of(self.name)
 
-    def _wake_up(self) -> None:
+    def _start_or_wake_thread(self) -> None:
         """Join, or check that we are still in. The caller holds the mutex."""
         is_idle = self._background is None and not self._leaving and self._error is None
         if is_idle and self._started and self._membership is not None:
@@ -343,7 +343,7 @@ class Group(Participant):
 
     def _session_ended(self) -> None:
         with self._changed.mutex:
-            self._wake_up()
+            self._start_or_wake_thread()
 
     async def _participate(self, backoff: Backoff) -> None:
         """Join if we are not in. Nothing afterwards needs a thread."""
@@ -377,7 +377,7 @@ class Group(Participant):
             self._announcer.queue(*(partial(fn, change) for change in changes for fn in listeners))
             self._changed.notify_all()
             if self._membership is not None and self._membership.is_missing(changes, is_first=is_first):
-                self._wake_up()
+                self._start_or_wake_thread()
         self._announcer.deliver()
 
     def _tell_trouble(self, error: LatchworkError) -> None:

@@ -5,7 +5,7 @@ Keys:  <name>/views                      the head
        <name>/base/<log_id>/<number>-<i>   a whole view in chunks, for clients that have none
 
 A client with the members of one view gets later views from the steps; a client without starts from the base. A step
-contains only changes. Only ``Journal`` does I/O.
+contains only changes. Only ``ViewLog`` does I/O.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ _STEP: Decoder[ViewChangeStep] = Decoder(ViewChangeStep, "a step of views", _OTH
 _BASE: Decoder[dict[str, LoggedMember]] = Decoder(dict[str, LoggedMember], "a base of views", _OTHER)
 
 
-class State:
+class ViewState:
     """The members of a view, and the step to the next one. For one thread at a time."""
 
     def __init__(self, number: int = 0, members: Mapping[str, LoggedMember] | None = None) -> None:
@@ -206,7 +206,7 @@ class State:
         return [*parts, encode(part)] if part else parts
 
     @classmethod
-    def from_base(cls, head: LogHead, chunks: Iterable[Entry]) -> State:
+    def from_base(cls, head: LogHead, chunks: Iterable[Entry]) -> ViewState:
         """Return the state of a head's base.
 
         Raises:
@@ -232,7 +232,7 @@ def write_step(step: ViewChangeStep) -> bytes:
     return encode(step)
 
 
-class Journal:
+class ViewLog:
     """The log of one group. Without state; thread-safe."""
 
     def __init__(self, store: Store, name: str, what: str) -> None:
@@ -242,16 +242,16 @@ class Journal:
         self._name = name
         self._what = what
 
-    async def load(self, entry: Entry | None) -> tuple[Entry | None, State]:
+    async def load(self, entry: Entry | None) -> tuple[Entry | None, ViewState]:
         """Return the newest view, starting from the base, and its head, which may be newer than the given one."""
         for _ in range(_ATTEMPTS):
             if entry is None:
-                return None, State()
+                return None, ViewState()
             head = LogHead.from_entry(entry)
             chunks = await self._read(f"base/{head.log_id}/{head.base:012d}-{part:04d}" for part in range(head.chunks))
             steps = await self.steps(head, head.base)
             if steps is not None and None not in chunks:
-                state = State.from_base(head, (chunk for chunk in chunks if chunk is not None))
+                state = ViewState.from_base(head, (chunk for chunk in chunks if chunk is not None))
                 for step in steps:
                     state.apply(step)
                 return entry, state
@@ -267,7 +267,7 @@ class Journal:
         return None if None in found else [*(read_step(each) for each in found if each is not None), *last]
 
     async def append(
-        self, at: Entry | None, state: State, names: Iterable[str]
+        self, at: Entry | None, state: ViewState, names: Iterable[str]
     ) -> tuple[Entry, LogHead, ViewChangeStep] | None:
         """Write the next view with the current state of these members; None if the newest view has it already.
 
@@ -298,7 +298,7 @@ class Journal:
             _log.info("%s: old views are not cleaned away yet: %s", self._what, error)
         return written.entries[0], head, step
 
-    async def _with_base(self, head: LogHead, state: State) -> LogHead:
+    async def _with_base(self, head: LogHead, state: ViewState) -> LogHead:
         """Return the head, with a new base of this state if one is due. Readers find the base by the head."""
         due = BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state)
         if head.changes < due:

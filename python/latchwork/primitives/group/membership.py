@@ -18,7 +18,7 @@ from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUs
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.views import Evicted, GroupMember, Label, ViewChange, check_member
 from latchwork.primitives.waiting.common import Deadline
-from latchwork.primitives.waiting.waits import Gate, Waiter
+from latchwork.primitives.waiting.waits import EntryLimit, Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import ask
@@ -113,23 +113,25 @@ class Membership:
         if self._bound is not None:  # we come again
             await self._refuse_evicted()
             entry = await ask(self._store.get, self.key)
-        gate = self._store.shared(Gate, lambda _: Gate(MOST_AT_ONCE))
+        gate = self._store.shared(EntryLimit, lambda _: EntryLimit(MOST_AT_ONCE))
         while not waiter.is_cancelled:
             if entry is not None and GroupMember.from_entry(entry).incarnation not in self._incarnations:
                 await self._await_gone(entry, waiter, deadline)
-            elif (entry is not None and entry.owner == session.id) or await self._pass(gate, entry, waiter):
-                await self._entered(session)
+            elif (entry is not None and entry.owner == session.id) or await self._create_through_limit(
+                gate, entry, waiter
+            ):
+                await self._record_join(session)
                 return
             entry = await ask(self._store.get, self.key)
 
-    async def _entered(self, session: Session) -> None:
+    async def _record_join(self, session: Session) -> None:
         """Record that our key exists with this session, and write attributes that changed meanwhile."""
         with self._lock:
             self._session = self._bound = session
             is_written = self._me is self._written
         while not is_written:
             me = self._me
-            is_written = await self._store_changed(me, session) and self._me is me
+            is_written = await self._write_attributes(me, session) and self._me is me
 
     async def update(self, weight: float | None, labels: Mapping[str, Label] | None, address: str | None) -> None:
         """Change our attributes in the store, or for the next join. None keeps a value.
@@ -155,13 +157,13 @@ class Membership:
                 if session is None:
                     self._me = new
                     return
-            if await self._store_changed(new, session):
+            if await self._write_attributes(new, session):
                 with self._lock:
                     if self._me is me:
                         self._me = new
                         return
 
-    async def _store_changed(self, new: GroupMember, session: Session) -> bool:
+    async def _write_attributes(self, new: GroupMember, session: Session) -> bool:
         """Write our key. Return False if it was changed meanwhile."""
         entry = await self._own(session)
         if entry is None:
@@ -180,7 +182,7 @@ class Membership:
         entry = await ask(self._store.get, self.key)
         return entry if entry is not None and entry.owner == session.id else None
 
-    async def is_there(self) -> bool:
+    async def exists_in_store(self) -> bool:
         """Return whether our key exists, linearizably; False before we have joined."""
         session = self._session
         return session is not None and await self._own(session) is not None
@@ -193,11 +195,11 @@ class Membership:
         session, self._session, self._bound = self._bound, None, None
         if session is None:
             return False
-        if session.remaining_s() > 0.0 and not await self._drop(session):
-            self._store.cleanup.add(partial(self._drop_later, session, Backoff()))
+        if session.remaining_s() > 0.0 and not await self._delete_key(session):
+            self._store.cleanup.add(partial(self._delete_key_in_background, session, Backoff()))
         return True
 
-    async def _drop(self, session: Session) -> bool:
+    async def _delete_key(self, session: Session) -> bool:
         """Delete our key if it has this session. Return False if it must be tried again."""
         try:
             entry = await self._own(session)
@@ -210,10 +212,10 @@ class Membership:
             return False
         return True
 
-    async def _drop_later(self, session: Session, backoff: Backoff) -> float | None:
-        return None if session.remaining_s() <= 0.0 or await self._drop(session) else backoff.next_s()
+    async def _delete_key_in_background(self, session: Session, backoff: Backoff) -> float | None:
+        return None if session.remaining_s() <= 0.0 or await self._delete_key(session) else backoff.next_s()
 
-    async def _pass(self, gate: Gate, entry: Entry | None, waiter: Waiter) -> bool:
+    async def _create_through_limit(self, gate: EntryLimit, entry: Entry | None, waiter: Waiter) -> bool:
         """Create our key when it is our turn. Return False if another client was faster, or when cancelled."""
         if not await gate.enter(waiter, self._store.clock):
             return False
@@ -256,7 +258,7 @@ class Membership:
         def is_gone(batch: Batch) -> bool:
             return all(change.entry is None for change in batch)
 
-        if deadline.has_passed or not await waiter.follow(self.key, is_gone, deadline):
+        if deadline.has_passed or not await waiter.watch_until(self.key, is_gone, deadline):
             if waiter.is_cancelled:
                 return
             other = GroupMember.from_entry(entry)

@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from latchwork._base.decoding import Decoder, Timestamp, Whole, encode
-from latchwork.primitives.waiting.common import STAND_IN_S, check_least, check_text, delay_s
+from latchwork.primitives.waiting.common import STAND_IN_S, check_minimum, check_text, delay_s
 from latchwork.types import Entry
 
 Label = str | bytes
@@ -159,7 +159,7 @@ def check_member(member: GroupMember, what: str) -> GroupMember:
         TypeError: A label or the address is not text.
     """
     who = f"member {member.id!r} of {what}"
-    if not math.isfinite(check_least(member.weight, "weight", 0.0)):
+    if not math.isfinite(check_minimum(member.weight, "weight", 0.0)):
         raise ValueError(f"weight must be finite, not {member.weight!r}")
     check_text(member.address, f"the address of member {member.id!r}")
     for key, value in member.labels.items():

@@ -25,7 +25,7 @@ from latchwork.primitives.leased.protocol import (
 from latchwork.primitives.leased.state import KeeperState
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.leased.waits import LockWaiters
-from latchwork.primitives.waiting.common import Announcer, Identity, check_text
+from latchwork.primitives.waiting.common import Identity, ListenerQueue, check_text
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard
@@ -66,8 +66,8 @@ class KeeperCore:
         self.record = OwnerRecord(self.ttl_s, owner_label, identity.host, identity.pid)
         self.renewals = Renewals(self.table, self.record, session)
         self._dispatcher = Dispatcher(f"locks-{owner_label or identity.pid}", size=3)
-        self._urgent = Announcer(self._dispatcher, "a lock keeper")
-        self.relaxed = Announcer(self._dispatcher, "waits for locks")
+        self._urgent = ListenerQueue(self._dispatcher, "a lock keeper")
+        self.relaxed = ListenerQueue(self._dispatcher, "waits for locks")
         self._cleanup_drain = self._dispatcher.serial_drain(lambda: run(self._clean_up()), "a lock keeper")
         self._next_cleanup = 0.0
         self.within_s = math.inf

@@ -23,7 +23,7 @@ from latchwork.primitives.leased.core import SWEEP_PERIOD_S, KeeperCore
 from latchwork.primitives.leased.inspect import LockState, state_of, states_below
 from latchwork.primitives.leased.owner import HeldLock, SessionProvider
 from latchwork.primitives.leased.protocol import LEAST_TTL_S
-from latchwork.primitives.waiting.common import Deadline, Startable, check_least, check_name, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, Startable, check_minimum, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.forks import make_lost_signal
 from latchwork.store.observers import check_listener, listen
@@ -300,7 +300,7 @@ class LockKeeper(Startable):
         For callers that must know earlier that the server is unreachable. The TTL does not change. No effect after
         ``close``.
         """
-        self._core.within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
+        self._core.within_s = math.inf if seconds is None else check_minimum(seconds, "seconds", LEAST_TTL_S)
         self._core.wake.set()
 
     def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> Callable[[], None]:

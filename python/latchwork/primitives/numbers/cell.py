@@ -84,7 +84,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class Attempt:
     """An attempt with an unknown outcome: the state that it read, and the number if it was applied."""
 
     reading: Reading
@@ -92,7 +92,7 @@ class Try:
     error: LatchworkError
 
 
-def was_applied(tried: Try, now: Reading, nonce: str) -> bool | None:
+def was_applied(tried: Attempt, now: Reading, nonce: str) -> bool | None:
     """Return whether an attempt was applied, given a later reading; None if that is unknown. Pure.
 
     A False is final once the next try is applied, or if the version differs: the late one checks the old version.
@@ -116,7 +116,7 @@ async def _nothing(_before: int, _after: int) -> Sequence[Op]:
     return ()
 
 
-class Cell:
+class NumberCell:
     """The number at one key. Thread-safe, and shared by processes."""
 
     def __init__(self, store: Store, key: str, what: str) -> None:
@@ -190,7 +190,7 @@ class _Change:
 
     def __init__(
         self,
-        cell: Cell,
+        cell: NumberCell,
         fn: Callable[[int], int | None],
         checks: Sequence[Check],
         ops: Writes,
@@ -203,7 +203,7 @@ class _Change:
         self._ops = ops
         self._guess = guess
         self._nonce = uuid.uuid4().hex[:12]
-        self._unknown: Try | None = None
+        self._unknown: Attempt | None = None
         self._refused: tuple[Hashable, Conflict] | None = None
 
     async def step(self) -> bool:
@@ -225,7 +225,7 @@ class _Change:
             self._refused = (now.version, error)
             return False
         except OutcomeUnknown as error:
-            self._unknown = Try(now, after, error)
+            self._unknown = Attempt(now, after, error)
             return False
         self.result = after
         return True

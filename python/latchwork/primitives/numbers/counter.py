@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latchwork._base.validation import check_store
-from latchwork.primitives.numbers.cell import Cell
-from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.primitives.numbers.cell import NumberCell
+from latchwork.primitives.waiting.common import check_integer, check_name
 from latchwork.store.steps import driven
 from latchwork.store.store import Store
 from latchwork.types import Check, Fence
@@ -32,7 +32,7 @@ class Counter:
     def __init__(self, store: Store, name: str) -> None:
         check_store(store, "a counter")
         self.name = check_name(name, "counter")
-        self._cell = Cell(store, name, f"counter {name!r}")
+        self._cell = NumberCell(store, name, f"counter {name!r}")
 
     def __repr__(self) -> str:
         return f"<Counter {self.name!r}>"
@@ -59,7 +59,7 @@ class Counter:
             OutcomeUnknown: It may have been added: the server could not be reached in time after the connection broke,
                 or more than 16 other changes came in between.
         """
-        amount = check_whole(amount, f"an amount for counter {self.name!r}")
+        amount = check_integer(amount, f"an amount for counter {self.name!r}")
         changed = await self._cell.change(lambda now: now + amount, checks=_checks(fence), timeout_s=timeout_s)
         assert changed is not None
         return changed
@@ -67,7 +67,7 @@ class Counter:
     @driven
     async def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
         """Set the number. Arguments and errors as for ``add``."""
-        value = check_whole(value, f"a value for counter {self.name!r}")
+        value = check_integer(value, f"a value for counter {self.name!r}")
         await self._cell.change(lambda _now: value, checks=_checks(fence), timeout_s=timeout_s)
 
     @driven
@@ -78,7 +78,7 @@ class Counter:
 
         Arguments and errors as for ``add``.
         """
-        value = check_whole(value, f"a value for counter {self.name!r}")
+        value = check_integer(value, f"a value for counter {self.name!r}")
         done = await self._cell.change(
             lambda now: value if now == expected else None, checks=_checks(fence), timeout_s=timeout_s
         )

@@ -29,8 +29,8 @@ from latchwork._base.interrupts import call_after_finalizer, mutex
 from latchwork._base.validation import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
 from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, wait_for_turn
-from latchwork.primitives.waiting.common import Closable, Deadline, check_name, check_whole
-from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create
+from latchwork.primitives.waiting.common import Closable, Deadline, check_integer, check_name
+from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store
@@ -69,7 +69,7 @@ class Permits(Struct, frozen=True):
         """Return the value to store."""
         return encode(self)
 
-    def is_like(self, other: Permits) -> bool:
+    def has_same_settings(self, other: Permits) -> bool:
         """Return whether both have the same limit, interval and slack."""
         return replace(self, given=0) == replace(other, given=0)
 
@@ -171,7 +171,7 @@ class RateLimiter(Closable):
     ) -> None:
         check_store(store, "a rate limiter")
         self.name = check_name(name, "rate limiter")
-        if not check_whole(permits, "permits") >= 1:
+        if not check_integer(permits, "permits") >= 1:
             raise ValueError(f"permits must be at least 1, not {permits!r}")
         if not 0.0 < interval_s <= MAX_DURATION_S:
             raise ValueError(f"interval_s must be more than 0, and at most {MAX_DURATION_S:g} s, not {interval_s!r}")
@@ -182,7 +182,7 @@ class RateLimiter(Closable):
         self._what = f"rate limiter {name!r}"
         self._store = store
         self._key = f"{name}/permits"
-        self._waits = Waits(store, self._what, session)
+        self._waits = WaiterRegistry(store, self._what, session)
         self._queue = TicketQueue(store, f"{name}/queue", self._what, label)
         self._lock = mutex()
         self._window = Window()
@@ -208,7 +208,7 @@ class RateLimiter(Closable):
             Closed, ForkedProcess: As for every primitive.
             LatchworkError: The limiter has another rate, or the call is inside a callback.
         """
-        if not 1 <= check_whole(count, "count") <= self._fresh.limit:
+        if not 1 <= check_integer(count, "count") <= self._fresh.limit:
             raise ValueError(f"{self._what} can give 1 to {self._fresh.limit} permits at once, not {count!r}")
         async with self._waits.start(timeout_s) as (waiter, deadline):
             late = 0
@@ -327,7 +327,7 @@ class RateLimiter(Closable):
     async def _read(self) -> Entry:
         entry = await get_or_create(self._store, self._key, self._fresh.to_bytes())
         permits = Permits.from_entry(entry)
-        if not permits.is_like(self._fresh):
+        if not permits.has_same_settings(self._fresh):
             raise LatchworkError(
                 f"{self._what} gives {permits.limit} per {permits.interval_s:g} s, with slack {permits.slack_s:g} s; "
                 "make it like that, or use another name"

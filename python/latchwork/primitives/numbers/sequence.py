@@ -10,9 +10,9 @@ import collections.abc
 from collections.abc import Callable
 
 from latchwork._base.validation import check_store
-from latchwork.primitives.numbers.cell import Cell
+from latchwork.primitives.numbers.cell import NumberCell
 from latchwork.primitives.numbers.counter import TIMEOUT_S
-from latchwork.primitives.waiting.common import check_name, check_whole
+from latchwork.primitives.waiting.common import check_integer, check_name
 from latchwork.store.steps import driven
 from latchwork.store.store import Store
 from latchwork.types import Fence, Op
@@ -39,7 +39,7 @@ class Sequence:
     def __init__(self, store: Store, name: str) -> None:
         check_store(store, "a sequence")
         self.name = check_name(name, "sequence")
-        self._cell = Cell(store, name, f"sequence {name!r}")
+        self._cell = NumberCell(store, name, f"sequence {name!r}")
 
     def __repr__(self) -> str:
         return f"<Sequence {self.name!r}>"
@@ -70,7 +70,7 @@ class Sequence:
             Unavailable: None taken.
             OutcomeUnknown: They may have been taken, with their records: look for the records.
         """
-        if check_whole(count, "count") < 1:
+        if check_integer(count, "count") < 1:
             raise ValueError(f"count must be at least 1, not {count}")
 
         async def records(before: int, after: int) -> list[Op]:

@@ -210,7 +210,7 @@ class QueueClaim(GuardsWork):
     def _ownership(self) -> Ownership:
         """Created on first use: most claims end without it."""
         if self._made is None:
-            new = Ownership.by_session(self._what, self.fence, self._session, self._store.clock)
+            new = Ownership.for_session(self._what, self.fence, self._session, self._store.clock)
             made = self.__dict__.setdefault("_first", new)
             self._made = made
             if made is not new:  # another thread was faster

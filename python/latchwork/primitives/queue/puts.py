@@ -18,10 +18,10 @@ from msgspec import Struct
 from latchwork._base.decoding import Decoder, Positive, Whole, encode
 from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue, wait_for_turn
-from latchwork.primitives.numbers.cell import Cell
+from latchwork.primitives.numbers.cell import NumberCell
 from latchwork.primitives.queue.claims import QueueInfo
-from latchwork.primitives.waiting.common import Deadline, check_whole
-from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create
+from latchwork.primitives.waiting.common import Deadline, check_integer
+from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, get_or_create
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Steps, ask
 from latchwork.store.watch import Batch
@@ -72,9 +72,9 @@ class OrderedPuts:
     """
 
     def __init__(
-        self, info: QueueInfo, waits: Waits, count: Callable[[], Steps[int]], capacity: int | None, label: str
+        self, info: QueueInfo, waits: WaiterRegistry, count: Callable[[], Steps[int]], capacity: int | None, label: str
     ) -> None:
-        if capacity is not None and not check_whole(capacity, "capacity") >= 1:
+        if capacity is not None and not check_integer(capacity, "capacity") >= 1:
             raise ValueError(f"capacity must be None or at least 1, not {capacity!r}")
         self.putters = TicketQueue(info.store, info.names.putters, f"putters of {info.what}", label)
         self._store = info.store
@@ -84,7 +84,7 @@ class OrderedPuts:
         self._count = count
         self._capacity = capacity
         self._is_agreed = False
-        self._tail = Cell(info.store, info.names.tail, f"the tail of {info.what}")
+        self._tail = NumberCell(info.store, info.names.tail, f"the tail of {info.what}")
 
     async def put(
         self,
@@ -126,7 +126,7 @@ class OrderedPuts:
             raise self._no_room(waiter)
         try:
             partitions = self._names.partitions
-            while await waiter.follow(partitions, _HasRoom(partitions, capacity), deadline):
+            while await waiter.watch_until(partitions, _HasRoom(partitions, capacity), deadline):
                 with contextlib.suppress(_Full):
                     return await put()
             raise self._no_room(waiter)

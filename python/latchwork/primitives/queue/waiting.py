@@ -93,7 +93,7 @@ class Waiting:
             found = await self._sees_one(partition, head, deadline)
         finally:
             if found:
-                self.line(partition).leave_later(place)
+                self.line(partition).leave_in_background(place)
             else:
                 await self.line(partition).leave(place)
         return head.seen if found else None
@@ -126,7 +126,7 @@ class Waiting:
                 claims = await waiter.keep_trying(partial(take, known), deadline)
         finally:
             if claims:  # an interrupt could come in a wait, and the claims are the caller's
-                self.line(partition).leave_later(place)
+                self.line(partition).leave_in_background(place)
             else:
                 await self.line(partition).leave(place)
         return claims
@@ -197,7 +197,7 @@ class Waiting:
         head = self._kept_head(partition)
         if head is not None:
             self._seen.pop(partition, None)
-            self.line(partition).leave_later(head.place)
+            self.line(partition).leave_in_background(head.place)
             head.waiter.close()
 
     def close(self) -> None:
@@ -218,11 +218,11 @@ class Waiting:
         waiter, seen = head.waiter, head.seen
         while True:
             if head.is_watching:
-                is_done = await waiter.continue_follow(seen, deadline)
+                is_done = await waiter.continue_watching(seen, deadline)
             else:
                 head.is_watching = True
                 prefix = self._info.names.partition(partition)
-                is_done = await waiter.follow(prefix, seen, deadline, matters=seen.matters)
+                is_done = await waiter.watch_until(prefix, seen, deadline, matters=seen.matters)
             if not is_done or seen.is_found:
                 return is_done
             await waiter.keep_trying(lambda: self._let_pass(head.place), deadline)

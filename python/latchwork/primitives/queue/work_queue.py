@@ -35,8 +35,8 @@ from latchwork.primitives.queue.pages import LONGEST_PAGE, Lists, Share, check_p
 from latchwork.primitives.queue.puts import OrderedPuts
 from latchwork.primitives.queue.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
 from latchwork.primitives.queue.waiting import IsFree, Wait, Waiting
-from latchwork.primitives.waiting.common import Closable, Identity, check_name, check_text, check_whole
-from latchwork.primitives.waiting.waits import Waiter, Waits, check_member
+from latchwork.primitives.waiting.common import Closable, Identity, check_integer, check_name, check_text
+from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, driven, steps_of
 from latchwork.store.store import Store
@@ -82,14 +82,14 @@ class WorkQueue(Closable):
         kind = "queue" if self._is_numbered else "work queue"
         check_store(store, f"a {kind}")
         self.name = check_name(name, kind)
-        if not check_whole(max_attempts, "max_attempts") >= 1:
+        if not check_integer(max_attempts, "max_attempts") >= 1:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts!r}")
         self._what = f"{kind} {name!r}"
         identity = Identity()
         check_text(label, f"the label of {self._what}")
         self._store = store
         self._names = Names(name)
-        self._waits = Waits(store, self._what, session)
+        self._waits = WaiterRegistry(store, self._what, session)
         self._info = QueueInfo(
             store,
             self._names,
@@ -376,7 +376,7 @@ class WorkQueue(Closable):
             ForkedProcess: it was made by the parent of this process.
         """
         check_partitions(partitions)
-        if not check_whole(limit, "limit") >= 1:
+        if not check_integer(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
         wish = Wish(
             tuple(dict.fromkeys(partitions)),
@@ -487,7 +487,7 @@ class WorkQueue(Closable):
         Raises:
             SessionLost, Unavailable, OutcomeUnknown, Closed, ForkedProcess, LatchworkError: as for ``wait_free``.
         """
-        if not check_whole(limit, "limit") >= 1:
+        if not check_integer(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
         wait = partial(self._waiting.stay, on_ahead=on_ahead) if stays else self._waiting.wait
         seen = await self._wait(partition, timeout_s, accept, wait, self._waiting.kept(partition) if stays else None)

@@ -5,33 +5,33 @@ Names that are not exported here are for the other parts of primitives.
 
 from latchwork._base.cancellation import StopSignal
 from latchwork.primitives.waiting.common import (
-    Announcer,
     Closable,
     Deadline,
     Identity,
+    ListenerQueue,
     Startable,
+    check_integer,
     check_name,
     check_text,
-    check_whole,
     delay_s,
 )
-from latchwork.primitives.waiting.waits import Waiter, Waits, check_member
+from latchwork.primitives.waiting.waits import Waiter, WaiterRegistry, check_member
 from latchwork.primitives.waiting.work import Ownership, Work
 
 __all__ = [
-    "Announcer",
     "Closable",
     "Deadline",
     "Identity",
+    "ListenerQueue",
     "Ownership",
     "Startable",
     "StopSignal",
     "Waiter",
-    "Waits",
+    "WaiterRegistry",
     "Work",
+    "check_integer",
     "check_member",
     "check_name",
     "check_text",
-    "check_whole",
     "delay_s",
 ]

@@ -70,14 +70,14 @@ def check_bytes(value: bytes, what: str) -> bytes:
     return value
 
 
-def check_least(value: float, what: str, least: float) -> float:
+def check_minimum(value: float, what: str, least: float) -> float:
     """Return the number. ``ValueError`` if it is less than the minimum."""
     if not value >= least:
         raise ValueError(f"{what} must be at least {least:g}, not {value!r}")
     return float(value)
 
 
-def check_whole(value: int, what: str) -> int:
+def check_integer(value: int, what: str) -> int:
     """Return the number. ``TypeError`` if it is not an integer, because a float may change when it is read."""
     if isinstance(value, bool):
         raise TypeError(f"{what} must be a whole number, not {value!r}")
@@ -174,7 +174,7 @@ class Deadline:
         return self._until is not None and self._clock.now() >= self._until
 
 
-class Announcer:
+class ListenerQueue:
     """Calls listeners in a pool of callback threads, in the order of the posts, one at a time, none lost.
 
     Thread-safe; it calls nothing with its mutex held.

@@ -10,7 +10,7 @@ from typing import TypeVar
 from latchwork._base.event import Signal
 from latchwork._base.execution_context import current
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
-from latchwork.primitives.waiting.common import Announcer, Deadline, Startable, refuse_in_callback
+from latchwork.primitives.waiting.common import Deadline, ListenerQueue, Startable, refuse_in_callback
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
@@ -49,7 +49,7 @@ class Participant(Startable):
         self._leaving = False
         self._closed = False
         self._dispatcher = Dispatcher(name, size=1)
-        self._announcer = Announcer(self._dispatcher, what)
+        self._announcer = ListenerQueue(self._dispatcher, what)
 
     @abstractmethod
     async def _participate(self, backoff: Backoff) -> None:

@@ -1,6 +1,6 @@
 """The waits of an object, which end when the object is closed or its session ends.
 
-A ``Waiter`` waits for something in the store by a watch until it is cancelled. A ``Gate`` limits how many ask the
+A ``Waiter`` waits for something in the store by a watch until it is cancelled. A ``EntryLimit`` limits how many ask the
 server at once.
 """
 
@@ -47,7 +47,7 @@ def check_member(member_id: str, kind: str) -> str:
     return member_id
 
 
-class Waits:
+class WaiterRegistry:
     """The waits of an object, ``what`` in messages, such as ``barrier 'start'``. Thread-safe.
 
     They end with the given session; None uses the store's primary session, opened at the first use.
@@ -227,7 +227,7 @@ class Waiter:
         watch = self._watch
         return None if watch is None else watch.siblings
 
-    async def follow(
+    async def watch_until(
         self,
         prefix: str,
         is_done: Callable[[Batch], bool],
@@ -247,8 +247,8 @@ class Waiter:
         self._replace(watch)
         return await self._follow(watch, is_done, deadline)
 
-    async def continue_follow(self, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
-        """Continue ``follow`` with the watch of the last wait: the changes since its last batch."""
+    async def continue_watching(self, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
+        """Continue ``watch_until`` with the watch of the last wait: the changes since its last batch."""
         watch = self._watch
         return watch is not None and await self._follow(watch, is_done, deadline)
 
@@ -303,7 +303,7 @@ async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
     return entry
 
 
-class Gate:
+class EntryLimit:
     """Limits how many waiters of a process enter at a time. Thread-safe."""
 
     def __init__(self, limit: int) -> None:

@@ -16,7 +16,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._base.validation import deferred_kind
 from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
-from latchwork.primitives.waiting.common import check_least
+from latchwork.primitives.waiting.common import check_minimum
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import ForkGuard, make_lost_signal
 from latchwork.store.session import Session
@@ -230,7 +230,7 @@ class Ownership:
         self.lost = Signal()
 
     @classmethod
-    def by_session(
+    def for_session(
         cls, what: str, fence: Fence, session: Session, clock: Clock, error: type[OwnershipLost] = LockLost
     ) -> Ownership:
         """Return an ownership that lasts as long as a session, and is lost when that is lost or closed."""
@@ -242,7 +242,7 @@ class Ownership:
 
     def guard_work(self, margin_s: float | None = None) -> Work:
         """Return a token for work, to be used in a ``with``. None as margin uses a tenth of the TTL."""
-        margin = self._ttl_s * MARGIN_PART if margin_s is None else check_least(margin_s, "margin_s", 0.0)
+        margin = self._ttl_s * MARGIN_PART if margin_s is None else check_minimum(margin_s, "margin_s", 0.0)
         return Work(self, margin)
 
     def remaining_s(self) -> float:
