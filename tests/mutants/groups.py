@@ -76,7 +76,8 @@ DEFECTS = (
         "a change between the read and the wait is missed",
         "primitives/barrier/member.py",
         "                await self._wait_for_another_phase(arrival.board.phase, waiter, deadline)\n",
-        "                await self._wait_for_another_phase((await self._get_or_create_board())[1].phase, waiter, deadline)\n",
+        "                newest = (await self._get_or_create_board())[1].phase\n"
+        "                await self._wait_for_another_phase(newest, waiter, deadline)\n",
         id_of("primitives/double_barrier", "a_round_that_ends_between_look_and_wait_is_noticed", on="memory"),
     ),
 )
