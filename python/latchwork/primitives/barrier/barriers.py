@@ -49,7 +49,7 @@ class Barrier(BarrierMember, Closable):
     async def wait(
         self, timeout_s: float | None = None, *, generation: int | None = None, checks: Sequence[Check] = ()
     ) -> int:
-        """Arrive, and wait until all members have.
+        """Arrive at the barrier, and wait until all members have arrived.
 
         Args:
             timeout_s: Seconds to wait. None waits forever. After the timeout the generation is broken for everybody.
@@ -83,7 +83,7 @@ class Barrier(BarrierMember, Closable):
 
     @driven
     async def abort(self, why: str = "", *, lacking: Lacking | None = None) -> None:
-        """Break the open generation: all waiting members get ``BarrierBroken``, and the next one is open.
+        """Break the open generation: all waiting members get ``BarrierBroken``, and the next generation opens.
 
         Args:
             why: The reason for the others.
@@ -94,7 +94,7 @@ class Barrier(BarrierMember, Closable):
 
     @driven
     async def check(self, generation: int = 0) -> tuple[bool, At | Absent]:
-        """Return whether a generation, or a later one, has passed, and a check for transactions that depend on that.
+        """Return whether a generation or a later one has passed, and a check for transactions that rely on the answer.
 
         The check fails once any generation was opened, has passed or was broken since.
         """
@@ -106,12 +106,12 @@ class Barrier(BarrierMember, Closable):
 
     @driven
     async def generation(self) -> int:
-        """Return the open generation."""
+        """Return the number of the open generation."""
         return (await self._read_board()).phase
 
     @driven
     async def arrived(self) -> list[str]:
-        """Return the members that have arrived at the open generation, sorted."""
+        """Return the IDs of the members that have arrived at the open generation, sorted."""
         return await self._arrived()
 
 
@@ -166,12 +166,12 @@ class DoubleBarrier(BarrierMember):
 
     @driven
     async def enter(self, timeout_s: float | None = None) -> int:
-        """Wait until all have entered. Arguments and errors as for ``Barrier.wait``.
+        """Wait until all members have entered. A round that is in progress without this member must end first.
 
-        A round that is in progress without us is waited for.
+        Arguments and errors are those of ``Barrier.wait``.
 
         Returns:
-            The round, from 0.
+            The number of the round, from 0.
         """
         phase = await self._pass_or_end(self._to_enter, timeout_s)
         self._round = phase // 2
@@ -179,12 +179,12 @@ class DoubleBarrier(BarrierMember):
 
     @driven
     async def leave(self, timeout_s: float | None = None) -> int:
-        """Wait until all have left. Arguments and errors as for ``Barrier.wait``.
+        """Wait until all members have left. Arguments and errors are those of ``Barrier.wait``.
 
         Returns:
-            The round that has ended.
+            The number of the round that has ended.
         Raises:
-            LatchworkError: We have not entered.
+            LatchworkError: This member has not entered.
         """
         phase = await self._pass_or_end(self._to_leave, timeout_s)
         self._round = None
@@ -192,27 +192,27 @@ class DoubleBarrier(BarrierMember):
 
     @driven
     async def abort(self, why: str = "") -> None:
-        """End the round: all waiting members get ``BarrierBroken``, and the next round is open."""
+        """End the round: all waiting members get ``BarrierBroken``, and the next round opens."""
         await self._abort(why)
         self._round = None
 
     @driven
     async def round(self) -> int:
-        """Return the open round."""
+        """Return the number of the open round."""
         return (await self._read_board()).phase // 2
 
     @driven
     async def members(self) -> list[str]:
-        """Return the members inside, sorted; before all have entered, the members that have arrived."""
+        """Return the IDs of the members inside, sorted. Before all have entered, return those that have arrived."""
         board = await self._read_board()
         if board.phase % 2 == 0:
             return await self._arrived()
         return sorted(set(board.regulars) - set(await self._arrived()))
 
     async def _pass_or_end(self, choose: Choice, timeout_s: float | None) -> int:
-        """Meet. If the call is cancelled or interrupted, end its round in the background.
+        """Enter or leave. If the call is cancelled or interrupted, end the round in the background.
 
-        Otherwise no member would leave it, and it would keep every later round from beginning.
+        Otherwise this member would never leave the round, which would block every later round.
         """
         chosen: int | None = None
 
@@ -229,9 +229,10 @@ class DoubleBarrier(BarrierMember):
             return await self._pass_phase(choose_and_note, timeout_s)
 
     async def _end_round(self, phase: int, backoff: Backoff) -> float | None:
-        """Try once to end the round of a phase at which we may have arrived; a ``CleanupJob``.
+        """Try once to end the round of a phase at which this member may have arrived. A job for background cleanup.
 
-        An arrival in flight is refused afterwards, because it depends on the board.
+        Returns:
+            Seconds until the next attempt; None when done.
         """
         why = f"a call of {self.member_id!r} was cancelled"
         try:

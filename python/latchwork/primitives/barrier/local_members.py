@@ -37,12 +37,12 @@ _OPENS_S = 0.5
 
 @dataclass(eq=False)
 class _Request:
-    """A request of one member, and its answer.
+    """A read or write that one member requests, and its answer.
 
     Attributes:
         keys: Keys to read; empty for a write.
         checks, ops: The transaction.
-        done: Set once ``entries`` or ``error`` is the answer.
+        done: Set once ``entries`` or ``error`` is known.
     """
 
     keys: Sequence[str] = ()
@@ -54,7 +54,7 @@ class _Request:
 
     @property
     def weight(self) -> int:
-        """The number of its checks."""
+        """The number of checks of the request, or of its keys."""
         return sum(len(check.checks) if isinstance(check, Fence) else 1 for check in self.checks)
 
     def answer(self, entries: Sequence[Entry | None]) -> None:
@@ -89,11 +89,11 @@ class LocalMembers:
     # Members
 
     def enter(self, member: object) -> None:
-        """Add a member."""
+        """Add a member that waits in this process."""
         self._members.append(member)
 
     def leave(self, member: object) -> None:
-        """Remove a member. Idempotent."""
+        """Remove a member that no longer waits. Idempotent."""
         with suppress(ValueError):
             self._members.remove(member)
         follower = self._follower
@@ -106,15 +106,16 @@ class LocalMembers:
                 self._notifier.notify_all()
 
     def claim_watching(self, member: object, phase: int) -> bool:
-        """Return whether this member follows the arrivals at a phase for all members of this process."""
+        """Return whether this member must watch the arrivals at a phase, on behalf of all members of this process."""
         with self._lock:
             if self._follower is None or self._follower[1] != phase:
                 self._follower = (member, phase)
             return self._follower[0] is member
 
     def claim_opening(self, member: object, phase: int) -> Signal | None:
-        """Return None if this member must open the phase. Otherwise return a signal that is set once another member has
-        tried.
+        """Return None if this member must open the phase.
+
+        Otherwise return a signal that is set once another member of this process has tried to open it.
         """
         with self._lock:
             if self._opener is None or self._opener[1] != phase:
@@ -122,7 +123,7 @@ class LocalMembers:
             return None if self._opener[0] is member else self._opener[2]
 
     def end_opening(self, member: object) -> None:
-        """Record that a member no longer tries to open a phase. Idempotent."""
+        """Record that a member is no longer trying to open a phase. Idempotent."""
         opener = self._opener
         if opener is not None and opener[0] is member:
             self._opener = None
@@ -135,20 +136,23 @@ class LocalMembers:
     # Calls
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[Entry | None]:
-        """Return the entries of keys, read after this call began."""
+        """Return the entries of these keys.
+
+        They are read after the call began, together with those for other members.
+        """
         if self._is_single:
             found: Sequence[Entry | None] = await ask(self._store.get_many, list(keys))
             return found
         return await self._ask(_Request(keys=keys))
 
     async def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Sequence[Entry | None]:
-        """Commit a transaction, and return the written entries in order."""
+        """Commit a transaction, together with those of other members. Return the written entries in order."""
         if self._is_single:
             return (await ask(self._store.commit, checks, ops)).entries
         return await self._ask(_Request(checks=checks, ops=ops))
 
     async def delete(self, entry: Entry) -> None:
-        """Delete a key if it is unchanged since it was read."""
+        """Delete a key if its entry is unchanged since it was read."""
         if self._is_single:
             await ask(self._store.delete, entry.key, version=entry.version)
         else:
@@ -214,8 +218,9 @@ class LocalMembers:
                 request.answer([written[op.key] for op in request.ops if op.key in written])
 
     async def _handle_conflict(self, requests: Sequence[_Request], error: Exception) -> None:
-        """Fail the requests that a conflict concerns, and send the others again; each alone if it is unknown which it
-        concerns.
+        """Raise a conflict in the requests that caused it, and send the other requests again.
+
+        If the cause is unknown, each request is sent alone.
         """
         failed = error.failed if isinstance(error, Conflict) else ()
         concerned = [each for each in requests if any(one in failed for one in (*each.checks, *each.ops))]
@@ -233,10 +238,10 @@ class LocalMembers:
     # The board
 
     async def wait_for_board(self, phase: int, stop: Signal, timeout_s: float | None) -> bool:
-        """Wait until the board shows the end of a phase.
+        """Wait until the stored state of the barrier shows that a phase has ended.
 
         Returns:
-            False after the timeout or a cancellation. Also False sometimes without a reason.
+            False after the timeout or when ``stop`` was set. It may be False without a reason.
         """
         signal = Signal()
         remove_call = stop.call_when_set(signal.set)
@@ -266,7 +271,7 @@ class LocalMembers:
         self._wake(None if known is None else known.get(self._board_key))
 
     def remove_waiter(self, signal: Signal) -> None:
-        """Stop waiting with this signal. The watch is closed with the last one. Idempotent."""
+        """Stop setting this signal. The shared watch is closed when no signal is left. Idempotent."""
         with self._lock:
             self._listening.pop(signal, None)
             mirror = None
@@ -281,7 +286,7 @@ class LocalMembers:
                 self._wake(change.entry)
 
     def _wake(self, entry: Entry | None) -> None:
-        """Wake the members whose phase has ended, or all if the board is invalid."""
+        """Wake the members whose phase has ended, or all members if the stored state is invalid."""
         try:
             open_phase = None if entry is None else Board.from_entry(entry).phase
         except BadRecord:
@@ -295,7 +300,10 @@ class LocalMembers:
 
 
 def _next_batch(waiting: Sequence[_Request]) -> tuple[list[_Request], list[_Request]]:
-    """Return the requests of the next call in order, and the remaining ones. Reads first; no key is written twice."""
+    """Return the requests to send with the next call, and the remaining ones.
+
+    Reads come first. No key is written twice in one call.
+    """
     reads = [request for request in waiting if request.keys]
     if reads:
         return reads[:_MOST_OPS], [request for request in waiting if request not in reads[:_MOST_OPS]]
@@ -325,15 +333,15 @@ class LocalMember:
         self.end()
 
     def end(self) -> None:
-        """End the wait. Idempotent."""
+        """End the wait of this member. Idempotent."""
         self.members.leave(self)
 
     def claim_watching(self, phase: int) -> bool:
-        """Return whether this member follows the arrivals at a phase for all members of this process."""
+        """Return whether this member must watch the arrivals at a phase, on behalf of all members of this process."""
         return self.members.claim_watching(self, phase)
 
     async def claim_opening(self, phase: int, waiter: Waiter) -> bool:
-        """Return whether this member must open the phase. Otherwise wait until another one has."""
+        """Return whether this member must open the phase. If another member does, wait until it has tried."""
         signal = self.members.claim_opening(self, phase)
         if signal is None:
             return True
@@ -344,7 +352,7 @@ class LocalMember:
             remove_call()
 
     def end_opening(self) -> None:
-        """Record that this member no longer tries to open the phase."""
+        """Record that this member is no longer trying to open the phase."""
         self.members.end_opening(self)
 
 
@@ -352,7 +360,9 @@ _by_store: WeakKeyDictionary[Store, dict[str, LocalMembers]] = WeakKeyDictionary
 
 
 def local_members_of(store: Store, name: str) -> LocalMembers:
-    """Return the ``LocalMembers`` of a barrier: shared by all threads of a store, separate for each task."""
+    """Return the object shared by the members of a barrier in this process: one per store, or per task of an event
+    loop.
+    """
     if current() is not None:
         return LocalMembers(store, name)
     by_name = _by_store.setdefault(store, {})
@@ -360,7 +370,10 @@ def local_members_of(store: Store, name: str) -> LocalMembers:
 
 
 def _forget(by_name: dict[str, LocalMembers], one: LocalMembers) -> None:
-    """Remove an empty object. Members that still have it may use it: a second one only costs more."""
+    """Remove an object without members from the table of shared objects.
+
+    A member that still has it may continue to use it. A second object only costs more requests.
+    """
     for name, each in list(by_name.items()):
         if each is one:
             by_name.pop(name, None)

@@ -67,20 +67,20 @@ Parties = int | Collection[str] | Callable[[], Expected]
 
 
 def is_many(parties: int) -> bool:
-    """Return whether there are too many members for all to follow the arrivals."""
+    """Return whether a barrier has too many members for each of them to watch all arrivals."""
     return parties > MANY
 
 
 def draw_watcher(parties: int) -> bool:
-    """Return at random whether one of this many members follows the arrivals."""
+    """Decide whether a member watches the arrivals of the others: always with few members, at random with many."""
     return not is_many(parties) or random.random() < FOLLOWERS / parties
 
 
 class Arrivals:
-    """Follows a barrier until the phase has ended or all have arrived. For one thread.
+    """Collects the arrivals at a phase from a watch, until the phase has ended or all have arrived. For one thread.
 
     Attributes:
-        board: The board, once the phase has ended.
+        board: The state of the barrier, once the phase has ended.
     """
 
     def __init__(self, board_key: str, arrivals: str, parties: int, phase: int) -> None:
@@ -109,13 +109,13 @@ class Arrivals:
 
     @property
     def arrived(self) -> set[str]:
-        """The members that have arrived."""
+        """The IDs of the members that have arrived."""
         return {key.rpartition("/")[2] for key in self._arrived_at}
 
     def is_first_to_end(self, key: str) -> bool:
-        """Return whether the member of this arrival ends the phase.
+        """Return whether the member with this arrival key should write the end of the phase.
 
-        With few members this is the last to arrive, with many the first that follows.
+        With few members this is the last one to arrive, with many the first one that watches.
         """
         if is_many(self._parties):
             return key in self._followers and self._followers[key] <= min(self._followers.values())
@@ -123,10 +123,10 @@ class Arrivals:
 
 
 class PhaseEnd:
-    """Watches the board of a barrier until a phase has ended. For one thread.
+    """Detects the end of a phase from a watch of the barrier's state. For one thread.
 
     Attributes:
-        board: The board, once the phase has ended.
+        board: The state of the barrier, once the phase has ended.
     """
 
     def __init__(self, phase: int) -> None:
@@ -180,25 +180,25 @@ class BarrierMember:
         return f"<{type(self).__name__} {self.name!r} {self.member_id!r}>"
 
     def close(self) -> None:
-        """End the waits of this object. An arrival still counts. Thread-safe and idempotent."""
+        """End all waits of this object. An arrival still counts. Thread-safe and idempotent."""
         self._waits.close()
 
     async def _read_board(self) -> Board:
-        """Return the board, or its initial state if the barrier was never used."""
+        """Read the state of the barrier. Return the initial state if the barrier was never used."""
         self._waits.check()
         entry = await ask(self._store.get, self._board_key)
         return self._initial if entry is None else Board.from_entry(entry)
 
     async def _arrived(self) -> list[str]:
-        """Return the members that have arrived at the open phase, sorted."""
+        """Return the IDs of the members that have arrived at the open phase, sorted."""
         phase = (await self._read_board()).phase
         return sorted(find_arrived(await ask(self._store.list, self._arrivals), phase))
 
     async def _pass_phase(self, choose: Choice, timeout_s: float | None, checks: Sequence[Check] = ()) -> int:
-        """Arrive at a phase, and wait until it has passed.
+        """Arrive at a phase, and wait until all members have arrived. Return the number of the phase.
 
         Raises:
-            BarrierBroken: It ended without all members, after a timeout here or elsewhere.
+            BarrierBroken: The phase ended without all members, after a timeout of any of them.
         """
         local = LocalMember(local_members_of(self._store, self.name))
         async with self._waits.start(timeout_s) as (waiter, deadline):
@@ -211,7 +211,12 @@ class BarrierMember:
                     await self._wait_for_another_phase(arrival.board.phase, waiter, deadline)
 
     async def _abort(self, why: str, lacking: Lacking | None = None) -> None:
-        """Break the open phase; with ``lacking``, only if a member that it returns has not arrived."""
+        """Break the open phase.
+
+        Args:
+            why: The reason, for the other members.
+            lacking: If given, break the phase only if a member that this function returns has not arrived.
+        """
         self._waits.check()
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
@@ -246,7 +251,7 @@ class BarrierMember:
     async def _arrive(
         self, choose: Choice, checks: Sequence[Check], waiter: Waiter, timeout_s: float | None, local: LocalMember
     ) -> _Arrival:
-        """Arrive once at the requested phase."""
+        """Make one attempt to arrive at the phase that ``choose`` returns."""
         has_paused = False
         while True:
             names = [self._board_key] if self._has_left else [self._board_key, self._mine]
@@ -288,8 +293,10 @@ class BarrierMember:
         *,
         local: LocalMember,
     ) -> _Arrival | None:
-        """Write our arrival at the open phase, and open the phase if we are the first. Return None if the board has
-        changed.
+        """Write this member's arrival at the open phase. The first arrival also opens the phase.
+
+        Returns:
+            None if the state of the barrier has changed meanwhile.
         """
         ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]
         ops: list[Op] = []
@@ -315,7 +322,7 @@ class BarrierMember:
         return _Arrival(board.phase, written[0] if is_first else entry, board, written[-1], is_follower)
 
     async def _resolve_expected(self) -> Expected:
-        """Return the parties of a phase that is opened now."""
+        """Return the members that are expected at a phase that is opened now."""
         if self._expect is None:
             return Expected(self._parties)
         expected = await call_library(self._expect)
@@ -326,7 +333,7 @@ class BarrierMember:
     # Waiting
 
     async def _wait_for_another_phase(self, seen: int, waiter: Waiter, deadline: Deadline) -> None:
-        """Wait until another phase is open than the one that was seen."""
+        """Wait until the open phase differs from the phase that was seen."""
         if await waiter.keep_trying(lambda: self._end_if_complete(seen), deadline) is not None:
             return  # it had ended, but the last member died before it wrote that
         if not await waiter.watch_until(self._board_key, PhaseEnd(seen), deadline):
@@ -350,7 +357,10 @@ class BarrierMember:
     async def _watch_arrivals(
         self, phase: int, arrival: _Arrival, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> Board:
-        """Wait until the phase has ended, or end it, and return the board."""
+        """Watch the arrivals until the phase has ended, or end it when all have arrived.
+
+        Return the state of the barrier.
+        """
         board = None
         if not arrival.follows:
             board = await self._watch_board(phase, arrival.board.parties, waiter, deadline, local)
@@ -372,10 +382,10 @@ class BarrierMember:
     async def _watch_board(
         self, phase: int, parties: int, waiter: Waiter, deadline: Deadline, local: LocalMember
     ) -> Board | None:
-        """Wait for the end of the phase by watching the board alone.
+        """Wait for the end of a phase by watching only the state of the barrier.
 
         Returns:
-            The board. None if this member must follow the arrivals itself, or after the timeout.
+            The state of the barrier. None if this member must watch the arrivals itself, or after the timeout.
         """
         longest_s = random.uniform(*AGAIN_S)
         if await local.members.wait_for_board(phase, waiter.cancelled, deadline.left_s(longest_s)):
@@ -394,9 +404,12 @@ class BarrierMember:
     async def _end_if_complete(
         self, phase: int, arrived: set[str] | None = None, known: Iterable[tuple[Entry, Board]] = ()
     ) -> Board | None:
-        """End the phase as passed if all have arrived, and return the board if it has ended.
+        """End a phase as passed if all members have arrived. Return the state of the barrier if the phase has ended.
 
-        Members in ``arrived`` count as arrived, because they were seen while the phase was open.
+        Args:
+            phase: The phase.
+            arrived: Members that were seen to arrive while the phase was open.
+            known: Entries of the state that were read before.
         """
         return await self._end(
             phase,
@@ -406,7 +419,10 @@ class BarrierMember:
         )
 
     async def _end_as_broken(self, phase: int, why: str) -> Board:
-        """End the phase as broken, or as passed if all have arrived after all, and return the board."""
+        """End a phase as broken, or as passed if all members have arrived after all.
+
+        Return the state of the barrier.
+        """
         board = await self._end(
             phase,
             lambda board, arrived: (
@@ -457,7 +473,10 @@ class BarrierMember:
         )
 
     async def _delete_arrival(self, mine: Entry | None, local: LocalMember) -> None:
-        """Delete our arrival. If it stayed, our process would believe after a restart that it has not seen the end."""
+        """Delete the arrival of this member after the end of the phase.
+
+        Otherwise the process would believe after a restart that it had not seen the end of the phase.
+        """
         if mine is None:
             return
         try:
@@ -470,7 +489,15 @@ class BarrierMember:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """The requested phase (None: wait for another one), the board at our arrival, and our arrival."""
+    """The result of an attempt to arrive.
+
+    Attributes:
+        phase: The phase; None if this member must wait for another phase first.
+        entry: Entry of the barrier's state at that time.
+        board: The state of the barrier at that time.
+        mine: Entry of this member's arrival; None without one.
+        follows: Whether this member watches the arrivals of the others.
+    """
 
     phase: int | None
     entry: Entry | None
@@ -480,7 +507,7 @@ class _Arrival:
 
     @property
     def deadline_s(self) -> float | None:
-        """The timeout that the first arrival gave the phase, in seconds; None for no limit."""
+        """The timeout in seconds that the first arrival has set for the phase, or None without a limit."""
         return None if self.board.opening is None else self.board.opening.deadline_s
 
 

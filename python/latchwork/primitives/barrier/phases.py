@@ -32,9 +32,7 @@ class PhaseResult(Struct, frozen=True, omit_defaults=True):
         phase: The phase.
         broken: Why it was broken; empty if it passed.
         arrived: The members that had arrived, sorted.
-        missing: The members that had not, sorted.
-        lacking: The number of missing members.
-        parties: The number of expected members if each phase has its own; else 0.
+        missing: The members that had not arrived, sorted.
     """
 
     phase: Whole
@@ -105,19 +103,19 @@ class Board(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def for_parties(cls, parties: int | Collection[str]) -> Board:
-        """Return a new barrier for this number of members, or for these IDs."""
+        """Return the initial state of a barrier for a number of members, or for members with these IDs."""
         if isinstance(parties, int):
             return cls(parties)
         return cls(len(parties), tuple(sorted(parties)))
 
     @classmethod
     def for_separate_phases(cls) -> Board:
-        """Return a new barrier whose phases are opened one by one."""
+        """Return the initial state of a barrier whose phases each have their own number of members."""
         return cls(0, is_per_phase=True)
 
     @classmethod
     def from_entry(cls, entry: Entry) -> Board:
-        """Return the stored state.
+        """Decode the stored state of a barrier.
 
         Raises:
             BadRecord: It is not a barrier.
@@ -125,40 +123,43 @@ class Board(Struct, frozen=True, omit_defaults=True):
         return _parsed(entry.value) or _BOARD.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
-        """Return the value to store."""
+        """Return the bytes to store."""
         return encode(self)
 
     def expects_same_as(self, other: Board) -> bool:
-        """Return whether both expect the same parties, or both have them per phase."""
+        """Return whether another state expects the same members, or both set the members per phase."""
         if self.is_per_phase or other.is_per_phase:
             return self.is_per_phase == other.is_per_phase
         return (self.parties, self.names) == (other.parties, other.names)
 
     @property
     def is_open(self) -> bool:
-        """Whether the parties of the open phase are known."""
+        """Whether the expected members of the open phase are known."""
         return not self.is_per_phase or self.opening is not None
 
     def after_opening(self, parties: int | Collection[str], opening: Opening) -> Board:
-        """Return the state after the first arrival at a phase has set its parties."""
+        """Return the state after the first arrival at a phase has set the expected members."""
         told = Board.for_parties(parties)
         return replace(self, parties=told.parties, names=told.names, opening=opening)
 
     def has_passed(self, phase: int) -> bool:
-        """Return whether this phase, or a later one, has passed."""
+        """Return whether a phase or a later one has passed."""
         passed = (each.phase for each in self.ended if not each.broken)
         return max(self.last_passed, *passed, -1) >= phase
 
     def find_end(self, phase: int) -> PhaseResult | None:
-        """Return how a phase ended; None if it is open, in the future, or too long ago."""
+        """Return how a phase ended. None if it is open, in the future, or ended too long ago."""
         return next((each for each in self.ended if each.phase == phase), None)
 
     def is_complete(self, arrived: Collection[str]) -> bool:
-        """Return whether all have arrived."""
+        """Return whether all expected members have arrived."""
         return self.is_open and len(arrived) >= self.parties
 
     def find_missing(self, arrived: Collection[str]) -> tuple[str, ...]:
-        """Return the missing members, sorted: of the expected IDs, or of the last arrivals."""
+        """Return the IDs of the missing members, sorted.
+
+        If no IDs are expected, only the members of the last phase that passed are compared.
+        """
         expected = self.names or self.regulars
         return tuple(sorted(set(expected) - set(arrived)))
 
@@ -169,7 +170,7 @@ class Board(Struct, frozen=True, omit_defaults=True):
         return replace(self._after(self.phase + 1, PhaseResult(self.phase, "", kept), kept), last_passed=self.phase)
 
     def after_breaking(self, why: str, arrived: Collection[str], cycle: int) -> Board:
-        """Return the state after the open phase was broken: the next phase is the first of the next round."""
+        """Return the state after the open phase was broken. The next phase is the first one of the next round."""
         end = PhaseResult(
             self.phase,
             why or "it was broken",
@@ -210,24 +211,24 @@ _parsed = lru_cache(maxsize=128)(_BOARD.find)
 
 
 def read_arrival(entry: Entry) -> tuple[str, int]:
-    """Return the member and the phase of an arrival; -1 for an invalid one."""
+    """Decode a member's stored arrival. Return the member's ID and its phase, which is -1 for an invalid record."""
     found = _ARRIVAL.find(entry.value)
     return entry.key.rpartition("/")[2], -1 if found is None else found.phase
 
 
 def watches_arrivals(entry: Entry) -> bool:
-    """Return whether the member of an arrival follows the others, where not all do."""
+    """Return whether the member with this stored arrival watches the arrivals of the others."""
     found = _ARRIVAL.find(entry.value)
     return found is not None and found.follows
 
 
 def write_arrival(phase: int, about: Mapping[str, object]) -> bytes:
-    """Return the value of an arrival."""
+    """Return the bytes to store for an arrival at a phase."""
     return encode({"phase": phase, **about})
 
 
 def find_arrived(entries: Iterable[Entry], phase: int) -> set[str]:
-    """Return the members that have arrived at a phase."""
+    """Return the IDs of the members that have arrived at a phase, given the stored arrivals."""
     return {member for member, at in map(read_arrival, entries) if at == phase}
 
 
@@ -255,7 +256,7 @@ class BarrierState:
 
 
 def barrier_state(store: Store, name: str) -> BarrierState | None:
-    """Return the state of a barrier; None if it was never used.
+    """Read the state of a barrier. Return None if the barrier was never used.
 
     Raises:
         BadRecord: Another record is stored there.
@@ -278,10 +279,10 @@ def barrier_state(store: Store, name: str) -> BarrierState | None:
 
 
 async def prepare_arrivals(store: Store, names: Sequence[str], member_id: str) -> tuple[list[Check], list[Op]]:
-    """Return what a transaction has to check and write so that a member arrives at several barriers without waiting.
+    """Return the checks and operations with which a transaction lets a member arrive at several barriers at once.
 
-    Only barriers with an open generation in which the member has not arrived are part of it. A generation that is
-    opened after this call is not covered: let ``Expected.ops`` write a key that the transaction checks.
+    Barriers without an open generation, or at which the member has arrived already, are left out. To cover a generation
+    that is opened after this call, let ``Expected.ops`` write a key that the transaction checks.
     """
     checks: list[Check] = []
     ops: list[Op] = []

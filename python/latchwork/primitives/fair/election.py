@@ -65,7 +65,7 @@ class Election:
 
     @driven
     async def campaign(self, value: bytes = b"", *, timeout_s: float | None = None) -> Term:
-        """Queue, and wait to be elected.
+        """Join the queue of candidates and wait to be elected.
 
         Args:
             value: The public value during the term; see ``Term.proclaim``.
@@ -133,16 +133,18 @@ class Election:
 
     @driven
     async def leader(self) -> Leader | None:
-        """Return the leader from the store, or None. Needs no campaign."""
+        """Read the current leader from the store. Return None if there is none. No campaign is needed."""
         return next(iter(await steps_of(self.candidates)()), None)
 
     @driven
     async def candidates(self) -> list[Leader]:
-        """Return all campaigns in the order in which they will lead, the leader first. Needs no campaign."""
+        """Return all candidates in the order in which they will lead, the leader first. No campaign is needed."""
         return [Leader.from_ticket(ticket) for ticket in await self._queue.tickets()]
 
     def observe(self) -> Observer:
-        """Follow the leader and its value. Close the observer at the end: it outlives this object. Needs no campaign.
+        """Return an iterator over the leaders and their values.
+
+        Close it after use: it continues after ``close`` of this object.
 
         Raises:
             Closed: The election was closed.
@@ -152,7 +154,7 @@ class Election:
 
     @shielded
     async def close(self) -> None:
-        """Resign all terms of this object, and end its campaigns. Thread-safe and idempotent."""
+        """Resign from all terms of this object, and end its campaigns. Thread-safe and idempotent."""
         if self._waits.home.is_foreign:
             return
         self._waits.close()  # first: new campaigns are refused from now on
@@ -200,7 +202,7 @@ class Term(GuardsWork):
 
     @property
     def fence(self) -> Fence:
-        """The check for every write that only the leader may do. Its ``token`` grows with each new term.
+        """The check to add to every write that only the leader may make.
 
         Raises:
             NotLeader: The term has ended.
@@ -209,25 +211,34 @@ class Term(GuardsWork):
 
     @property
     def is_leader(self) -> bool:
-        """Whether we certainly lead. It becomes False by our own clock before another candidate can lead. No I/O."""
+        """Whether this process certainly leads. Performs no I/O.
+
+        It becomes False by the local clock before another candidate can lead.
+        """
         return self._seat.is_held
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the term is lost, never by resigning."""
+        """A signal that is set when the term is lost, but not when it is resigned."""
         return self._seat.lost
 
     def remaining_s(self) -> float:
-        """Seconds for which we certainly lead without a further renewal; 0 after the term. No I/O."""
+        """Return for how many seconds this process certainly leads without a further renewal. Performs no I/O.
+
+        The result is 0 after the end of the term.
+        """
         return self._seat.remaining_s()
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` when the term is lost, not when it is resigned. Return a function that removes the listener."""
+        """Call ``fn()`` when the term is lost, but not when it is resigned.
+
+        Return a function that removes the listener.
+        """
         return self._seat.on_lost(fn)
 
     @driven
     async def proclaim(self, value: bytes) -> None:
-        """Publish another value without another election.
+        """Replace the leader's public value without another election.
 
         Raises:
             NotLeader: The term has ended. Nothing was published.
@@ -237,7 +248,7 @@ class Term(GuardsWork):
 
     @shielded
     async def resign(self) -> None:
-        """End the term, so that the next campaign is elected. Idempotent.
+        """End the term, so that the next candidate is elected. Idempotent.
 
         Raises:
             NotLeader: It had been lost, even if only the store knew.
@@ -247,7 +258,7 @@ class Term(GuardsWork):
 
     @shielded
     async def close(self) -> None:
-        """End the term, lost or not."""
+        """End the term. Raises no error if it was already lost."""
         await self._seat.give_up()
 
     def _owned(self) -> Ownership:
@@ -255,7 +266,7 @@ class Term(GuardsWork):
 
 
 class _Seat(SessionLock):
-    """A campaign and the term that follows it."""
+    """A candidate's campaign and the term of leadership that follows it."""
 
     error = NotLeader
 
@@ -311,7 +322,10 @@ class _Seat(SessionLock):
 
 
 def _value_body(value: bytes) -> dict[str, object]:
-    """Return the value as text if it is text, so that people can read it in the store."""
+    """Return the fields to store for a leader's value.
+
+    A value that is text is stored as text, so that people can read it.
+    """
     try:
         return {"value": value.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:

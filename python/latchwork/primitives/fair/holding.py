@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 class Acquisition:
-    """An acquisition of a hold. A reentrant hold has several."""
+    """One acquisition of a lock. A thread that acquires a reentrant lock several times has several acquisitions of one
+    hold.
+    """
 
     def __init__(self, hold: Hold) -> None:
         self.hold = hold
@@ -57,11 +59,11 @@ class Hold:
 
     @property
     def is_held(self) -> bool:
-        """Return whether it is certainly ours."""
+        """Whether this process certainly still holds the lock."""
         return self.remaining_s() > 0.0
 
     def remaining_s(self) -> float:
-        """Return the seconds for which it is certainly ours."""
+        """Return for how many seconds this process certainly holds the lock."""
         return self.ownership.remaining_s()
 
 
@@ -147,7 +149,10 @@ class SessionLock(GuardsWork):
 
     @shielded
     async def release(self) -> None:
-        """Release what this thread holds, or, from a thread without a hold, the only hold of the object.
+        """Release the lock that this thread holds, so that the next waiter can acquire it.
+
+        A thread that holds nothing releases the only hold of the object. If the server cannot be reached, the release
+        continues in the background, and the end of the session completes it at the latest.
 
         The next waiter can have it at once. If the server cannot be reached, the release continues in the background,
         and the end of the session completes it at the latest.
@@ -161,7 +166,7 @@ class SessionLock(GuardsWork):
 
     @shielded
     async def close(self) -> None:
-        """Release all holds of this object, and end its waits. Thread-safe and idempotent."""
+        """Release all locks held through this object, and end its waits. Thread-safe and idempotent."""
         if self._home.is_foreign:
             return
         self._waits.close()
@@ -176,7 +181,7 @@ class SessionLock(GuardsWork):
 
     @property
     def fence(self) -> Fence:
-        """The fence of the current hold: this thread's newest, otherwise the object's.
+        """The fence of the current hold: the newest one of this thread, or else that of another thread.
 
         Raises:
             LockLost: It has expired, or is not held.
@@ -185,14 +190,14 @@ class SessionLock(GuardsWork):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is certainly ours, by our own clock. No I/O."""
+        """Whether this process certainly holds the lock, judged by its own clock. Performs no I/O."""
         return self.remaining_s() > 0.0
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the current hold is lost or its session is closed, not by a release.
+        """A signal that is set when the lock is lost or its session is closed, but not when it is released.
 
-        Read it after each ``acquire``.
+        Each hold has a new signal: read the property after each ``acquire``.
         """
         if self._home.is_foreign:
             return make_lost_signal()
@@ -200,14 +205,18 @@ class SessionLock(GuardsWork):
         return hold.ownership.lost if hold is not None else Signal()
 
     def remaining_s(self) -> float:
-        """Seconds for which it is certainly ours without a further renewal; 0 without a hold. No I/O."""
+        """Return for how many seconds the lock is certainly held without a further renewal. Performs no I/O.
+
+        The result is 0 if the lock is not held.
+        """
         hold = self._current_hold()
         return hold.remaining_s() if hold is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` when a hold is lost or its session is closed, not on release.
+        """Call ``fn()`` when the lock is lost or its session is closed, but not when it is released.
 
-        Returns a function that removes the listener.
+        Returns:
+            A function that removes the listener.
         """
         self._waits.check()
         return listen(self._listeners, fn)
@@ -216,10 +225,14 @@ class SessionLock(GuardsWork):
 
     @abstractmethod
     async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        """Acquire the lock. Return None, with nothing left behind, after a timeout or a cancellation."""
+        """Acquire the lock on the server.
+
+        Returns:
+            The position in the queue. None after a timeout or a cancellation; the ticket has been removed then.
+        """
 
     def _refuse_acquire(self) -> None:
-        """Refuse an acquisition that cannot succeed."""
+        """Raise an error if an acquisition cannot succeed."""
 
     # Acquiring
 
@@ -239,7 +252,7 @@ class SessionLock(GuardsWork):
             return (await self._on_acquired(position, waiter)).acquisitions[0]
 
     def _reentrant_hold(self) -> Hold | None:
-        """Return this thread's hold if it may acquire it again."""
+        """Return the hold of this thread if it may acquire the lock again, else None."""
         hold = self._hold_of_thread()
         if hold is None or self._allows_several:
             return None
@@ -279,7 +292,10 @@ class SessionLock(GuardsWork):
     # Releasing and losing
 
     async def release_acquisition(self, acquisition: Acquisition) -> None:
-        """Release one acquisition of a hold. ``LockLost`` if it had expired or was ended by another client."""
+        """Release one acquisition of the lock.
+
+        Raise ``LockLost`` if the lock has expired or was ended by another client.
+        """
         self._home.check()
         hold = acquisition.hold
         if acquisition not in hold.acquisitions:  # its `with` released inside of the block
@@ -293,7 +309,7 @@ class SessionLock(GuardsWork):
             raise self.error(f"{self.what} had run out before its release; what it protected may have been done twice")
 
     async def _release_hold(self, hold: Hold) -> bool:
-        """End a hold here and on the server. Return False if it had ended there."""
+        """End a hold in this process and on the server. Return False if it had already ended on the server."""
         if not self._end_hold_locally(hold):
             return True
         try:
@@ -302,7 +318,7 @@ class SessionLock(GuardsWork):
             hold.waiter.close()  # last: the next one waits for the line above
 
     def _end_hold_locally(self, hold: Hold) -> bool:
-        """End a hold in this process. Return False if it had ended."""
+        """End a hold in this process only. Return False if it had already ended."""
         with self._lock:
             was_released = hold.released.is_set()
             hold.released.set()
@@ -312,7 +328,7 @@ class SessionLock(GuardsWork):
         return not was_released
 
     def abandon(self) -> None:
-        """Release all holds of this object: here now, and on the server in the background."""
+        """Release all locks of this object: in this process now, and on the server in the background."""
         with self._lock:
             holds = list(self._holds)
         for hold in holds:
@@ -321,7 +337,10 @@ class SessionLock(GuardsWork):
                 self._queue.leave_in_background(hold.position)
 
     def on_hold_lost(self, hold: Hold) -> None:
-        """Handle a lost hold, in the session's thread for listeners. Its work was stopped before."""
+        """Handle a hold that was lost with its session.
+
+        Called in a callback thread, after the work under the lock was stopped.
+        """
         if hold.released.is_set():
             return  # released just before: nothing was lost
         session = hold.position.session
@@ -332,7 +351,7 @@ class SessionLock(GuardsWork):
     # Which hold
 
     def _with_blocks(self) -> list[Acquisition]:
-        """Return the acquisitions of this thread's ``with`` blocks."""
+        """Return the acquisitions made by the ``with`` blocks that this thread is in."""
         entered: list[Acquisition] = self._mine.own.setdefault("entered", [])
         return entered
 
@@ -340,7 +359,7 @@ class SessionLock(GuardsWork):
         self._stack().append(hold)
 
     def _stack(self) -> list[Hold]:
-        """Return what this thread acquired and did not release, newest last."""
+        """Return the holds that this thread acquired and has not released, the newest last."""
         own = self._mine.own
         stack: list[Hold] = [hold for hold in own.get("stack", ()) if not hold.released.is_set()]
         own["stack"] = stack

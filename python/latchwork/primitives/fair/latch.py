@@ -93,7 +93,9 @@ class LeaderLatch(GuardsWork, Participant):
 
     @driven
     async def start(self) -> None:
-        """Join the queue in a separate thread, without waiting. Idempotent, also after ``leave``.
+        """Join the queue of candidates in a background thread, without waiting.
+
+        Idempotent. Works again after ``leave``.
 
         Raises:
             Closed: The latch was closed.
@@ -106,7 +108,10 @@ class LeaderLatch(GuardsWork, Participant):
             await self._ended(leaving)
 
     def _start_unless_leaving(self) -> Background | None:
-        """Start unless it is running. Return the thread that is still leaving, if there is one."""
+        """Start the background thread unless it is running.
+
+        If an earlier thread is still leaving the queue, return that one.
+        """
         with self._changed.mutex:
             self._refuse_closed()
             if self._background is not None:
@@ -120,15 +125,17 @@ class LeaderLatch(GuardsWork, Participant):
 
     @shielded
     async def leave(self) -> None:
-        """Leave the queue like ``close``. ``start`` may join it again at its end."""
+        """Leave the queue like ``close``, but allow ``start`` to join it again."""
         await self._end(for_good=False)
 
     @shielded
     async def close(self) -> None:
-        """Leave the queue: ``is_leader`` is False at once, ``on_revoked`` is called, and then the next candidate leads.
+        """Leave the queue of candidates permanently.
 
-        Returns once our ticket is gone, or will be because its session is. Listeners get 5 seconds. Thread-safe and
-        idempotent.
+        ``is_leader`` becomes False at once, and ``on_revoked`` listeners are called.
+
+        Only then can the next candidate lead. Returns once the ticket is deleted, or will be because its session has
+        ended. Listeners get 5 seconds. Thread-safe and idempotent.
         """
         await self._end(for_good=True)
 
@@ -161,11 +168,15 @@ class LeaderLatch(GuardsWork, Participant):
             self._dispatcher.close()
 
     def end_soon(self) -> None:
-        """Leave permanently, in the background."""
+        """Leave the queue permanently in the background, without waiting."""
         self._end_soon(for_good=True)
 
     def _end_soon(self, *, for_good: bool) -> None:
-        """Let our thread leave, without waiting for it. Parts of that may be done already."""
+        """Make the background thread leave the queue, without waiting for it. Idempotent.
+
+        Args:
+            for_good: Whether the latch must not be started again.
+        """
         with self._changed.mutex:
             self._closed = self._closed or for_good
             self._leaving = True
@@ -178,7 +189,10 @@ class LeaderLatch(GuardsWork, Participant):
             Background(self._leave, f"latchwork-{self._name}")
 
     async def _delete_ticket_early(self) -> None:
-        """Delete our ticket before our thread does, if no listener must end first. Our thread handles errors."""
+        """Delete the ticket before the background thread does, unless a listener must be called first.
+
+        The background thread handles errors.
+        """
         position = self._place
         if position is None:
             return
@@ -190,20 +204,20 @@ class LeaderLatch(GuardsWork, Participant):
             self._forget(position)
 
     def _drop_ticket(self) -> None:
-        """Stop counting our ticket. If it still exists it is removed."""
+        """Stop counting the current ticket. If it still exists, it will be deleted."""
         position, self._place = self._place, None
         if position is not None:
             self._queue.mark_abandoned(position.nonce)
 
     async def _leave(self) -> None:
-        """Delete all our tickets, and retry until our session ends."""
+        """Delete all tickets of this object. Retry until that succeeds or the session has ended."""
         position = self._place
         if self._session is not None:
             await self._queue.delete_until_done(self._session, (position.ticket.key,) if position is not None else ())
         self._forget(position)
 
     def _forget(self, position: QueuePosition | None) -> None:
-        """Forget a position after its ticket is gone."""
+        """Clear the recorded position after its ticket was deleted."""
         with self._changed.mutex:
             if self._place is position:
                 self._place = None
@@ -218,12 +232,15 @@ class LeaderLatch(GuardsWork, Participant):
 
     @property
     def is_leader(self) -> bool:
-        """Whether we certainly lead. It becomes False by our own clock before another candidate can lead. No I/O."""
+        """Whether this process certainly leads. Performs no I/O.
+
+        It becomes False by the local clock before another candidate can lead.
+        """
         return self.remaining_s() > 0.0
 
     @property
     def fence(self) -> Fence:
-        """The check for every write that only the leader may do. Its ``token`` grows with each new leader.
+        """The check to add to every write that only the leader may make.
 
         Raises:
             NotLeader: We do not lead now.
@@ -231,13 +248,13 @@ class LeaderLatch(GuardsWork, Participant):
         return self._owned().fence
 
     def remaining_s(self) -> float:
-        """Seconds for which we certainly lead without a further renewal; 0 if we do not lead."""
+        """Return for how many seconds this process certainly leads without a further renewal. 0 if it does not lead."""
         led = self._led
         return led.remaining_s() if led is not None else 0.0
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> Fence:
-        """Wait until we lead.
+        """Wait until this process leads.
 
         Args:
             timeout_s: Seconds to wait. None waits forever. We stay in the queue after the timeout.
@@ -258,7 +275,7 @@ class LeaderLatch(GuardsWork, Participant):
         return WaitTimeout(f"node {self.node_id!r} does not lead {self.name!r} after {timeout_s or 0.0:.3g} s")
 
     def _check_restartable(self) -> Fence | None:
-        """Do the same as ``_check_leadership`` for a latch that may be started again after it left."""
+        """Check the leadership like ``_check_leadership``, for a latch that may be started again after it has left."""
         session = self._session
         if session is None or session.state == "closed" or self._closed or self._error is not None:
             return self._check_leadership()
@@ -313,7 +330,7 @@ class LeaderLatch(GuardsWork, Participant):
             await self._changed.changed_since(version, self._store.clock, most_s)
 
     def on_elected(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` each time we become leader, in a callback thread, or at once if we lead.
+        """Call ``fn()`` in a callback thread each time this process becomes the leader, or at once if it is.
 
         Elected and revoked alternate in order, one at a time: a slow listener delays later ones. Returns a function
         that removes the listener.
@@ -327,7 +344,7 @@ class LeaderLatch(GuardsWork, Participant):
         return cancel
 
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` each time we stop being the leader, by leaving or by a loss, in a callback thread."""
+        """Call ``fn()`` in a callback thread each time this process stops being the leader."""
         self._refuse_closed()
         with self._changed.mutex:
             return listen(self._revoked_listeners, fn)
@@ -336,17 +353,23 @@ class LeaderLatch(GuardsWork, Participant):
 
     @property
     def state(self) -> LatchState:
-        """``new``, ``joining``, ``waiting``, ``leading`` or ``ended``, as this candidate last knew."""
+        """The last known state: ``new``, ``joining``, ``waiting``, ``leading`` or ``ended``."""
         return self._state
 
     @driven
     async def candidates(self) -> list[Candidate]:
-        """Return all candidates in the order in which they will lead, the leader first. Needs no joining."""
+        """Return all candidates in the order in which they will lead, the leader first.
+
+        This process need not be one.
+        """
         return [Candidate.from_ticket(ticket) for ticket in await self._queue.tickets()]
 
     @driven
     async def leader(self) -> Candidate | None:
-        """Return the leader from the store, or None. Needs no joining."""
+        """Read the current leader from the store.
+
+        Return None if there is none. This process need not be a candidate.
+        """
         return next(iter(await steps_of(self.candidates)()), None)
 
     # The queue
@@ -369,7 +392,7 @@ class LeaderLatch(GuardsWork, Participant):
             self._dispatcher.close()
 
     async def _participate(self, backoff: Backoff) -> None:
-        """Stay in the queue until our ticket is lost or given up, always by its current state."""
+        """Stay in the queue until the ticket is lost or was given up."""
         session = await self._session_for_use()
         with closing(Waiter(self._store, session)) as waiter:
             self._waiter = waiter
@@ -391,7 +414,7 @@ class LeaderLatch(GuardsWork, Participant):
                 cancel()
 
     async def _get_or_join_queue(self, session: Session) -> QueuePosition:
-        """Return our position in the queue: the present one, or a new one at its end."""
+        """Return the current position in the queue. Without one, join the queue at its end."""
         position = self._place
         if position is not None and position.session is session:
             return position
@@ -427,7 +450,10 @@ class LeaderLatch(GuardsWork, Participant):
         _log.info("%s: node %r leads with token %d", self._what, self.node_id, position.fence.token)
 
     def _on_session_end(self, session: Session) -> None:
-        """Handle the end of the session, in its thread: ours may be waiting for a server that does not answer."""
+        """Handle the end of the session, in the session's thread.
+
+        The background thread cannot do so in time if it waits for a server that does not answer.
+        """
         position = self._place
         if position is not None and position.session is session:
             self._revoke("its session has ended")
@@ -454,7 +480,7 @@ class LeaderLatch(GuardsWork, Participant):
 
 
 class _PublicBody(Struct, frozen=True):
-    """The public part of a candidate's ticket."""
+    """The fields of a candidate's ticket that others can read."""
 
     value: str = ""
     encoding: str = ""
@@ -483,7 +509,7 @@ class Leader:
 
     @classmethod
     def from_ticket(cls, ticket: Ticket) -> Leader:
-        """Return the campaign of a ticket."""
+        """Return the campaign that a ticket describes."""
         return cls(ticket.label, _read_value(ticket.value), ticket.key, ticket.token, ticket.session_id)
 
 
@@ -505,7 +531,7 @@ class Candidate:
 
     @classmethod
     def from_ticket(cls, ticket: Ticket) -> Candidate:
-        """Return the candidate of a ticket."""
+        """Return the candidate that a ticket describes."""
         return cls(ticket.label, ticket.key, ticket.token, ticket.session_id)
 
 
@@ -534,7 +560,9 @@ class Observer(Closable):
 
     @driven
     async def next(self, timeout_s: float | None = None) -> Leader | None:
-        """Return the next leader or value.
+        """Wait for the next leader, or for a new value of the leader, and return it.
+
+        None means that there is no leader.
 
         Args:
             timeout_s: Seconds to wait. None waits forever.
@@ -552,7 +580,7 @@ class Observer(Closable):
                 return leader
 
     def close(self) -> None:
-        """Stop. Waiting calls raise ``Closed``. Idempotent."""
+        """Stop observing. Waiting calls raise ``Closed``. Idempotent."""
         self._watch.close()
 
     def _fold(self, batch: Batch) -> None:

@@ -41,12 +41,12 @@ class Lock(SessionLock):
 
     @driven
     async def holder(self) -> Ticket | None:
-        """Return the holder from the store, or None. Acquires nothing."""
+        """Read from the store who holds the lock. Return None if it is free."""
         return next(iter(await self._queue.tickets()), None)
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Return the waiters in their order. The list may be empty."""
+        """Return the clients that wait for the lock, in the order in which they will get it."""
         return (await self._queue.tickets())[1:]
 
     async def _take(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:

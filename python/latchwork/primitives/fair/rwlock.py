@@ -36,12 +36,14 @@ Mode = Literal["read", "write"]
 
 
 def is_reader(ticket: Ticket) -> bool:
-    """Return whether a ticket is a reader's. An invalid ticket counts as a writer's."""
+    """Return whether a ticket belongs to a reader. An invalid ticket counts as that of a writer."""
     return ticket.body.get("mode") == "read"
 
 
 def count_holders(tickets: list[Ticket]) -> int:
-    """Return the number of tickets at the head of the queue that hold the lock. Pure."""
+    """Return how many tickets at the head of the queue hold the lock: one writer, or all readers before the first
+    writer.
+    """
     if not tickets or not is_reader(tickets[0]):
         return min(1, len(tickets))
     return next((at for at, ticket in enumerate(tickets) if not is_reader(ticket)), len(tickets))
@@ -84,7 +86,10 @@ class ReadWriteLock:
 
     @driven
     async def downgrade(self) -> Fence:
-        """Turn this thread's write hold into a read hold, without letting another writer in between.
+        """Change this thread's write lock to a read lock. No other writer can acquire the lock in between.
+
+        The fence stays the same. Release the lock with ``read.release()``, or at the end of the ``with`` that acquired
+        it.
 
         The fence stays. Release it with ``read.release()``, or at the end of the ``with`` that acquired it.
 
@@ -98,19 +103,19 @@ class ReadWriteLock:
 
     @driven
     async def holders(self) -> list[Ticket]:
-        """Return the holders from the store: one writer, or any number of readers. Acquires nothing."""
+        """Read the holders of the lock from the store: one writer, or any number of readers."""
         tickets = await self._queue.tickets()
         return tickets[: count_holders(tickets)]
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Return the waiters in the order of arrival. The list may be empty."""
+        """Return the clients that wait for the lock, in the order of their arrival."""
         tickets = await self._queue.tickets()
         return tickets[count_holders(tickets) :]
 
     @shielded
     async def close(self) -> None:
-        """Release all holds of this object, and end its waits. Thread-safe and idempotent."""
+        """Release all locks held through this object, and end its waits. Thread-safe and idempotent."""
         try:
             await steps_of(self.read.close)()
         finally:
@@ -134,7 +139,7 @@ class ModeLock(SessionLock):
         self._blocks: Blocks = any_ticket_blocks if mode == "write" else lambda ticket: not is_reader(ticket)
 
     async def downgrade(self) -> Fence:
-        """See ``ReadWriteLock.downgrade``."""
+        """Change this thread's write lock to a read lock; see ``ReadWriteLock.downgrade``."""
         self._home.check()
         hold = self._hold_of_thread()
         if hold is None or not hold.is_held:
@@ -181,7 +186,7 @@ class ModeLock(SessionLock):
             raise Closed(f"{self.what} was closed, and its hold released; make another one")
 
     def _record_hold(self, hold: Hold) -> None:
-        """Record a hold with its owner and remove it from the other mode, also after an interrupt between the two."""
+        """Record a hold in this mode and remove it from the other mode, even if an interrupt comes between the two."""
         owner = hold.owner
         assert isinstance(owner, ModeLock)
         if not hold.released.is_set():
@@ -189,14 +194,14 @@ class ModeLock(SessionLock):
         owner.other.remove_hold(hold)
 
     def add_hold(self, hold: Hold) -> None:
-        """Add a hold of this thread to this mode."""
+        """Record that this thread holds the lock in this mode."""
         self.remove_hold(hold)
         with self._lock:
             self._holds.append(hold)
         self._push(hold)
 
     def remove_hold(self, hold: Hold) -> None:
-        """Remove a hold of this thread from this mode."""
+        """Record that this thread no longer holds the lock in this mode."""
         with self._lock:
             self._holds = [each for each in self._holds if each is not hold]
         self._mine.own["stack"] = [each for each in self._stack() if each is not hold]

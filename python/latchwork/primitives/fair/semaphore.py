@@ -30,7 +30,7 @@ _SIZE = "size"
 
 
 class _Leases(Struct, frozen=True):
-    """The size of a semaphore."""
+    """The stored record of a semaphore: its number of leases."""
 
     leases: Positive
 
@@ -73,13 +73,16 @@ class Semaphore(SessionLock):
 
     @driven
     async def size(self) -> int | None:
-        """Return the number of leases; None before the first use."""
+        """Return the number of leases, or None before the first use."""
         entry = await ask(self._store.get, self._size_key)
         return _read_size(entry) if entry is not None else None
 
     @driven
     async def resize(self, leases: int) -> None:
-        """Change the number of leases for all clients at once.
+        """Change the number of leases for all clients.
+
+        No holder loses its lease. If there are more holders than leases now, nobody gets a lease until enough were
+        released.
 
         No holder loses its lease. If there are more holders than leases, none is given until enough were released.
         """
@@ -89,13 +92,13 @@ class Semaphore(SessionLock):
 
     @driven
     async def holders(self) -> list[Ticket]:
-        """Return the holders in the order in which they got their leases. Acquires nothing."""
+        """Read the holders of leases from the store, in the order in which they got them."""
         entries = await ask(self._store.list, self._leases)
         return sort_tickets(Ticket.from_entry(entry) for entry in entries if _is_lease(entry))
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Return the waiters in their order. The list may be empty."""
+        """Return the clients that wait for a lease, in the order in which they will get one."""
         return await self._queue.tickets()
 
     # Taking a lease
@@ -116,7 +119,7 @@ class Semaphore(SessionLock):
         return lease
 
     async def _agree_on_size(self) -> None:
-        """Store the size, or check that it is the given one; once."""
+        """Store the number of leases on first use. Afterwards check that the given number is the stored one."""
         if self._agreed:
             return
         if self._wanted is not None:
@@ -133,7 +136,11 @@ class Semaphore(SessionLock):
         self._agreed = True
 
     async def _await_lease(self, position: QueuePosition, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        """As the first in the queue, wait for a lease and take it. Return None after the timeout or when cancelled."""
+        """Wait for a free lease and take it, as the first client in the queue.
+
+        Returns:
+            The position with the lease. None after the timeout or a cancellation.
+        """
         while True:
             lease = await waiter.keep_trying(lambda: self._try_lease(position), deadline)
             if lease is not None:
@@ -143,9 +150,9 @@ class Semaphore(SessionLock):
                 return None
 
     async def _try_lease(self, position: QueuePosition) -> QueuePosition | None:
-        """Take a lease if one is free.
+        """Take a lease if one is free, else return None.
 
-        No other client adds leases while our ticket is the first, so the seen leases can only become fewer.
+        Only the first client in the queue adds leases, so the number of leases that it has seen can only decrease.
         """
         while True:
             self._queue.raise_if_session_ended(position)
@@ -197,7 +204,7 @@ class Semaphore(SessionLock):
 
 
 class _FreeLease:
-    """Follows the leases, and returns whether one is free. For one thread."""
+    """Counts the leases in a watch, and returns True once one is free. For one thread."""
 
     def __init__(self, size_key: str) -> None:
         self._size_key = size_key
@@ -216,8 +223,9 @@ class _FreeLease:
 
 
 def _is_lease(entry: Entry) -> bool:
-    """Return whether an entry is a lease. Entries without a session are from other programs and would block a lease
-    forever.
+    """Return whether an entry is a lease that ends with a session.
+
+    Other entries were written by other programs and would block a lease forever.
     """
     return is_ticket(entry.key) and entry.owner is not None
 

@@ -59,7 +59,7 @@ _NAME = re.compile(rf"{_STEM}([0-9a-f]{{32}})(?:--?\d{{9,}})?\Z")
 
 
 class _TicketCreator(Struct, frozen=True):
-    """The creator of a ticket."""
+    """The fields of a ticket that describe the client that created it."""
 
     label: str = ""
     host: str = ""
@@ -93,7 +93,7 @@ class Ticket:
 
     @property
     def name(self) -> str:
-        """The last segment of its key."""
+        """The last segment of the ticket's key."""
         return self.key.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -102,13 +102,13 @@ class Ticket:
 
     @classmethod
     def from_entry(cls, entry: Entry) -> Ticket:
-        """Return the ticket of an entry. An invalid body is empty, and the ticket still counts."""
+        """Return the ticket stored in an entry. A ticket whose fields are invalid still counts, with empty fields."""
         creator = _CREATOR.find(entry.value) or _TicketCreator()
         return cls(entry.key, creator.label, creator.host, creator.pid, entry.created, entry.owner, entry.value)
 
     @property
     def body(self) -> dict[str, object]:
-        """The stored fields; empty if they are invalid."""
+        """The stored fields of the ticket. Empty if they are invalid."""
         return read_object(self.value)
 
 
@@ -117,7 +117,7 @@ Blocks = Callable[[Ticket], bool]
 
 
 def any_ticket_blocks(_ticket: Ticket) -> bool:
-    """Return True: every ticket ahead blocks."""
+    """Return True, because in this queue every ticket ahead must be waited for."""
     return True
 
 
@@ -146,17 +146,17 @@ class QueuePosition:
 
     @property
     def nonce(self) -> str:
-        """The nonce in that name, which is unique."""
+        """The unique text in the name of the ticket."""
         return parse_nonce(self.name)
 
 
 @dataclass(slots=True)
 class _Creation:
-    """A ticket that is being created.
+    """The result of a request to create a ticket, if the call was cancelled before the answer came.
 
     Attributes:
-        ticket: The ticket, if the answer came after the call was cancelled.
-        is_refused: Whether such an answer was that it does not exist and never will.
+        ticket: The created ticket; None if unknown.
+        is_refused: Whether the ticket was certainly not created.
     """
 
     ticket: Entry | None = None
@@ -189,31 +189,31 @@ class TicketQueue:
         self._abandoned: set[str] = set()
 
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
-        """Return all tickets in order. Entries without a session are skipped."""
+        """Return all tickets of the queue in order. Entries that are not bound to a session are skipped."""
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
         return sort_tickets(
             Ticket.from_entry(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None
         )
 
     async def describe_first(self) -> str:
-        """Return the first ticket in words, for messages."""
+        """Describe the owner of the first ticket, for messages."""
         try:
             return str(next(iter(await self.tickets()), "no one any more"))
         except LatchworkError:
             return "others"
 
     async def join(self, session: Session, more: Mapping[str, object] | None = None) -> QueuePosition:
-        """Create a ticket at the end of the queue with one request. If the backend can, its answer names the older
-        tickets.
+        """Create a ticket at the end of the queue, and return its position.
 
-        If the answer is lost, the ticket is searched by its nonce. A ticket that is not found never counts as ahead of
-        ours, and is deleted in the background as soon as it appears.
+        This takes one request. If the backend can, the answer also names the older tickets. If the answer is lost, the
+        ticket is searched by its unique name. A ticket that is not found is deleted in the background as soon as it
+        appears, and never counts as being ahead of another ticket of this client.
 
         Args:
-            session: The session of the ticket.
-            more: The fields of the primitive.
+            session: The session to which the ticket is bound.
+            more: Further fields to store in the ticket.
         Raises:
-            OutcomeUnknown: There is no ticket of ours. Try again.
+            OutcomeUnknown: The ticket may appear later, but does not count. Try again.
         """
         nonce, value, creation = uuid.uuid4().hex, encode({**self.creator, **(more or {})}), _Creation()
         create, stem = self.store.create_ordered, f"{self._name}/{_STEM}"
@@ -240,7 +240,7 @@ class TicketQueue:
         )
 
     async def _find_or_abandon(self, nonce: str, session: Session) -> Entry | None:
-        """Find the ticket with this nonce. If it is not found, have it removed when it appears."""
+        """Return the ticket with this unique name. If it is not found, arrange that it is deleted when it appears."""
         ticket: Entry | None = None
         try:
             names = await ask(self.store.children, self._name)
@@ -257,14 +257,16 @@ class TicketQueue:
         self._remove_late_ticket(session, nonce)
 
     async def find_tickets_ahead(self, position: QueuePosition, blocks: Blocks = any_ticket_blocks) -> list[str]:
-        """Return the keys of tickets before ours that block it, nearest last; empty when it is our turn.
+        """Return the keys of the tickets ahead that block this one, the nearest one last.
 
-        Any state of the queue with our ticket is sufficient: all tickets ahead of it had been created by then, and a
-        deleted ticket never returns. The first call needs no request if the creation named them.
+        Empty means that it is its turn.
+
+        A state of the queue that contains our ticket is sufficient, even if it is old: all tickets ahead existed by
+        then, and a deleted ticket never returns. The first call needs no request if ``join`` received the names.
 
         Raises:
-            SessionLost: Our session has ended.
-            LockLost: Our ticket is gone.
+            SessionLost: The session of the ticket has ended.
+            LockLost: The ticket was deleted by another client.
         """
         self.raise_if_session_ended(position)
         is_new, position.is_new = position.is_new, False
@@ -281,7 +283,10 @@ class TicketQueue:
         return [ticket.key for ticket in tickets[:ours] if ticket.name not in abandoned and blocks(ticket)]
 
     async def _remove_abandoned(self, names: Iterable[str]) -> set[str]:
-        """Delete disowned tickets among these, which would block everybody, and return their names."""
+        """Delete those of the tickets that this client has abandoned, and return their names.
+
+        They would block the queue.
+        """
         if not self._abandoned:
             return set()
         abandoned = {name for name in names if parse_nonce(name) in self._abandoned}
@@ -306,13 +311,13 @@ class TicketQueue:
     async def are_tickets_gone(
         self, position: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None
     ) -> bool:
-        """Return whether our ticket exists and all of these tickets ahead of it are gone.
+        """Return whether our ticket exists and all these tickets ahead of it are deleted.
 
         An older state of the queue is sufficient if it contains our ticket, because a deleted ticket never returns.
 
         Args:
-            position: Our position.
-            ahead: Keys of the tickets ahead. Empty if they are known to be gone, so that only our ticket is checked.
+            position: The position of our ticket.
+            ahead: Keys of the tickets ahead. Empty if they are known to be deleted, so that only our ticket is checked.
             names: Names of all tickets if they were read already. None reads them with one request.
         """
         if names is None and not ahead:
@@ -323,39 +328,44 @@ class TicketQueue:
         return position.ticket.key in left and left.isdisjoint(ahead)
 
     async def is_head(self, position: QueuePosition, ahead: Iterable[str]) -> bool:
-        """Return whether our ticket exists, and each of these tickets has gone or has no session."""
+        """Return whether our ticket exists, and each of these tickets ahead is deleted or not bound to a session."""
         there = {ticket.key for ticket in await self.tickets()}
         return position.ticket.key in there and there.isdisjoint(ahead)
 
     def lost_error(self, position: QueuePosition) -> LockLost:
-        """Return the error for a lost ticket; raises ``SessionLost`` if our session has ended."""
+        """Return the error for a ticket that another client has deleted.
+
+        Raise ``SessionLost`` if its session has ended.
+        """
         self.raise_if_session_ended(position)
         what = f"ticket {position.ticket.key!r} in {self.what}"
         return LockLost(f"{what} is gone because another client deleted it; queue again")
 
     def raise_if_session_ended(self, position: QueuePosition) -> None:
-        """Raise ``SessionLost`` if our session has ended."""
+        """Raise ``SessionLost`` if the session of the ticket has ended."""
         if position.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
 
     def mark_abandoned(self, nonce: str) -> None:
-        """Mark the ticket with this nonce as abandoned: it never counts, and any read that finds it deletes it."""
+        """Mark a ticket of this client as abandoned. It never counts, and any read that finds it deletes it."""
         with self._lock:
             self._abandoned.add(nonce)
 
     async def leave(self, position: QueuePosition) -> bool:
-        """Delete our ticket. See ``discard``."""
+        """Delete our ticket, now or in the background. Return False if another client had already deleted it."""
         return await self.delete_now_or_later(position.session, (position.ticket.key,))
 
     def leave_in_background(self, position: QueuePosition, more: Iterable[str] = ()) -> None:
-        """Delete our ticket in the background, then more keys."""
+        """Delete our ticket and further keys in the background."""
         self._delete_in_background(position.session, (position.ticket.key, *more))
 
     async def delete_now_or_later(self, session: Session, keys: Iterable[str]) -> bool:
-        """Delete keys of a session, now or in the background until that works or the session has ended.
+        """Delete keys of a session.
+
+        If that fails, repeat it in the background until it succeeds or the session has ended.
 
         Returns:
-            False if one did not exist, because another client had ended it. True also while it is unknown.
+            False if a key did not exist, because another client had deleted it. True also if that is not known yet.
         """
         keys = tuple(keys)
         if session.remaining_s() <= 0.0:
@@ -379,13 +389,17 @@ class TicketQueue:
         return True
 
     async def delete_until_done(self, session: Session, keys: tuple[str, ...]) -> None:
-        """Delete these keys and disowned tickets. Returns when that is done or the session has ended."""
+        """Delete these keys and all abandoned tickets, and wait until that has succeeded or the session has ended."""
         backoff = Backoff()
         while (pause_s := await self._try_delete(session, keys, backoff)) is not None:
             await Pause(self.store.clock, session.lost, pause_s)
 
     async def _try_delete(self, session: Session, keys: tuple[str, ...], backoff: Backoff) -> float | None:
-        """Try once to delete these keys and disowned tickets; a ``CleanupJob``."""
+        """Try once to delete these keys and all abandoned tickets. A job for background cleanup.
+
+        Returns:
+            Seconds until the next attempt; None when done.
+        """
         if session.remaining_s() <= 0.0:
             return None
         try:
@@ -398,7 +412,7 @@ class TicketQueue:
         return None
 
     async def _delete(self, keys: tuple[str, ...]) -> bool:
-        """Delete these keys and disowned tickets. Return whether all keys existed."""
+        """Delete these keys and all abandoned tickets. Return whether all keys existed."""
         were_there = [await ask(self.store.delete, key) for key in keys]
         if self._abandoned:
             await self._remove_abandoned(await ask(self.store.children, self._name))
@@ -418,17 +432,16 @@ class TicketQueue:
 
 @dataclass(frozen=True, slots=True)
 class _ExpectedTicket:
-    """A ticket that may appear."""
+    """A ticket that may still appear, because the answer to its creation was lost."""
 
     session: Session
     until: float
 
 
 class LateTicketRemover:
-    """Tickets of one store whose creation is unknown and that may appear late. Thread-safe.
+    """Deletes tickets that appear late, because the answer to their creation was lost. Thread-safe.
 
-    Each is deleted once it exists, because it would block its queue until its session ends. One read of a queue finds
-    all of them.
+    Such a ticket would block its queue until its session ends. One read of a queue finds all of its late tickets.
     """
 
     def __init__(self, store: Store) -> None:
@@ -438,14 +451,20 @@ class LateTicketRemover:
 
     @classmethod
     def for_store(cls, store: Store) -> LateTicketRemover:
-        """Return those of a store."""
+        """Return the object that all queues of a store share."""
         return store.shared("late tickets", cls)
 
     def close(self) -> None:
-        """Do nothing: the cleanup of the store drops the jobs, and the tickets end with their sessions."""
+        """Do nothing, because the store drops its cleanup jobs, and the tickets end with their sessions."""
 
     def remove_when_it_appears(self, queue: str, nonce: str, session: Session) -> None:
-        """Delete the ticket with this nonce if it appears within the next minutes. Does not block."""
+        """Delete a ticket if it appears within the next minutes. Does not block.
+
+        Args:
+            queue: Key of the queue.
+            nonce: The unique text in the name of the ticket.
+            session: The session of the ticket.
+        """
         late = _ExpectedTicket(session, self._store.clock.now() + _LATE_S)
         with self._lock:
             is_new = queue not in self._expected
@@ -454,7 +473,11 @@ class LateTicketRemover:
             self._store.cleanup.add(partial(self._delete_expected, queue, Backoff(longest_s=_CHECK_S)))
 
     async def _delete_expected(self, queue: str, backoff: Backoff) -> float | None:
-        """Read a queue once for expected tickets, and delete them; a ``CleanupJob``."""
+        """Read a queue once and delete late tickets. A job for background cleanup.
+
+        Returns:
+            Seconds until the next attempt; None when done.
+        """
         wanted = self._wanted(queue)
         if not wanted:
             return None
@@ -491,18 +514,18 @@ class LateTicketRemover:
 
 
 def is_ticket(key: str) -> bool:
-    """Return whether this is the key or the name of a ticket or lease. Others may store other keys below the name."""
+    """Return whether a key or name is that of a ticket or lease. Other programs may store other keys next to them."""
     return parse_nonce(key.rpartition("/")[2]) != ""
 
 
 def parse_nonce(name: str) -> str:
-    """Return the nonce in the name of a ticket; empty for any other name."""
+    """Return the unique text in the name of a ticket. Empty for any other name."""
     found = _NAME.match(name)
     return "" if found is None else found[1]
 
 
 def sort_tickets(tickets: Iterable[Ticket]) -> list[Ticket]:
-    """Return tickets in the order of their creation."""
+    """Return the tickets in the order of their creation."""
     return sorted(tickets, key=lambda ticket: (ticket.token, ticket.key))
 
 
@@ -515,7 +538,7 @@ async def wait_for_turn(
     body: Mapping[str, object] | None = None,
     on_ahead: Callable[[int], None] | None = None,
 ) -> QueuePosition | None:
-    """Join the queue and wait until no ticket that blocks ours is ahead.
+    """Join a queue of tickets and wait until no ticket that blocks ours is ahead of it.
 
     A ticket that does not get its turn is deleted.
 
@@ -554,7 +577,7 @@ async def await_turn(  # noqa: PLR0917 - as ``wait_for_turn``
     blocks: Blocks = any_ticket_blocks,
     on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
-    """Wait until no ticket that blocks ours is ahead of a position in the queue.
+    """Wait until no ticket that blocks ours is ahead of our position in a queue.
 
     Returns:
         False after the timeout or a cancellation.
@@ -573,7 +596,7 @@ async def await_turn(  # noqa: PLR0917 - as ``wait_for_turn``
 
 
 def _ignore_ahead(_ahead: int) -> None:
-    """Ignore the number of tickets ahead."""
+    """Do nothing with the number of tickets ahead."""
 
 
 async def _await_turn(  # noqa: PLR0917 - one caller
@@ -603,10 +626,16 @@ async def _await_turn(  # noqa: PLR0917 - one caller
 async def wait_until_gone(
     key: str, blocks: Blocks, waiter: Waiter, deadline: Deadline, *, siblings: bool = False
 ) -> bool:
-    """Wait until a ticket has gone or blocks no more. Return False after the timeout or a cancellation.
+    """Wait until a ticket is deleted or no longer blocks. Return False after the timeout or a cancellation.
 
-    A ticket without a session is from another program and never ends; it counts as gone. With ``siblings`` the waiter
-    may get the names of the other tickets.
+    A ticket that is not bound to a session was written by another program and never ends, so it counts as deleted.
+
+    Args:
+        key: Key of the ticket.
+        blocks: Returns whether a ticket blocks.
+        waiter: Waits. Cancelling it ends the wait.
+        deadline: End of the wait.
+        siblings: Let the waiter receive the names of the other tickets, if that is fast.
     """
 
     def has_ended(batch: Batch) -> bool:
