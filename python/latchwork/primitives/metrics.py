@@ -38,16 +38,16 @@ class _Families(Collector):
         registry.register(self)
 
     def watch(self, name: str, kind: str, primitive: Any) -> None:
-        """Include a primitive in each scrape from now on. It is referenced weakly."""
+        """Include a primitive in the metrics from now on. Only a weak reference to it is kept."""
         with self._mutex:
             self._watched[name, kind] = primitive
 
     def describe(self) -> list[Metric]:
-        """Return no metrics in advance."""
+        """Return an empty list, because the metrics are not declared in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Return the current state of all primitives."""
+        """Yield metrics with the current state of all primitives."""
         held = GaugeMetricFamily("latchwork_primitive_held", "1 while it is held, or leads.", labels=_LABELS)
         left = GaugeMetricFamily(
             "latchwork_primitive_remaining_seconds",
@@ -85,13 +85,13 @@ class PrimitiveMetrics:
             self._families = _known[chosen]
 
     def watch(self, name: str, primitive: Any) -> None:
-        """Tell of this primitive from now on; one of the same name and kind takes its place. Does no I/O.
+        """Include a primitive in the metrics from now on. It replaces one with the same name and kind. Performs no I/O.
 
         Args:
-            name: what the label ``primitive`` says.
-            primitive: a lock, semaphore, persistent lock or latch; it stays the caller's, and is not kept alive.
+            name: Value of the label ``primitive``.
+            primitive: A lock, semaphore, persistent lock or latch. Only a weak reference to it is kept.
         Raises:
-            TypeError: it has nothing that lasts for a time.
+            TypeError: The object has no method ``remaining_s``.
         """
         if not callable(getattr(primitive, "remaining_s", None)):
             raise TypeError(f"{primitive!r} is held for no time; watch a lock, a semaphore, a latch or the like")

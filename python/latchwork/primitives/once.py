@@ -51,14 +51,18 @@ _MOST_WHY = 10_000
 
 
 class StartCount(Struct, frozen=True):
-    """How often the function was started, and the nonce of the last ticket that started it."""
+    """The stored number of times that the function was started, and the unique name of the last ticket that
+    started it.
+    """
 
     starts: Count
     nonce: str = ""
 
 
 class OnceOutcome(Struct, frozen=True):
-    """How it ended, before the result; for a failure why, and where."""
+    """The stored outcome of the function, which precedes its result. After a failure it has the reason and the
+    process.
+    """
 
     ok: bool
     kind: str = ""
@@ -108,7 +112,7 @@ class Once(Closable):
 
     @driven
     async def run(self, fn: Callable[[Work], bytes | None], *, timeout_s: float | None = None) -> bytes:
-        """Run the function unless it has run; otherwise wait for its outcome.
+        """Run the function if no process has run it. Otherwise wait for its result. Return the result.
 
         A function that ends after ``work`` was stopped may be half done, so its end is not an outcome. It runs again
         here if our session is renewed after all, which is not a new start; otherwise on another node.
@@ -150,7 +154,10 @@ class Once(Closable):
     async def _wait_for_outcome(
         self, fn: Callable[[Work], bytes | None], waiter: Waiter, deadline: Deadline
     ) -> Entry | None:
-        """Return the outcome, ours or another's; None after the timeout, or if it was reset at once."""
+        """Return the outcome of this process or another one.
+
+        None after the timeout, or if the outcome was reset at once.
+        """
         entry = await waiter.keep_trying(self._outcome, deadline)
         if entry is not None:
             return entry
@@ -164,7 +171,7 @@ class Once(Closable):
 
     @driven
     async def outcome(self) -> bytes | None:
-        """Return the result; None while there is none. Runs nothing.
+        """Read the result, without running the function. Return None while there is none.
 
         Raises:
             OnceFailed: It failed.
@@ -175,25 +182,26 @@ class Once(Closable):
 
     @driven
     async def runner(self) -> Ticket | None:
-        """Return the current runner, or None."""
+        """Read from the store which client is running the function. Return None if none is."""
         return next(iter(await self._queue.tickets()), None)
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Return the waiters in order."""
+        """Return the clients that wait for the outcome, in order."""
         return (await self._queue.tickets())[1:]
 
     @driven
     async def reset(self) -> None:
-        """Delete the outcome, so that the next ``run`` runs it again. Current waiters may get the old or the new
-        outcome.
+        """Delete the outcome, so that the next call of ``run`` runs the function again.
+
+        Clients that are waiting may get the old outcome or the new one.
         """
         self._waits.check()
         await ask(self._store.delete, self._starts_key)
         await ask(self._store.delete, self._outcome_key)
 
     def close(self) -> None:
-        """End the waits of this object. Thread-safe and idempotent."""
+        """End all waits of this object. Thread-safe and idempotent."""
         self._waits.close()
 
     # Waiting
@@ -203,7 +211,10 @@ class Once(Closable):
         return entry
 
     async def _await_turn(self, waiter: Waiter, deadline: Deadline) -> QueuePosition | None:
-        """Return our ticket once it is first; None if there is an outcome before, or after the timeout."""
+        """Wait until this client is first in the queue, and return its position.
+
+        Returns None if an outcome exists before that, or after the timeout.
+        """
 
         def look(batch: Batch) -> None:
             if any(change.entry is not None for change in batch):
@@ -221,7 +232,7 @@ class Once(Closable):
     # Running
 
     async def _run(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry:
-        """Run the function as the first in the queue without an outcome."""
+        """Run the function as the first client in the queue, and return the recorded outcome."""
         deadline = Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, position.session)) as waiter:
             starts = await waiter.keep_trying(lambda: self._count_start(position), deadline)
@@ -234,7 +245,7 @@ class Once(Closable):
             self._waits.check()
 
     async def _run_once(self, fn: Callable[[Work], bytes | None], position: QueuePosition) -> Entry | None:
-        """Run the function, and record its end. Return None if it was stopped before."""
+        """Run the function and record its outcome. Return None if it was stopped before it ended."""
         ownership = Ownership.for_session(self._what, position.fence, position.session, self._store.clock)
         try:
             value = await self._called(fn, ownership.guard_work())
@@ -256,8 +267,10 @@ class Once(Closable):
         return await self._record(position, self._body({"ok": True}, value))
 
     async def _after_stop(self, position: QueuePosition) -> Entry | None:
-        """Wait until the session was renewed or has ended. Return None to run it again, or what others have
-        recorded.
+        """After the function was stopped, wait until the session was renewed or has ended.
+
+        Returns:
+            None to run the function again. Otherwise the outcome that another client has recorded.
         """
         session, deadline = position.session, Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, session)) as waiter:
@@ -303,7 +316,7 @@ class Once(Closable):
         return value
 
     async def _count_start(self, position: QueuePosition) -> int:
-        """Count this start once, and return its number."""
+        """Count this start of the function exactly once, and return the number of starts."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
             known = StartCount(0) if entry is None else _STARTS.decode_entry(entry)
@@ -320,7 +333,7 @@ class Once(Closable):
                 return starts + 1
 
     async def _forget_start(self, position: QueuePosition) -> None:
-        """Undo the count of this start: the runner has not died, its code is wrong."""
+        """Subtract this start again, because the function failed at once and its process did not die."""
         entry = await ask(self._store.get, self._starts_key)
         known = None if entry is None else _STARTS.find(entry.value)
         if entry is not None and known is not None and known.nonce == position.nonce and known.starts:
@@ -329,7 +342,7 @@ class Once(Closable):
                 await ask(self._store.commit, [position.fence, At(entry)], [less])
 
     async def _record(self, position: QueuePosition, body: bytes) -> Entry:
-        """Record the outcome if there is none, and return the recorded one."""
+        """Record the outcome if there is none yet. Return the recorded outcome."""
         deadline = Deadline(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, position.session)) as waiter:
             try:
@@ -363,11 +376,11 @@ class Once(Closable):
 
 
 class _WrongResult(Exception):
-    """The function returned an invalid result."""
+    """Raised when the function returned an invalid result."""
 
 
 class _EndedAfterStop(Exception):
-    """The function ended after it was stopped. Its exception is the cause."""
+    """Raised when the function ended with an error after it was stopped. The error is the cause."""
 
 
 def _result(entry: Entry, what: str) -> bytes:

@@ -42,7 +42,7 @@ _NEEDED = re.compile(r"arrived/|dead/|partitions/[^/]+/items/")
 
 @driven
 async def forget(store: Store, name: str) -> int:
-    """Remove the records of an unused primitive. Return the number of keys removed.
+    """Remove the stored records of a primitive that is no longer used. Return the number of keys removed.
 
     Works for every primitive, and for several that share a name. A client that begins to use the name at the same time
     starts again: a counter at 0, a group with its first view, a semaphore with the size that it was given. Keys that no
@@ -72,7 +72,9 @@ async def forget(store: Store, name: str) -> int:
 
 
 async def _direct(store: Store, name: str) -> list[Entry]:
-    """Return the tickets and records directly below a name, and the number that is stored at it."""
+    """Return the entries that a primitive of this name has directly below its name, and the number stored at the
+    name.
+    """
     direct = await ask(store.list, name)
     found = [entry for entry in direct if is_ticket(entry.key) or entry.key[len(name) + 1 :] in _RECORDS]
     number = await ask(store.get, name)
@@ -107,7 +109,7 @@ async def _remove(store: Store, name: str, records: Sequence[Entry]) -> int:
 
 
 async def _forget_persistent(store: Store, name: str) -> int:
-    """Remove the record of a free persistent lock of this name."""
+    """Remove the record of the persistent lock with this name if it is free. Return the number of keys removed."""
     table = LockTable(store)
     entry = await ask(table.store.get, table.lock_key(name))
     if entry is None:

@@ -55,8 +55,6 @@ class Tx:
 
         Consistent among transactions with the same guard, but not with other writes or with keys that expire.
 
-        Consistent among transactions with the same guard, but not with other writes or expiring keys.
-
         Raises:
             ValueError: The transaction has no guard, so an added key would go unnoticed.
         """

@@ -54,7 +54,7 @@ class _Request:
 
     @property
     def weight(self) -> int:
-        """The number of checks of the request, or of its keys."""
+        """The number of checks in the transaction, counting those inside fences."""
         return sum(len(check.checks) if isinstance(check, Fence) else 1 for check in self.checks)
 
     def answer(self, entries: Sequence[Entry | None]) -> None:

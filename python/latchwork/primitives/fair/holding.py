@@ -154,9 +154,6 @@ class SessionLock(GuardsWork):
         A thread that holds nothing releases the only hold of the object. If the server cannot be reached, the release
         continues in the background, and the end of the session completes it at the latest.
 
-        The next waiter can have it at once. If the server cannot be reached, the release continues in the background,
-        and the end of the session completes it at the latest.
-
         Raises:
             LockLost: It had expired, was ended by another client, or is not held.
             LatchworkError: This thread holds nothing, and several others do.

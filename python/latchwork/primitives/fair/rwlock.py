@@ -91,8 +91,6 @@ class ReadWriteLock:
         The fence stays the same. Release the lock with ``read.release()``, or at the end of the ``with`` that acquired
         it.
 
-        The fence stays. Release it with ``read.release()``, or at the end of the ``with`` that acquired it.
-
         Raises:
             LockLost: This thread does not hold it for writing, or no longer.
             LatchworkError: This thread holds it more than once.

@@ -83,8 +83,6 @@ class Semaphore(SessionLock):
 
         No holder loses its lease. If there are more holders than leases now, nobody gets a lease until enough were
         released.
-
-        No holder loses its lease. If there are more holders than leases, none is given until enough were released.
         """
         self._waits.check()
         await ask(self._store.put, self._size_key, encode({"leases": _check_size(leases)}))

@@ -39,7 +39,7 @@ from latchwork.types import At, Entry, Put
 
 _log = logging.getLogger(__name__)
 
-#: SharedViews are written at most so often: what changes meanwhile is one view.
+#: Minimum number of seconds between two views. Changes in that time are one view.
 GATHER_S = 0.02
 #: A deputy gives the writer so long, then looks whether there still is one.
 CHECK_S = 0.03
@@ -65,11 +65,12 @@ class WriteSchedule:
         self._last = -math.inf
 
     def next_action(self, now: float, *, is_behind: bool) -> Literal["", "check", "write"]:
-        """Return what to do now: ``""`` for nothing, ``check`` whether the writer is gone, or ``write`` a view.
+        """Return what to do now: ``""`` for nothing, ``check`` whether the writer still exists, or ``write`` the next
+        view.
 
         Args:
-            now: Current time in seconds.
-            is_behind: Whether the members differ from the newest view.
+            now: Local clock time.
+            is_behind: Whether the members differ from those in the newest view.
         """
         if not is_behind:
             self._since, self._has_checked = None, False
@@ -83,11 +84,13 @@ class WriteSchedule:
         return ""
 
     def record_write(self, now: float) -> None:
-        """Record that a view was written, or was not necessary."""
+        """Record that a view was written, or that none was necessary."""
         self._last, self._since, self._has_checked = now, now, False
 
     def pause_s(self, now: float, *, is_behind: bool) -> float | None:
-        """Return the seconds until the next call; None if only a change can make something due."""
+        """Return the seconds until ``next_action`` must be called again, or None if only a change of the members
+        requires it.
+        """
         if not is_behind or self._since is None:
             return None if not is_behind else 0.0
         at = self._at() if self.is_writer or self._has_checked else self._since + CHECK_S
@@ -114,7 +117,7 @@ class Replica:
         self._reported: View | None = None
 
     def add_listener(self, listener: OnChanges) -> Callable[[], None]:
-        """Call a listener with every later change, and immediately with the current view.
+        """Call a listener with the current view now, and with every later change.
 
         Returns:
             A function that removes the listener.
@@ -125,12 +128,15 @@ class Replica:
             return listen(self._listeners, listener)
 
     def current(self) -> tuple[Entry | None, ViewState]:
-        """Return the log's head and the state of its view. Only the writer may keep the state, until it writes."""
+        """Return the entry of the log's head, and the state of the newest view.
+
+        Only the writer may keep the state, until it writes the next view.
+        """
         with self._lock:
             return self._head, self._state
 
     def differs(self, name: str, token: int | None) -> bool:
-        """Return whether the view does not contain this state of a member.
+        """Return whether the newest view lacks the current state of a member.
 
         Args:
             name: ID of the member.
@@ -140,12 +146,12 @@ class Replica:
             return self._state.token(name) != token
 
     def ids(self) -> list[str]:
-        """Return the IDs in the view, in any order."""
+        """Return the IDs of the members in the newest view, in any order."""
         with self._lock:
             return list(self._state)
 
     def reset(self) -> bool:
-        """Start again with an empty view, because the log's head was deleted. Return False if there was no head."""
+        """Start again with an empty view, because the log was deleted. Return False if there was no log."""
         with self._lock:
             had, self._head, self._log_id, self._state = self._head is not None, None, "", ViewState()
             if self._reported is None:
@@ -153,7 +159,10 @@ class Replica:
             return had
 
     async def advance_to(self, entry: Entry) -> None:
-        """Advance to the view of a head, by the steps from ours if all exist, otherwise from the base."""
+        """Advance to the view of a new head of the log.
+
+        This applies the changes since the known view if the log still has them, and otherwise reads the whole view.
+        """
         head = LogHead.from_entry(entry)
         with self._lock:
             follows = self._head is not None and self._log_id == head.log_id
@@ -168,7 +177,7 @@ class Replica:
                 self._replace_view(newest, state)
 
     def apply_steps(self, entry: Entry, head: LogHead, steps: Iterable[ViewChangeStep]) -> None:
-        """Apply the steps that lead to a head, except those that were applied before."""
+        """Apply the changes that lead to a head of the log, except those that were applied before."""
         with self._lock:
             if self._head is not None and (self._log_id != head.log_id or entry.token <= self._head.token):
                 return
@@ -182,7 +191,7 @@ class Replica:
                 self._notify(changes)
 
     def _replace_view(self, entry: Entry, state: ViewState) -> None:
-        """Replace the view by one that was read as a whole."""
+        """Replace the known view by one that was read as a whole, and notify the listeners of the differences."""
         with self._lock:
             if self._head is not None and entry.token <= self._head.token:
                 return
@@ -203,9 +212,9 @@ def _whole(view: View) -> ViewChange:
 
 
 class ViewsRegistry:
-    """The views of all groups that a store follows. Those of a group end with the last object that uses them.
+    """The shared views of all groups that a store observes. Thread-safe.
 
-    Thread-safe.
+    The views of a group are kept as long as an object uses them.
     """
 
     def __init__(self, store: Store) -> None:
@@ -215,7 +224,7 @@ class ViewsRegistry:
         self._views: WeakValueDictionary[str, SharedViews] = WeakValueDictionary()
 
     def of(self, name: str) -> SharedViews:
-        """Return the views of the group with this name."""
+        """Return the shared views of the group with this name."""
         with self._lock:
             views = self._views.get(name)
             if views is None:
@@ -226,7 +235,7 @@ class ViewsRegistry:
         return views
 
     def close(self) -> None:
-        """Stop following every group. Idempotent."""
+        """Stop observing all groups. Idempotent."""
         with self._lock:
             self._closed = True
             all_views = list(self._views.values())
@@ -252,7 +261,7 @@ class SharedViews:
         self._follower: ViewFollower | None = None
 
     def subscribe(self, on_changes: OnChanges, on_error: OnError) -> Callable[[], Background | None]:
-        """Call ``on_changes`` with the changes between views. The first call contains the whole current view.
+        """Call ``on_changes`` with the changes of each new view. The first call contains the whole current view.
 
         Args:
             on_changes: Called with the changes of each new view, in order.
@@ -293,7 +302,7 @@ class SharedViews:
 
 
 class ViewFollower:
-    """Follows the views of a group in the background, from its construction until ``cancel``."""
+    """Observes the views of a group in the background, from its construction until ``cancel``."""
 
     def __init__(self, store: Store, name: str, session: Session | None) -> None:
         self._store = store
@@ -311,7 +320,11 @@ class ViewFollower:
         self._background = Background(self._run, f"latchwork-views-{name}")
 
     def add_listener(self, on_changes: OnChanges, on_error: OnError) -> object:
-        """Call these functions from now on, and return a key for ``remove_listener``. See ``SharedViews.subscribe``."""
+        """Call these functions with changes and errors from now on; see ``SharedViews.subscribe``.
+
+        Returns:
+            A key for ``remove_listener``.
+        """
         number = object()
         self._reported[number] = (self._replica.add_listener(on_changes), on_error)
         if self._error is not None:
@@ -319,7 +332,7 @@ class ViewFollower:
         return number
 
     def remove_listener(self, number: object) -> bool:
-        """Stop calling the functions of this key. Return True if no listener is left. Idempotent."""
+        """Stop calling the functions registered under this key. Return True if no listener is left. Idempotent."""
         cancel, _ = self._reported.pop(number, (None, None))
         if cancel is None:
             return False
@@ -327,7 +340,7 @@ class ViewFollower:
         return not self._reported
 
     def cancel(self) -> Background:
-        """End immediately and permanently, and return the ending background thread. Thread-safe; does not block."""
+        """Stop permanently, and return the background thread, which is ending. Thread-safe. Does not block."""
         self._cancelled.set()
         with self._lock:
             heads = self._heads
@@ -366,7 +379,7 @@ class ViewFollower:
             on_error(error)
 
     async def _follow(self, backoff: Backoff) -> None:
-        """Follow the views until the session ends or the follower is cancelled."""
+        """Observe the views until the session ends or the follower is cancelled."""
         session = self._given if self._given is not None else await ask(self._store.primary_session)
         session.ensure_usable()
         server: Background | None = None
@@ -400,7 +413,7 @@ class ViewFollower:
             self._read_members_again()
 
     def _read_members_again(self) -> None:
-        """Close the watch of the members, so that the writer reads them again."""
+        """Close the watch of the members, so that the writer reads all of them again."""
         with self._lock:
             members = self._members
         if members is not None:
@@ -430,9 +443,7 @@ class ViewFollower:
             await waiter.pause(backoff.next_s())
 
     async def _wait_for_writer_role(self, position: QueuePosition, waiter: Waiter) -> bool:
-        """Wait until no follower, or only the writer, is ahead of us: we are the writer or its deputy. False if
-        cancelled.
-        """
+        """Wait until this follower is the writer of views, or next in line for that. Return False if cancelled."""
         over = ""
         while not waiter.is_cancelled:
             ahead = await self._follower_queue.find_tickets_ahead(position)
@@ -444,7 +455,7 @@ class ViewFollower:
         return False
 
     async def _write(self, position: QueuePosition, waiter: Waiter) -> None:
-        """Write a view when the members differ from the newest one: at once, or as the deputy a little later."""
+        """Write the next view when the members differ from the newest one: at once, or as the deputy a little later."""
         schedule = WriteSchedule(is_writer=await self._become_writer(position))
         tokens: dict[str, int] = {}
         dirty = set(self._replica.ids())
@@ -468,7 +479,7 @@ class ViewFollower:
                 pause_s = schedule.pause_s(self._store.clock.now(), is_behind=bool(dirty))
 
     def _fold(self, batch: Batch, tokens: dict[str, int]) -> set[str]:
-        """Update the tokens with the member changes of a batch, and return the IDs of the changed members."""
+        """Apply changes of member keys to a table of tokens by member ID. Return the IDs of the changed members."""
         names = set()
         for each in batch:
             if each.key.rpartition("/")[0] != self._journal.members_key:
@@ -493,7 +504,10 @@ class ViewFollower:
             _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
 
     async def _become_writer(self, position: QueuePosition) -> bool:
-        """Mark our ticket as the writer's, if no follower is ahead of us. The next follower becomes the deputy."""
+        """Mark this follower's ticket as that of the writer, if no other follower is ahead.
+
+        The next one is the deputy.
+        """
         if await self._follower_queue.find_tickets_ahead(position):
             return False
         body = {**Ticket.from_entry(position.ticket).body, _WRITES: True}

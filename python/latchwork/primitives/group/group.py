@@ -40,9 +40,9 @@ _SETTLE_S = 5.0
 
 
 def list_groups(store: Store, prefix: str = "") -> list[str]:
-    """Return the names of all groups below a prefix, at any depth, sorted: those with members, or with views.
+    """Return the names of all groups below a prefix, at any depth, sorted.
 
-    Reads every key below the prefix.
+    These are the groups that have members or views. The call reads every key below the prefix.
     """
     check_store(store, "list_groups")
     names = set()
@@ -118,7 +118,7 @@ class Group(Participant):
     # Joining and leaving
 
     def start(self) -> None:
-        """Join in a separate thread, without waiting. Idempotent.
+        """Join the group in a background thread, without waiting. Idempotent.
 
         Raises:
             Closed: The group was closed.
@@ -134,7 +134,7 @@ class Group(Participant):
 
     @driven
     async def close(self) -> None:
-        """Leave; others soon see a view without us. Thread-safe and idempotent.
+        """Leave the group. The other members soon see a view without this one. Thread-safe and idempotent.
 
         If the server cannot be reached, leaving continues in the background, and our session ends it at the latest.
         Listeners get 5 seconds.
@@ -165,10 +165,10 @@ class Group(Participant):
 
     @driven
     async def wait_joined(self, timeout_s: float | None = None) -> None:
-        """Wait until we have joined: our key exists, and is visible in the members.
+        """Wait until this member has joined: its key exists and is included in ``members``.
 
-        Unlike ``wait`` it does not follow the views, so it costs nothing afterwards. Arguments and errors as for
-        ``wait``, and ``LatchworkError`` without a member ID.
+        Unlike ``wait``, this does not observe the views, so it costs nothing afterwards. Arguments and errors are those
+        of ``wait``. Raises ``LatchworkError`` without a member ID.
         """
         membership = self._member()
 
@@ -181,7 +181,7 @@ class Group(Participant):
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> View:
-        """Wait until we are in a view, or, as an observer, until there is one.
+        """Wait until this member is in a view. An object without a member ID waits until there is a view.
 
         Args:
             timeout_s: Seconds to wait. None waits forever. Joining continues after the timeout.
@@ -199,15 +199,18 @@ class Group(Participant):
 
     @driven
     async def wait_until(self, is_true: Callable[[View], bool], timeout_s: float | None = None) -> View:
-        """Wait for a view that satisfies a function, which is called with new views in this thread and must not block.
+        """Wait for a view for which a function returns True. Some views may be skipped.
 
-        SharedViews may be skipped. Arguments and errors as for ``wait``.
+        The function is called in this thread and must not block. Arguments and errors are those of ``wait``.
         """
         return await self._wait(is_true, timeout_s)
 
     @driven
     async def sync(self, timeout_s: float | None = None) -> View:
-        """Wait for a view that shows the members as of now, or later. Arguments and errors as for ``wait``."""
+        """Wait for a view that is at least as new as the members at the time of the call.
+
+        Arguments and errors are those of ``wait``.
+        """
         self._home.check()
         deadline = Deadline(self._store.clock, timeout_s)
         head = await ask(self._store.get, self._journal.head_key)
@@ -245,7 +248,9 @@ class Group(Participant):
     async def update(
         self, *, weight: float | None = None, labels: Mapping[str, Label] | None = None, address: str | None = None
     ) -> None:
-        """Change our attributes without joining again; others soon see a view with them. None keeps a value.
+        """Change the attributes of this member without joining again. None keeps a value.
+
+        The other members soon see a view with the new attributes.
 
         Raises:
             SessionLost: We are joining again; nothing was changed.
@@ -262,25 +267,28 @@ class Group(Participant):
 
     @property
     def view(self) -> View:
-        """Return the newest known view. The first call starts to follow them. No I/O."""
+        """Return the newest known view. The first call starts to observe the views. Performs no I/O."""
         with suppress(LatchworkError):  # it is closed: the last one
             self._follow_views()
         return self._view
 
     @driven
     async def members(self) -> list[GroupMember]:
-        """Return the current members from the store, sorted by ID. Needs no joining."""
+        """Read the current members from the store, sorted by ID. This process need not be a member."""
         self._home.check()
         entries = await ask(self._store.list, self._members_key)
         return sorted(map(GroupMember.from_entry, entries), key=lambda member: member.id)
 
     def check(self, member_id: str) -> Check:
-        """Return a check that a member is in the group, in any incarnation, for your transactions. No I/O."""
+        """Return a check that a member is in the group, for transactions that depend on it. Performs no I/O.
+
+        The check also holds if the member has left and joined again.
+        """
         return Exists(f"{self._members_key}/{check_member(member_id, 'member')}")
 
     @driven
     async def evict(self, member_id: str, why: str = "") -> bool:
-        """Remove a member, which then does not join again by itself. Return False if there is none with this ID.
+        """Remove a member from the group, so that it does not join again by itself. Return False if it is not a member.
 
         The member is not stopped: it notices with its next view, or when it joins again. Add ``check`` to writes that
         only a member may do.
@@ -290,7 +298,7 @@ class Group(Participant):
 
     @driven
     async def remove(self) -> None:
-        """Delete the records of a group without members: its views start again with its next member.
+        """Delete the stored records of a group without members. Its views start again with the next member.
 
         Raises:
             Conflict: it has members.
@@ -299,7 +307,7 @@ class Group(Participant):
         await self._journal.remove()
 
     def on_view(self, fn: Listener) -> Callable[[], None]:
-        """Call ``fn(change)`` for each view in order, in a callback thread, and at once for the current view.
+        """Call ``fn(change)`` in a callback thread for each view, in order, and at once for the current view.
 
         Listeners are called one at a time: a slow one delays the others. Returns a function that removes the listener.
         """
@@ -321,7 +329,7 @@ class Group(Participant):
         return self._membership
 
     def _follow_views(self) -> None:
-        """Follow the views from now on."""
+        """Observe the views from now on."""
         self._home.check()
         with self._listening:
             if self._unsubscribe is None and self._started and not self._closed:
@@ -330,13 +338,16 @@ class Group(Participant):
                 self._unsubscribe = self._views.subscribe(self._tell, self._tell_trouble)
 
     def _shared_views(self) -> SharedViews:
-        """Return the views that all members of this process with the store's primary session share."""
+        """Return the views that are shared by all members of this process with the same session."""
         if self._given is not None:
             return SharedViews(self._store, self.name, self._given)
         return self._store.shared(ViewsRegistry, ViewsRegistry).of(self.name)
 
     def _start_or_wake_thread(self) -> None:
-        """Join, or check that we are still in. The caller holds the mutex."""
+        """Make the background thread join the group, or check that this member is still in it.
+
+        The caller holds the mutex.
+        """
         is_idle = self._background is None and not self._leaving and self._error is None
         if is_idle and self._started and self._membership is not None:
             self._start_thread()
@@ -346,7 +357,7 @@ class Group(Participant):
             self._start_or_wake_thread()
 
     async def _participate(self, backoff: Backoff) -> None:
-        """Join if we are not in. Nothing afterwards needs a thread."""
+        """Join the group if this member is not in it. The thread can then end."""
         session = await self._session_for_use()
         session.ensure_usable()
         with closing(Waiter(self._store, session)) as waiter:
@@ -361,7 +372,7 @@ class Group(Participant):
             self._forget_session = session.on_end(self._session_ended)
 
     def _may_end_thread(self) -> bool:
-        """End the thread of a joined member."""
+        """Return whether the thread of this member may end, which is the case once it has joined."""
         with self._changed.mutex:
             if self._leaving or not self._member().is_in:
                 return False

@@ -59,11 +59,11 @@ class LoggedMember(Struct, frozen=True, array_like=True):
 
     @classmethod
     def from_entry(cls, entry: Entry) -> LoggedMember:
-        """Return the member of a key."""
+        """Return the member that an entry describes."""
         return cls(entry.token, entry.created, StoredMember.from_entry(entry))
 
     def member(self, name: str) -> GroupMember:
-        """Return the member with the given ID."""
+        """Return the member with its ID."""
         return self.record.member(name, self.created)
 
 
@@ -82,7 +82,7 @@ class ViewChangeStep(Struct, frozen=True):
 
     @property
     def changes(self) -> int:
-        """The number of changed members."""
+        """The number of members that differ between the two views."""
         return len(self.written) + len(self.gone)
 
 
@@ -109,7 +109,7 @@ class LogHead(Struct, frozen=True):
 
     @classmethod
     def from_entry(cls, entry: Entry) -> LogHead:
-        """Return the stored head.
+        """Decode the stored head of a log.
 
         Raises:
             BadRecord: It is not a log of views.
@@ -118,11 +118,11 @@ class LogHead(Struct, frozen=True):
 
     @classmethod
     def is_head(cls, value: bytes) -> bool:
-        """Return whether a value is the head of a log."""
+        """Return whether a value is the stored head of a log."""
         return _HEAD.find(value) is not None
 
     def to_bytes(self) -> bytes:
-        """Return the value to store."""
+        """Return the bytes to store."""
         return encode(self)
 
 
@@ -136,7 +136,7 @@ _BASE: Decoder[dict[str, LoggedMember]] = Decoder(dict[str, LoggedMember], "a ba
 
 
 class ViewState:
-    """The members of a view, and the step to the next one. For one thread at a time."""
+    """The members of a view, and the changes that lead to the next view. For one thread at a time."""
 
     def __init__(self, number: int = 0, members: Mapping[str, LoggedMember] | None = None) -> None:
         self.number = number
@@ -150,7 +150,7 @@ class ViewState:
         return iter(self._stored)
 
     def token(self, name: str) -> int | None:
-        """Return the token of a member in this view; None if it is not in it."""
+        """Return the token of a member in this view, or None if it is not in the view."""
         stored = self._stored.get(name)
         return None if stored is None else stored.token
 
@@ -159,7 +159,7 @@ class ViewState:
         return View(self.number, tuple(self._sorted))
 
     def apply(self, step: ViewChangeStep) -> ViewChange:
-        """Advance to the next view by its step."""
+        """Advance to the next view by applying its changes, and return them."""
         old: dict[str, GroupMember] = {}
         for name in (*step.gone, *step.written):
             before = self._stored.pop(name, None)
@@ -174,9 +174,12 @@ class ViewState:
         return change(self.view(), old, new)
 
     def step(self, found: Mapping[str, Entry | None]) -> ViewChangeStep | None:
-        """Return the step to the view with these members, None for one that has left.
+        """Return the changes from this view to one with these members, or None if there are none.
 
-        None if the view has them already. What exceeds one step is left for the next.
+        Changes that exceed the size of one step are left for the next one.
+
+        Args:
+            found: The current entry of each member, or None for a member that has left.
         """
         written: dict[str, LoggedMember] = {}
         gone: list[str] = []
@@ -193,7 +196,7 @@ class ViewState:
         return ViewChangeStep(self.number + 1, written, gone) if written or gone else None
 
     def chunks(self) -> list[bytes]:
-        """Return the base of this view in chunks that can be stored."""
+        """Return the whole view in chunks that are small enough to be stored."""
         parts: list[bytes] = []
         part: dict[str, LoggedMember] = {}
         size = 0
@@ -207,7 +210,7 @@ class ViewState:
 
     @classmethod
     def from_base(cls, head: LogHead, chunks: Iterable[Entry]) -> ViewState:
-        """Return the state of a head's base.
+        """Restore the state of a view from its stored chunks.
 
         Raises:
             BadRecord: The stored chunks are not a base.
@@ -219,7 +222,7 @@ class ViewState:
 
 
 def read_step(entry: Entry) -> ViewChangeStep:
-    """Return a step that is stored separately.
+    """Decode stored changes between two views.
 
     Raises:
         BadRecord: It is not a step.
@@ -228,12 +231,12 @@ def read_step(entry: Entry) -> ViewChangeStep:
 
 
 def write_step(step: ViewChangeStep) -> bytes:
-    """Return the value to store."""
+    """Return the bytes to store for the changes between two views."""
     return encode(step)
 
 
 class ViewLog:
-    """The log of one group. Without state; thread-safe."""
+    """Reads and writes the stored log of one group's views. Thread-safe."""
 
     def __init__(self, store: Store, name: str, what: str) -> None:
         self.head_key = f"{name}/views"
@@ -243,7 +246,10 @@ class ViewLog:
         self._what = what
 
     async def load(self, entry: Entry | None) -> tuple[Entry | None, ViewState]:
-        """Return the newest view, starting from the base, and its head, which may be newer than the given one."""
+        """Read the newest view.
+
+        Return the entry of the log's head, which may be newer than the given one, and the view.
+        """
         for _ in range(_ATTEMPTS):
             if entry is None:
                 return None, ViewState()
@@ -259,7 +265,7 @@ class ViewLog:
         raise LatchworkError(f"the views of {self._what} are incomplete: remove the group, its members start again")
 
     async def steps(self, head: LogHead, after: int) -> list[ViewChangeStep] | None:
-        """Return the steps from a view to the newest one, in order; None if some no longer exist."""
+        """Return the changes from a view to the newest one, in order. None if the log no longer has all of them."""
         if after + 1 < head.first:
             return None
         last = [head.step] if head.step is not None and head.number > after else []
@@ -269,13 +275,15 @@ class ViewLog:
     async def append(
         self, at: Entry | None, state: ViewState, names: Iterable[str]
     ) -> tuple[Entry, LogHead, ViewChangeStep] | None:
-        """Write the next view with the current state of these members; None if the newest view has it already.
+        """Write the next view with the current state of these members.
 
-        The members are read after the head, which must be unchanged when the view is written. So no view is older than
-        the one before it.
+        The members are read after the head of the log, which must be unchanged when the view is written. So no view is
+        older than the one before it.
 
+        Returns:
+            The entry of the head, the head, and the changes. None if the newest view has the same members already.
         Raises:
-            Conflict: Another client was faster.
+            Conflict: Another client wrote a view first.
         """
         names = list(names)[:MOST_CHANGES]
         found = await ask(self._store.get_many, [f"{self.members_key}/{name}" for name in names])
@@ -299,7 +307,7 @@ class ViewLog:
         return written.entries[0], head, step
 
     async def _with_base(self, head: LogHead, state: ViewState) -> LogHead:
-        """Return the head, with a new base of this state if one is due. Readers find the base by the head."""
+        """Write the whole view if that is due. Return the head, which says where readers find it."""
         due = BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state)
         if head.changes < due:
             return head
@@ -309,7 +317,7 @@ class ViewLog:
         return replace(head, first=head.base + 1, base=state.number, chunks=len(chunks), changes=0)
 
     async def _sweep(self, head: LogHead) -> None:
-        """Delete steps and bases that are no longer needed."""
+        """Delete stored changes and whole views that are no longer needed."""
         for kind, least in (("log", head.first), ("base", head.base)):
             names = await ask(self._store.children, self._key(f"{kind}/{head.log_id}"))
             await self._delete(f"{kind}/{head.log_id}/{name}" for name in names if _number(name) < least)
@@ -329,7 +337,7 @@ class ViewLog:
         await ask(self._store.delete_tree, self._key("evicted"))
 
     async def _log_prefixes(self) -> list[str]:
-        """The keys above the steps and bases of each log. When the head is gone after this, they have all ended."""
+        """Return the prefixes below which changes and whole views are stored."""
         kinds = [(kind, await ask(self._store.children, self._key(kind))) for kind in ("log", "base")]
         return [self._key(f"{kind}/{log_id}") for kind, log_ids in kinds for log_id in log_ids]
 
@@ -358,6 +366,6 @@ def _step_key(log_id: str, number: int) -> str:
 
 
 def _number(name: str) -> int:
-    """Return the number in the name of a step or of a chunk; other names are kept."""
+    """Return the number in the name of a stored step or chunk. Other names are not converted."""
     digits = name.partition("-")[0]
     return int(digits) if digits.isdecimal() else 1 << 62

@@ -72,20 +72,20 @@ class Membership:
 
     @property
     def me(self) -> GroupMember:
-        """Return this member as it is now."""
+        """Return this member with its current attributes."""
         return self._me
 
     @property
     def is_in(self) -> bool:
-        """Return whether our key existed at the last check, and its session has not ended."""
+        """Return whether this member's key existed at the last check and its session has not ended."""
         session = self._session
         return session is not None and session.remaining_s() > 0.0
 
     def is_missing(self, changes: Sequence[ViewChange], *, is_first: bool) -> bool:
-        """Return whether our key may be gone: views lack us although they had us, or contain members that joined after
-        us.
+        """Return whether this member's key may have been deleted, given new views.
 
-        The first view that we see without us counts, too.
+        This is the case if a view lacks the member although an earlier one had it, or contains members that joined
+        later. The first view that lacks the member counts too.
         """
         me = self._me
         found = changes[-1].view.member(me.id)
@@ -98,7 +98,7 @@ class Membership:
         )
 
     async def enter(self, waiter: Waiter) -> None:
-        """Create our key with the waiter's session, or move it there from our last session.
+        """Create this member's key, or bind it to a new session if it exists from the last one.
 
         Raises:
             NodeIdInUse: Another member has our ID for longer than a dead one could.
@@ -125,7 +125,7 @@ class Membership:
             entry = await ask(self._store.get, self.key)
 
     async def _record_join(self, session: Session) -> None:
-        """Record that our key exists with this session, and write attributes that changed meanwhile."""
+        """Record that this member's key exists with this session, and write attributes that changed meanwhile."""
         with self._lock:
             self._session = self._bound = session
             is_written = self._me is self._written
@@ -134,7 +134,7 @@ class Membership:
             is_written = await self._write_attributes(me, session) and self._me is me
 
     async def update(self, weight: float | None, labels: Mapping[str, Label] | None, address: str | None) -> None:
-        """Change our attributes in the store, or for the next join. None keeps a value.
+        """Change the attributes of this member, in the store or for the next join. None keeps a value.
 
         Raises:
             Unavailable: Nothing was changed.
@@ -164,7 +164,7 @@ class Membership:
                         return
 
     async def _write_attributes(self, new: GroupMember, session: Session) -> bool:
-        """Write our key. Return False if it was changed meanwhile."""
+        """Write new attributes to this member's key. Return False if the key was changed meanwhile."""
         entry = await self._own(session)
         if entry is None:
             raise SessionLost(f"member {new.id!r} of {self._what} is gone; it joins again by itself")
@@ -183,14 +183,18 @@ class Membership:
         return entry if entry is not None and entry.owner == session.id else None
 
     async def exists_in_store(self) -> bool:
-        """Return whether our key exists, linearizably; False before we have joined."""
+        """Read whether this member's key exists.
+
+        The read is linearizable. Returns False before this member has joined.
+        """
         session = self._session
         return session is not None and await self._own(session) is not None
 
     async def leave(self) -> bool:
-        """Delete our key, now or in the background until that works or the session has ended.
+        """Delete this member's key. If that fails, repeat it in the background until the session has ended.
 
-        A key of our ID with another session is not ours. Return False if we never had one.
+        A key with the same ID but another session belongs to another member, and stays. Returns False if this member
+        never had a key.
         """
         session, self._session, self._bound = self._bound, None, None
         if session is None:
@@ -200,7 +204,7 @@ class Membership:
         return True
 
     async def _delete_key(self, session: Session) -> bool:
-        """Delete our key if it has this session. Return False if it must be tried again."""
+        """Delete this member's key if it is bound to this session. Return False if the caller must try again."""
         try:
             entry = await self._own(session)
             if entry is not None:
@@ -216,7 +220,11 @@ class Membership:
         return None if session.remaining_s() <= 0.0 or await self._delete_key(session) else backoff.next_s()
 
     async def _create_through_limit(self, gate: EntryLimit, entry: Entry | None, waiter: Waiter) -> bool:
-        """Create our key when it is our turn. Return False if another client was faster, or when cancelled."""
+        """Create this member's key when the limit on concurrent joins allows it.
+
+        Returns:
+            False if another client changed the key first, or if the wait was cancelled.
+        """
         if not await gate.enter(waiter, self._store.clock):
             return False
         try:
@@ -225,7 +233,10 @@ class Membership:
             gate.leave()
 
     async def _create(self, entry: Entry | None, session: Session) -> bool:
-        """Create our key, or take over that of our last session. Return False if another client was faster."""
+        """Create this member's key, or take over the key from its last session.
+
+        Return False if another client was first.
+        """
         with self._lock:
             now = time.time()
             self._me = replace(self._me, incarnation=uuid.uuid4().hex[:12], joined_at=now, updated_at=now)
@@ -245,7 +256,7 @@ class Membership:
         return True
 
     async def _refuse_evicted(self) -> None:
-        """Raise ``MemberEvicted`` if our incarnation was evicted, and remove the mark."""
+        """Raise ``MemberEvicted`` if this member was evicted, and remove the record of the eviction."""
         mark = await ask(self._store.get, self._evicted_key)
         evicted = None if mark is None else Evicted.find(mark.value)
         if mark is not None and evicted is not None and evicted.incarnation in self._incarnations:
@@ -268,7 +279,7 @@ class Membership:
 
 
 async def evict(store: Store, name: str, member_id: str, why: str) -> bool:
-    """Remove a member, so that it does not join again by itself. Return False if there is none with this ID."""
+    """Remove a member from a group, so that it does not join again by itself. Return False if it is not a member."""
     key = f"{name}/members/{member_id}"
     while (entry := await ask(store.get, key)) is not None:
         mark = Evicted(GroupMember.from_entry(entry).incarnation, why, time.time()).to_bytes()

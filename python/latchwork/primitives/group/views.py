@@ -54,11 +54,11 @@ class GroupMember:
 
     @classmethod
     def from_entry(cls, entry: Entry) -> GroupMember:
-        """Return the member of a key. An invalid record counts with its ID alone."""
+        """Decode a member's stored record. For an invalid record, return a member with only its ID."""
         return StoredMember.from_entry(entry).member(member_id(entry.key), entry.created)
 
     def to_bytes(self) -> bytes:
-        """Return the value of its key."""
+        """Return the bytes to store."""
         return encode(StoredMember.from_member(self))
 
 
@@ -82,12 +82,12 @@ class StoredMember(Struct, frozen=True):
 
     @classmethod
     def from_entry(cls, entry: Entry) -> StoredMember:
-        """Return the record of a key; the defaults for an invalid one."""
+        """Decode a member's stored record. For an invalid record, return one with default values."""
         return (_MEMBER.find(entry.value) if len(entry.value) <= MAX_MEMBER_BYTES else None) or cls()
 
     @classmethod
     def from_member(cls, member: GroupMember) -> StoredMember:
-        """Return a member as it is stored."""
+        """Return the record to store for a member."""
         labels = {key: label if isinstance(label, str) else Base64(label) for key, label in member.labels.items()}
         return cls(
             member.weight,
@@ -101,7 +101,7 @@ class StoredMember(Struct, frozen=True):
         )
 
     def member(self, member_id: str, created: int) -> GroupMember:
-        """Return the member of this id."""
+        """Return the member with this ID that the record describes."""
         labels = {key: label if isinstance(label, str) else label.base64 for key, label in self.labels.items()}
         return GroupMember(
             member_id,
@@ -131,12 +131,12 @@ class Evicted(Struct, frozen=True):
     at: Timestamp = 0.0
 
     def to_bytes(self) -> bytes:
-        """Return the value of its key."""
+        """Return the bytes to store."""
         return encode(self)
 
     @staticmethod
     def find(value: bytes) -> Evicted | None:
-        """Return the mark in a value, or None if there is none."""
+        """Decode the record of an eviction. Return None if the value is not one."""
         return _EVICTED.find(value)
 
 
@@ -147,12 +147,12 @@ _EVICTED: Decoder[Evicted] = Decoder(Evicted, "the mark of an evicted member")
 
 
 def member_id(key: str) -> str:
-    """Return the ID of the member with this key."""
+    """Return the member ID in a key."""
     return key.rpartition("/")[2]
 
 
 def check_member(member: GroupMember, what: str) -> GroupMember:
-    """Return the member if it can be stored.
+    """Return the member unchanged if it can be stored.
 
     Raises:
         ValueError: Its weight is negative or not finite, or it takes too many bytes.
@@ -200,7 +200,7 @@ class View:
 
     @property
     def by_age(self) -> list[GroupMember]:
-        """Return the members, oldest first."""
+        """Return the members sorted by the time of joining, the oldest first."""
         return sorted(self.members, key=_by_age)
 
     def member(self, member_id: str) -> GroupMember | None:
@@ -230,7 +230,14 @@ class ViewChange:
 
 
 def change(view: View, old: Mapping[str, GroupMember], new: Mapping[str, GroupMember], skipped: int = 0) -> ViewChange:
-    """Return the changes of a view, from the members that may differ, before and in it."""
+    """Return the differences between a view and the previous one.
+
+    Args:
+        view: The new view.
+        old: The members that may differ, as they were before.
+        new: The members that may differ, as they are now.
+        skipped: How many views between the two were skipped.
+    """
 
     def same(member: GroupMember, others: Mapping[str, GroupMember]) -> bool:
         other = others.get(member.id)
@@ -247,6 +254,6 @@ def change(view: View, old: Mapping[str, GroupMember], new: Mapping[str, GroupMe
 
 
 def difference(before: View, after: View) -> ViewChange:
-    """Return the changes from one view to another."""
+    """Return the changes from one view to another one."""
     old, new = ({member.id: member for member in view.members} for view in (before, after))
     return change(after, old, new, max(0, after.number - before.number - 1))

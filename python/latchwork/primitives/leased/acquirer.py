@@ -43,7 +43,7 @@ class LockAcquirer:
         """Wait for a lock and acquire it.
 
         Raises:
-            Closed: The signal ``off`` was set while waiting.
+            Closed: The signal ``stop`` was set while waiting.
         """
         check_name(name, "lock")
         self._core.fork_guard.check()
@@ -89,7 +89,14 @@ class LockAcquirer:
     async def _take(
         self, names: Sequence[str], granted: dict[str, HeldLock], claimer: object, only_from: str | None = None
     ) -> None:
-        """Acquire the names that are free and not granted yet. With ``only_from``, only locks of that owner."""
+        """Acquire those of the locks that are free and not yet in ``granted``.
+
+        Args:
+            names: Names of the locks.
+            granted: Receives the acquired locks by name.
+            claimer: Identifies the call that has marked the names as busy.
+            only_from: Acquire only locks of the owner with this ID; None for any.
+        """
         while left := [name for name in names if name not in granted]:
             owner = await self._use_owner(claimer)
             written: dict[str, Entry | InDoubt] = {}
@@ -104,7 +111,10 @@ class LockAcquirer:
             self._core.lose(owner, "another owner took it over")
 
     async def _use_owner(self, claimer: object) -> LockOwner:
-        """Return the current owner, or create one, and mark it as used so that it is not ended meanwhile."""
+        """Return the current owner of this keeper's locks, or create one.
+
+        It is marked as used, so that it is not ended.
+        """
         while True:
             self._core.lose_if_expired()
             owner, version = self._state.use_owner(claimer)
@@ -149,7 +159,10 @@ class LockAcquirer:
 
     @contextmanager
     def _claimed(self, names: Iterable[str], claimer: object) -> Iterator[list[str]]:
-        """Claim these names for the duration of the block, except names that are held or busy already."""
+        """Mark names as busy while a ``with`` block runs, except those that are held or busy already.
+
+        Yield the marked names.
+        """
         try:
             yield self._state.claim(names, claimer)
         finally:
@@ -171,7 +184,9 @@ class LockAcquirer:
     # Adopting
 
     async def adopt(self, old: str, only: Collection[str] | None, deadline: Deadline) -> dict[str, HeldLock]:
-        """Take over the locks of another owner, only from that owner. Then delete it, unless it keeps some.
+        """Take over the locks of another owner, and return them by name.
+
+        Then delete that owner, unless it keeps some locks.
 
         The owner is renewed once before, so that no client considers it dead meanwhile. It is deleted last, so that
         locks that it took after our read become free. After an error, some locks may not have been taken over. The
@@ -195,7 +210,10 @@ class LockAcquirer:
             return granted
 
     async def _retry(self, step: Callable[[], Steps[T]], deadline: Deadline, backoff: Backoff) -> T:
-        """Repeat a step while the server is unavailable, until the timeout."""
+        """Repeat a call while the server is unavailable, until it succeeds or the deadline has passed.
+
+        Return its result.
+        """
         while True:
             try:
                 return await step()
@@ -204,7 +222,7 @@ class LockAcquirer:
                     raise
 
     async def _pause_before_retry(self, deadline: Deadline, backoff: Backoff) -> bool:
-        """Pause after an error. Return False if no time is left."""
+        """Pause after an error. Return False if the deadline has passed."""
         if deadline.has_passed or self._core.closing.is_set():
             return False
         await self._pause(deadline.left_s(backoff.next_s()))

@@ -85,7 +85,7 @@ class KeeperCore:
         self._mirror: Mirror | None = None
 
     def start(self) -> None:
-        """Start to watch the other owners. Idempotent.
+        """Start to watch the owners of other clients' locks. Idempotent.
 
         Raises:
             Closed: The keeper was closed.
@@ -109,17 +109,19 @@ class KeeperCore:
         return self._background is not None
 
     def refuse_closed(self) -> None:
-        """Raise ``Closed`` if the keeper was closed, or ``ForkedProcess`` in a forked child of its process."""
+        """Raise ``Closed`` if the keeper was closed, or ``ForkedProcess`` if this process inherited it through a
+        fork.
+        """
         self.fork_guard.check()
         self.state.refuse_closed()
 
     def end(self) -> None:
-        """Ask the thread to end. It then deletes the keys of owners that hold nothing."""
+        """Ask the background thread to end. It first deletes the records of owners that hold no locks."""
         self._stopping.set()
         self.wake.set()
 
     async def wait_ended(self) -> None:
-        """Wait until the thread has ended."""
+        """Wait until the background thread has ended."""
         background = self._background
         if background is None:
             self._dispatcher.close()
@@ -127,13 +129,13 @@ class KeeperCore:
             await background
 
     async def release(self, locks: Sequence[HeldLock]) -> None:
-        """Release exactly these holds. A hold that was acquired again since is not released."""
+        """Release these held locks. A lock that was released and acquired again since is not released."""
         self.fork_guard.check()
         found = [held for held in locks if held.is_kept]
         await self.release_found(found, [held.name for held in locks if held not in found])
 
     async def release_found(self, found: Sequence[HeldLock], missing: list[str]) -> None:
-        """Release these holds.
+        """Release these held locks.
 
         Raises:
             LockLost: Some holds had expired, or names are missing.
@@ -170,7 +172,7 @@ class KeeperCore:
         self._ended.set()
 
     async def _step(self, now: float) -> float:
-        """Do the work that is due, and return when the next step is due at the latest."""
+        """Do the background work that is due. Return the local clock time of the next step."""
         due = [now + self.ttl_s, self.waits.recheck_dead_owners(), self._renew_current()]
         if now >= self._next_cleanup:
             self._next_cleanup = now + self.ttl_s / 4
@@ -180,7 +182,7 @@ class KeeperCore:
         return min(*due, self._next_cleanup)
 
     async def _is_abandoned(self) -> bool:
-        """Return whether the store was closed and nothing is held, so that no work will follow."""
+        """Return whether the store was closed and no lock is held, so that the background thread can end."""
         if self._mirror is None or self.state.current is not None:
             return False
         try:
@@ -192,7 +194,11 @@ class KeeperCore:
         return False
 
     async def _clean_up(self) -> None:
-        """Delete ended owners, settle writes in doubt, check owners that are not watched, trim watches, and sweep."""
+        """Do the regular cleanup of this keeper.
+
+        It deletes the records of ended owners, settles writes whose outcome is unknown, reads owners that are not
+        watched, closes idle watches, and removes what dead owners left.
+        """
         await self._remove_ended_owners()
         for doubt in self.state.doubts:
             await self._settle(doubt)
@@ -207,7 +213,10 @@ class KeeperCore:
             await self._sweep()
 
     async def _sweep(self) -> None:
-        """Sweep if our owner is the first of all. While no keeper holds a lock, each one sweeps."""
+        """Remove what dead owners left, if this keeper's owner has the lowest ID.
+
+        While no lock is held, every keeper does so.
+        """
         owner, first = self.state.current, self.table.first_owner()
         if first is None or (owner is not None and owner.id == first):
             try:
@@ -216,14 +225,14 @@ class KeeperCore:
                 _log.info("records of free locks are not removed yet: %s", error)
 
     async def _remove_ended_owners(self, *, also_current: bool = False) -> None:
-        """Delete the keys of ended owners without holds. Failed deletions are retried later."""
+        """Delete the records of ended owners that hold no locks. A deletion that fails is repeated later."""
         for owner in self.state.find_removable_owners(also_current=also_current):
             owner.unfollow_session()
             if await self.delete(owner.id, has_alive_key=owner.session is not None):
                 self.state.record_removal(owner)
 
     async def delete(self, owner_id: str, *, has_alive_key: bool = True) -> bool:
-        """Delete the key of an owner. Return False if the caller must retry."""
+        """Delete the record of an owner. Return False if the caller must try again."""
         try:
             await self.table.delete_owner(owner_id, has_alive_key=has_alive_key)
         except LatchworkError as error:
@@ -244,7 +253,7 @@ class KeeperCore:
             self.end_claim(doubt)
 
     async def free_held(self, found: Sequence[HeldLock]) -> list[str]:
-        """Free these locks on the server, now or later. Return the names that another owner has taken."""
+        """Release these locks on the server, now or later. Return the names of locks that another owner has taken."""
         claimer = object()
         doubts = self.state.begin_release(found, claimer)
         with undone_if_interrupted(self._cleanup_drain.signal):  # at once; else they settle it after a quarter of a TTL
@@ -262,7 +271,7 @@ class KeeperCore:
                 self.end_claim(claimer)
 
     def end_soon(self) -> None:
-        """Release all locks and end the thread, in the background."""
+        """Release all locks and end the background thread, without waiting."""
         held = self.state.close()
         self.closing.set()
         self.waits.close()
@@ -270,9 +279,9 @@ class KeeperCore:
         self.end()
 
     def release_in_background(self, found: Sequence[HeldLock]) -> None:
-        """Stop the work under these holds, and free them in the background.
+        """Stop the work under these locks, and release them in the background.
 
-        Holds that were released before are skipped.
+        Locks that were already released are skipped.
         """
         claimer = object()
         self.state.begin_release([held for held in found if held.is_kept], claimer)
@@ -282,15 +291,16 @@ class KeeperCore:
         self._cleanup_drain.signal()  # last: busy names are skipped for a quarter of a TTL
 
     def end_claim(self, claimer: object) -> None:
-        """End a claim, and wake the waiters for its names."""
+        """Remove the busy marks of a call, and wake the waiters for its names."""
         self.waits.recheck(self.state.end_claim(claimer))
 
     # The owner
 
     def _renew_current(self) -> float:
-        """Renew the current owner, end it if it is idle, or mark it lost, if that is due.
+        """Renew the current owner, end it if it is idle, or mark it as lost, depending on what is due.
 
-        Return when the next step is due.
+        Returns:
+            The local clock time of the next step.
         """
         self.lose_if_expired()
         owner = self.state.current
@@ -325,7 +335,7 @@ class KeeperCore:
             self.lose(owner, "no renewal was confirmed in time")
 
     def lose(self, owner: LockOwner, why: str) -> None:
-        """Stop renewing this owner, stop the work under its locks, and notify listeners and waiters."""
+        """Stop renewing an owner, stop the work under its locks, and notify listeners and waiters."""
         held = self.state.lose(owner)
         if held is None:
             return
@@ -354,7 +364,9 @@ class KeeperCore:
         self.wake.set()
 
     def _unwatched(self) -> list[str]:
-        """Return the owners that block waiters and are not in the mirror, which would never report their end."""
+        """Return the owners that block waiters but are not in the mirror, which therefore would not report their
+        end.
+        """
         mirror = self._mirror
         if mirror is None:
             return []

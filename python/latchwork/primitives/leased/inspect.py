@@ -64,7 +64,7 @@ class LockState:
 
 @driven
 async def lock_states(store: Store, *, below: str = "") -> list[LockState]:
-    """Return every lock that was ever taken and not yet forgotten. Acquires nothing and needs no keeper.
+    """Read the states of all locks that were ever taken and whose records still exist. No keeper is needed.
 
     Args:
         store: The store of the locks.
@@ -82,7 +82,7 @@ async def force_release(
     *,
     also: Callable[[LockState], Sequence[Op]] = lambda _before: (),
 ) -> LockState | None:
-    """Release a lock of another holder by force, when you know that the holder can do no harm any more.
+    """Release a lock of another holder by force. Use it when you know that the holder can do no more harm.
 
     Every fenced write of the holder is refused from now on. This does not mean that the holder notices or has stopped.
 
@@ -109,7 +109,7 @@ async def force_release(
 
 @driven
 async def forget_free_locks(store: Store, *, below: str = "", at_most: int | None = None) -> int:
-    """Remove the records of free locks, and return their number. A record is created again when its lock is taken.
+    """Remove the records of free locks, and return how many were removed.
 
     A keeper's ``sweep`` does so ten minutes after it first saw a lock free. Use this when no keeper is left. A lock
     that is being taken stays.
@@ -125,7 +125,7 @@ async def forget_free_locks(store: Store, *, below: str = "", at_most: int | Non
 
 
 async def _forget(store: Store, entries: list[Entry]) -> int:
-    """Delete entries in one transaction, or one by one if some have changed, and return their number."""
+    """Delete entries in one transaction, or one by one if some have changed. Return how many were deleted."""
     try:
         await ask(store.commit, [At(entry) for entry in entries], [Delete(entry.key) for entry in entries])
     except Conflict:
@@ -136,19 +136,19 @@ async def _forget(store: Store, entries: list[Entry]) -> int:
 
 
 async def state_of(table: LockTable, name: str) -> LockState:
-    """Return the state of a lock; free if it was never taken."""
+    """Read the state of a lock. A lock that was never taken is free."""
     entry = await ask(table.store.get, table.lock_key(name))
     states = await states_of(table, [entry] if entry is not None else [])
     return states[0] if states else LockState(name, None, 0)
 
 
 async def states_below(table: LockTable, below: str) -> list[LockState]:
-    """Return the states of all locks below a name, "" for all, sorted by name. Not a snapshot."""
+    """Read the states of all locks below a name, sorted by name. "" reads all. Not a snapshot."""
     return await states_of(table, await table.list_locks(below))
 
 
 async def states_of(table: LockTable, found: Sequence[Entry]) -> list[LockState]:
-    """Return the states of these lock entries, in order."""
+    """Return the states of the locks in these entries, in the same order. Reads their owners."""
     holders = await _holders(table, owners_of(found))
     states = []
     for entry in found:
@@ -173,7 +173,7 @@ async def _holders(table: LockTable, owners: list[str]) -> dict[str, LockHolder]
 
 
 class LockSweeper:
-    """Removes what dead owners left, and remembers since when locks are free. One sweep at a time."""
+    """Removes what dead owners left, and remembers since when locks are free. For one call at a time."""
 
     def __init__(self, table: LockTable) -> None:
         self._table = table
@@ -181,7 +181,7 @@ class LockSweeper:
         self._free_since: dict[str, tuple[object, float]] = {}
 
     async def sweep(self) -> tuple[int, int]:
-        """Remove owners that were silent for 2 TTL, and then the locks of owners that are gone.
+        """Remove owners that were not renewed for two TTLs, and release the locks of removed owners.
 
         Returns:
             The number of removed owners, and the number of locks that were freed or, after a long time, forgotten.

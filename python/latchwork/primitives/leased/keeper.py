@@ -82,7 +82,7 @@ class LockKeeper(Startable):
 
     @shielded
     async def close(self, *, release: bool = True) -> None:
-        """End the keeper. Calls that wait for a lock raise ``Closed``. Thread-safe and idempotent.
+        """Close the keeper. Calls that wait for a lock raise ``Closed``. Thread-safe and idempotent.
 
         Args:
             release: Release all locks at once. With False they expire within 1.05 TTL, for work that may still be
@@ -103,7 +103,7 @@ class LockKeeper(Startable):
         await self._core.wait_ended()
 
     def start(self) -> None:
-        """Follow the other owners from now on. Idempotent.
+        """Start to watch the owners of other clients' locks. Idempotent.
 
         Raises:
             Closed: The keeper was closed.
@@ -111,7 +111,7 @@ class LockKeeper(Startable):
         self._core.start()
 
     def end_soon(self) -> None:
-        """Release all locks and end the thread, in the background."""
+        """Release all locks and close the keeper in the background, without waiting."""
         self._core.end_soon()
 
     # LockAcquirer and releasing
@@ -120,8 +120,8 @@ class LockKeeper(Startable):
     async def acquire(self, name: str, timeout_s: float | None = None) -> HeldLock:
         """Wait for a lock and acquire it.
 
-        It waits through disconnects: errors of the server are raised only after the timeout. A call in flight can take
-        up to the store's call timeout longer.
+        The call continues to wait while the server is unreachable, and raises the server's error only after the
+        timeout. A call in flight can take up to the store's call timeout longer.
 
         Args:
             name: The name of the lock, one or more key segments.
@@ -141,12 +141,12 @@ class LockKeeper(Startable):
         return await self._taking.acquire(name, timeout_s, Signal())
 
     async def acquire_unless(self, name: str, timeout_s: float | None, stop: Signal) -> HeldLock:
-        """Do the same as ``acquire`` until the signal is set, which raises ``Closed``."""
+        """Acquire a lock like ``acquire``, but raise ``Closed`` when the signal ``stop`` is set."""
         return await self._taking.acquire(name, timeout_s, stop)
 
     @driven
     async def try_acquire(self, name: str) -> HeldLock | None:
-        """Acquire a lock if it is free. Return None if another client, or another thread of ours, holds it.
+        """Acquire a lock if it is free. Return None if another client or another thread holds it.
 
         Raises:
             Unavailable: The server could not be reached.
@@ -173,7 +173,7 @@ class LockKeeper(Startable):
     async def adopt(
         self, owner_id: str, names: Collection[str] | None = None, timeout_s: float | None = None
     ) -> dict[str, HeldLock]:
-        """Take over the locks that our own process held before its restart, at once and without waiting for a TTL.
+        """Take over the locks that this process held before its restart, without waiting for a TTL.
 
         Each lock passes from exactly that owner to this keeper, with a new fence: writes under the old one are refused
         from then on. The caller must know that the earlier process has stopped its work. If it is still running, its
@@ -207,7 +207,7 @@ class LockKeeper(Startable):
 
     @shielded
     async def release(self, names: Iterable[str]) -> None:
-        """Release locks, many in one transaction. Others can have them at once.
+        """Release locks, many in one transaction. Other clients can acquire them at once.
 
         If the server cannot be reached, the keeper retries, and the locks expire at the latest.
 
@@ -219,7 +219,7 @@ class LockKeeper(Startable):
         await self._core.release_found(found, missing)
 
     def when_free(self, name: str, fn: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``fn(name)`` once, in a callback thread, when the lock looks free. Then try to acquire it.
+        """Call ``fn(name)`` once in a callback thread when the lock looks free.
 
         It may have been taken again by then; ask again in that case. Waiting costs no thread, and names with the same
         first segment share one watch. Returns a function that cancels it.
@@ -238,12 +238,12 @@ class LockKeeper(Startable):
 
     @driven
     async def state(self, name: str) -> LockState:
-        """Return the state of a lock, without acquiring it."""
+        """Read the state of a lock."""
         return await state_of(self._table, check_name(name, "lock"))
 
     @driven
     async def holders(self, below: str = "") -> list[LockState]:
-        """Return all held locks, sorted by name. Not a snapshot.
+        """Read the states of all held locks, sorted by name. Not a snapshot.
 
         Args:
             below: Only names below this one; "" for all.
@@ -251,12 +251,12 @@ class LockKeeper(Startable):
         return [state for state in await states_below(self._table, below) if state.holder is not None]
 
     def waiting(self) -> list[str]:
-        """Return the names that this keeper waits for, sorted."""
+        """Return the names of the locks for which this keeper waits, sorted."""
         return self._waits.names()
 
     @driven
     async def sweep(self) -> tuple[int, int]:
-        """Remove what dead owners left. Safe at any time. One keeper of a store also does so by itself.
+        """Remove what dead owners left. Safe at any time. One keeper of each store also does so regularly.
 
         Returns:
             The number of removed owners (silent for 2 TTL), and the number of locks that were freed, or forgotten
@@ -270,17 +270,20 @@ class LockKeeper(Startable):
         return {} if self._home.is_foreign else self._state.held()
 
     def holds(self, held: HeldLock) -> bool:
-        """Return whether this hold was not released. It may have expired."""
+        """Return whether a held lock was not released. It may have expired."""
         return held.is_kept
 
     @property
     def owner_id(self) -> str | None:
-        """The ID of the owner of our locks; None before the first, and another one after a loss. See ``adopt``."""
+        """The ID of the current owner of this keeper's locks. None before the first lock. It changes after a loss."""
         owner = self._state.current
         return owner.id if owner is not None else None
 
     def remaining_s(self) -> float:
-        """Seconds for which the locks are certainly ours without a further renewal; 0 without locks. No I/O."""
+        """Return for how many seconds the locks are certainly held without a further renewal. Performs no I/O.
+
+        The result is 0 if no lock is held.
+        """
         if self._home.is_foreign:
             return 0.0
         owner = self._state.current
@@ -288,14 +291,19 @@ class LockKeeper(Startable):
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the currently held locks expire. Read it again afterwards for the next ones."""
+        """A signal that is set when the currently held locks expire.
+
+        Read it again for locks that are acquired afterwards.
+        """
         if self._home.is_foreign:
             return make_lost_signal()
         owner = self._state.current
         return owner.lost if owner is not None else Signal()
 
     def renew_within(self, seconds: float | None) -> None:
-        """Renew as often as this TTL in seconds would need, from now on. None: as often as the keeper's own TTL needs.
+        """Renew the locks more often, as if they had this TTL in seconds.
+
+        None renews as often as their own TTL requires.
 
         For callers that must know earlier that the server is unreachable. The TTL does not change. No effect after
         ``close``.
@@ -304,7 +312,9 @@ class LockKeeper(Startable):
         self._core.wake.set()
 
     def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> Callable[[], None]:
-        """Call ``fn(names)`` when locks expire or are taken over, so that the protected work must stop. Not on release.
+        """Call ``fn(names)`` when locks expire or are taken over, so that the work under them must stop.
+
+        It is not called when locks are released.
 
         Returns:
             A function that removes the listener.
@@ -313,7 +323,9 @@ class LockKeeper(Startable):
         return listen(self._core.lost_listeners, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
-        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered. The locks are ours for that long.
+        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered.
+
+        The locks are still held for ``remaining_s`` seconds.
 
         Returns:
             A function that removes the listener.
@@ -323,5 +335,8 @@ class LockKeeper(Startable):
 
     @shielded
     async def release_held(self, locks: Sequence[HeldLock]) -> None:
-        """Release exactly these holds; see ``release``. A lock that was acquired again since is not released."""
+        """Release these held locks like ``release``.
+
+        A lock that was released and acquired again since is not released.
+        """
         await self._core.release(locks)

@@ -128,7 +128,7 @@ class PersistentLock(GuardsWork):
 
     @driven
     async def adopt(self, owner_id: str, timeout_s: float | None = None) -> Fence:
-        """Take over the lock that our own process held before its restart, at once and without waiting for its TTL.
+        """Take over the lock that this process held before its restart, without waiting for its TTL.
 
         The caller must know that the earlier process has stopped its work. The lock passes from exactly that owner to
         us, with a new fence: writes under the old one are refused from then on. See ``LockKeeper.adopt``.
@@ -151,7 +151,7 @@ class PersistentLock(GuardsWork):
 
     @shielded
     async def release(self) -> None:
-        """Release the lock. Another client can have it at once.
+        """Release the lock. Another client can acquire it at once.
 
         If the server cannot be reached, its keeper retries, and the lock expires at the latest.
 
@@ -167,7 +167,7 @@ class PersistentLock(GuardsWork):
 
     @shielded
     async def close(self) -> None:
-        """Release the lock if it is held, and end the waits for it. Thread-safe and idempotent."""
+        """Release the lock if it is held, and end all waits for it. Thread-safe and idempotent."""
         if self._home.is_foreign:
             return
         with self._lock:
@@ -192,7 +192,7 @@ class PersistentLock(GuardsWork):
 
     @property
     def owner_id(self) -> str:
-        """The ID of the owner of the current hold. If you store it, ``adopt`` can take over the lock after a restart.
+        """The ID of the current hold's owner. Store it, so that ``adopt`` can take over the lock after a restart.
 
         Raises:
             LockLost: It has expired, or is not held.
@@ -201,42 +201,51 @@ class PersistentLock(GuardsWork):
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock is certainly ours, by our own clock."""
+        """Whether this process certainly holds the lock, judged by its own clock."""
         held = self._held
         return held is not None and held.is_held
 
     @property
     def lost(self) -> Signal:
-        """A signal that is set when the current hold expires. Read it after each ``acquire``."""
+        """A signal that is set when the current hold expires. Read it again after each ``acquire``."""
         if self._home.is_foreign:
             return make_lost_signal()
         held = self._held
         return held.lost if held is not None else Signal()
 
     def remaining_s(self) -> float:
-        """Seconds for which the lock is certainly ours without a further renewal; 0 without a hold. No I/O."""
+        """Return for how many seconds the lock is certainly held without a further renewal. Performs no I/O.
+
+        The result is 0 if the lock is not held.
+        """
         held = self._held
         return held.remaining_s() if held is not None else 0.0
 
     def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """Call ``fn()`` each time a hold expires or is taken over: stop the protected work. Not on release.
+        """Call ``fn()`` each time the lock expires or is taken over, so that the work under it must stop.
 
-        Returns a function that removes the listener.
+        It is not called when the lock is released.
+
+        Returns:
+            A function that removes the listener.
         """
         self._refuse_closed()
         return listen(self._lost_listeners, fn)
 
     def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
-        """Call ``fn(error, remaining_s)`` when a renewal of the hold fails or is not answered.
+        """Call ``fn(error, remaining_s)`` when a renewal of the lock fails or is not answered.
 
-        The lock is still held for ``remaining_s`` seconds. Returns a function that removes the listener.
+        The lock is still held for ``remaining_s`` seconds.
+
+        Returns:
+            A function that removes the listener.
         """
         self._refuse_closed()
         return listen(self._failed_listeners, fn)
 
     @driven
     async def holder(self) -> LockHolder | None:
-        """Return the holder as last written, this process included; None if the lock is free. Acquires nothing."""
+        """Read from the store who holds the lock, which may be this process. Return None if it is free."""
         if self._given is not None:
             return (await steps_of(self._given.state)(self.name)).holder
         return (await state_of(LockTable(self._store), self.name)).holder
@@ -289,12 +298,12 @@ class PersistentLock(GuardsWork):
         await steps_of(held.release)()
 
     def _entered_here(self) -> list[HeldLock]:
-        """Return the holds of this thread's ``with`` blocks, each of which releases its own."""
+        """Return the locks acquired by the ``with`` blocks that this thread is in."""
         entered: list[HeldLock] = self._entered.own.setdefault("stack", [])
         return entered
 
     def _keeper_for_use(self, claimer: object) -> LockKeeper:
-        """Return the keeper, and listen to it until the acquisition has failed or its hold has ended."""
+        """Return the lock keeper, and listen to it until the acquisition has failed or the lock is released or lost."""
         with self._lock:
             self._refuse_closed()
             is_mine = self._holder == identity()
@@ -313,7 +322,7 @@ class PersistentLock(GuardsWork):
         return LockKeeper(store, ttl_s=self._ttl_s, owner_label=self._owner_label)
 
     def _listen_no_more(self) -> None:
-        """Stop listening to the keeper, unless a thread holds the lock or acquires it."""
+        """Stop listening to the keeper, unless a thread holds the lock or is acquiring it."""
         with self._lock:
             if not self._acquiring and self._held is None:
                 self._listening.close()

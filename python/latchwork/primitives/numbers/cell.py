@@ -44,7 +44,7 @@ _NUMBER: Decoder[StoredNumber] = Decoder(StoredNumber, "a number of ours", "use 
 
 
 def is_number(value: bytes) -> bool:
-    """Return whether a value is that of a cell."""
+    """Return whether a stored value is a number of this kind."""
     return _NUMBER.find(value) is not None
 
 
@@ -68,7 +68,7 @@ class Reading:
 
     @classmethod
     def from_entry(cls, key: str, entry: Entry | None) -> Reading:
-        """Return the reading of an entry.
+        """Decode the stored number in an entry. A missing key counts as 0.
 
         Raises:
             BadRecord: It is not such a number.
@@ -79,13 +79,19 @@ class Reading:
         return cls(stored.value, stored.writes, stored.recent, At(entry), entry.version)
 
     def changed(self, value: int, nonce: str) -> bytes:
-        """Return the value of the key after a change."""
+        """Return the bytes to store after a change to ``value``."""
         return encode(StoredNumber(value, self.writes + 1, (*self.recent, nonce)[-KEPT:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt with an unknown outcome: the state that it read, and the number if it was applied."""
+    """A change whose outcome is unknown.
+
+    Attributes:
+        reading: The number before the change, as it was read.
+        value: The number after the change, if it was applied.
+        error: Why the outcome is unknown.
+    """
 
     reading: Reading
     value: int
@@ -93,9 +99,15 @@ class Attempt:
 
 
 def was_applied(tried: Attempt, now: Reading, nonce: str) -> bool | None:
-    """Return whether an attempt was applied, given a later reading; None if that is unknown. Pure.
+    """Return whether an earlier change was applied, given a later reading of the number. None if that is unknown.
 
-    A False is final once the next try is applied, or if the version differs: the late one checks the old version.
+    A result of False is final once the next change was applied, or if the version of the key differs, because the
+    earlier change checks the old version.
+
+    Args:
+        tried: The earlier change.
+        now: The later reading.
+        nonce: The unique text of the earlier change.
     """
     if nonce in now.recent:
         return True
@@ -104,9 +116,9 @@ def was_applied(tried: Attempt, now: Reading, nonce: str) -> bool | None:
 
 
 def _is_foreign(error: Conflict, now: Reading) -> bool:
-    """Return whether a change was refused because of the caller's own checks or writes.
+    """Return whether a change was refused because of the caller's own checks or writes, not because of other changes.
 
-    A lost ownership is always a reason, because it stays lost.
+    A lost ownership is always such a reason, because it stays lost.
     """
     failed = error.failed
     return any(isinstance(one, Fence) for one in failed) or (bool(failed) and now.check not in failed)
@@ -117,7 +129,7 @@ async def _nothing(_before: int, _after: int) -> Sequence[Op]:
 
 
 class NumberCell:
-    """The number at one key. Thread-safe, and shared by processes."""
+    """A number stored at one key and shared by processes. Thread-safe."""
 
     def __init__(self, store: Store, key: str, what: str) -> None:
         self._store = store
@@ -128,7 +140,7 @@ class NumberCell:
         self._is_alone = False  # no other client changed it between our last two changes
 
     async def read(self) -> Reading:
-        """Return the number, linearizable."""
+        """Read the number. The read is linearizable."""
         self._home.check()
         return Reading.from_entry(self._key, await ask(self._store.get, self._key))
 
@@ -173,7 +185,15 @@ class NumberCell:
             await Pause(self._store.clock, Signal(), deadline.left_s(backoff.next_s()))
 
     async def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
-        """Change the number as it was read."""
+        """Write a new number in a transaction, if the number is unchanged since it was read.
+
+        Args:
+            now: The number as it was read.
+            after: The new number.
+            nonce: A unique text by which a later reading shows that this change was applied.
+            checks: Further checks of the transaction.
+            ops: Further operations of the transaction.
+        """
         before, self._written, self._is_alone = self._written, None, False
         put = Put(self._key, now.changed(after, nonce))
         done = await ask(self._store.commit, [*checks, now.check], [put, *ops])
@@ -186,7 +206,7 @@ class NumberCell:
 
 
 class _Change:
-    """A change in progress: what was tried, and its outcome. For one thread."""
+    """One change of a number in progress, with its attempts and their outcome. For one thread."""
 
     def __init__(
         self,
@@ -207,7 +227,7 @@ class _Change:
         self._refused: tuple[Hashable, Conflict] | None = None
 
     async def step(self) -> bool:
-        """Try once. Return True when it is done."""
+        """Make one attempt. Return True once the change is complete."""
         guess, self._guess = self._guess, None
         now = guess or await self._cell.read()
         if self._was_applied(now):
@@ -231,7 +251,7 @@ class _Change:
         return True
 
     def why(self, trouble: LatchworkError | None) -> LatchworkError:
-        """Return the error after the timeout."""
+        """Return the error to raise when the timeout has passed."""
         if self._unknown is not None:
             return OutcomeUnknown(f"{self._cell}: whether it was changed could not be found out: {self._unknown.error}")
         if trouble is not None:
@@ -255,7 +275,7 @@ class _Change:
         return landed
 
     def _refuse_foreign(self, now: Reading) -> None:
-        """Raise if the last try was refused although the number did not change: the caller's checks or writes
+        """Raise the conflict of the last attempt if the number did not change, because then the caller's own checks
         failed.
         """
         if self._refused is not None and self._refused[0] == now.version:

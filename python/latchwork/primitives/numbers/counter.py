@@ -39,12 +39,12 @@ class Counter:
 
     @driven
     async def value(self) -> int:
-        """Return the number, linearizable."""
+        """Read the number. The read is linearizable."""
         return (await self._cell.read()).value
 
     @driven
     async def add(self, amount: int = 1, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> int:
-        """Add to the number, exactly once.
+        """Add to the number exactly once, and return the new number.
 
         Args:
             amount: The amount, which may be negative.
@@ -66,7 +66,7 @@ class Counter:
 
     @driven
     async def put(self, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        """Set the number. Arguments and errors as for ``add``."""
+        """Set the number to a value. The arguments and errors are those of ``add``."""
         value = check_integer(value, f"a value for counter {self.name!r}")
         await self._cell.change(lambda _now: value, checks=_checks(fence), timeout_s=timeout_s)
 
@@ -74,9 +74,9 @@ class Counter:
     async def compare_and_set(
         self, expected: int, value: int, *, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> bool:
-        """Set the number if it is the expected one. Return False, without a write, if it is another.
+        """Set the number to ``value`` if it equals ``expected``. Otherwise return False and write nothing.
 
-        Arguments and errors as for ``add``.
+        The other arguments and the errors are those of ``add``.
         """
         value = check_integer(value, f"a value for counter {self.name!r}")
         done = await self._cell.change(

@@ -58,7 +58,7 @@ class Permits(Struct, frozen=True):
 
     @classmethod
     def from_entry(cls, entry: Entry) -> Permits:
-        """Return the stored state.
+        """Decode the stored state of a rate limiter.
 
         Raises:
             BadRecord: It is not a rate limiter.
@@ -66,15 +66,15 @@ class Permits(Struct, frozen=True):
         return _PERMITS.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
-        """Return the value to store."""
+        """Return the bytes to store."""
         return encode(self)
 
     def has_same_settings(self, other: Permits) -> bool:
-        """Return whether both have the same limit, interval and slack."""
+        """Return whether another state has the same limit, interval and slack."""
         return replace(self, given=0) == replace(other, given=0)
 
     def with_more(self, count: int) -> Permits:
-        """Return the state after more permits were given."""
+        """Return the state after ``count`` more permits were given."""
         return replace(self, given=self.given + count)
 
 
@@ -82,7 +82,10 @@ _PERMITS: Decoder[Permits] = Decoder(Permits, "permits of a rate limiter", "use 
 
 
 class Window:
-    """What one node knows of the age of permits. Not thread-safe: its owner holds a lock."""
+    """What this process knows about the age of permits, to decide when the next ones may be taken.
+
+    Not thread-safe: its owner holds a mutex.
+    """
 
     def __init__(self) -> None:
         self._permits: Permits | None = None
@@ -91,15 +94,15 @@ class Window:
         self._young: deque[tuple[float, int]] = deque()  # when we knew of how many, the oldest first
 
     def learn(self, permits: Permits, life: int, now: float) -> None:
-        """Record how many permits had been given by now. Older information changes nothing.
+        """Record how many permits had been given at a time. Information that is not new is ignored.
 
-        The last permits that had been given before we first knew of any may have been given just now. In another life,
-        after the limiter was deleted and created again, its permits may come directly after those of the old one.
+        Permits that were given before the first call may have been given just then. If the limiter was deleted and
+        created again, its permits may follow directly on those of the old one.
 
         Args:
-            permits: As stored.
-            life: The token of its creation.
-            now: A time at or after the arrival of the answer.
+            permits: The stored state.
+            life: Token of the creation of the stored state.
+            now: Local clock time at which the answer had arrived.
         """
         before = self._permits
         if before is not None and (life, permits.given) <= (self._life, before.given):
@@ -114,7 +117,10 @@ class Window:
         self._age(now)
 
     def wait_s(self, count: int, now: float) -> float:
-        """Return the seconds until this many permits may be taken if no other client takes any; 0 if now."""
+        """Return how many seconds to wait before ``count`` permits may be taken, if no other client takes any.
+
+        0 means now.
+        """
         self._age(now)
         assert self._permits is not None
         permits = self._permits
@@ -133,7 +139,7 @@ class Window:
 
 
 def _lifetime_s(permits: Permits) -> float:
-    """Return the seconds that a permit counts after we learned of it. Clocks may differ by a thousandth."""
+    """Return for how many seconds a permit counts after it was seen. Allows for a clock drift of a thousandth."""
     return (permits.interval_s + permits.slack_s) * 1.001
 
 
@@ -193,7 +199,7 @@ class RateLimiter(Closable):
 
     @driven
     async def acquire(self, count: int = 1, *, timeout_s: float | None = None) -> None:
-        """Wait for permits, and take them.
+        """Wait for permits and take them.
 
         Waiters are served in the order of arrival. A client that comes just when a permit is free may be faster.
 
@@ -220,18 +226,18 @@ class RateLimiter(Closable):
 
     @driven
     async def waiters(self) -> list[Ticket]:
-        """Return the waiters in order."""
+        """Return the clients that wait for permits, in the order in which they will get them."""
         return await self._queue.tickets()
 
     @driven
     async def given(self) -> int:
-        """Return how many permits were given since the beginning, including wasted ones."""
+        """Return how many permits were ever given, including those that were wasted."""
         self._waits.check()
         entry = await ask(self._store.get, self._key)
         return 0 if entry is None else Permits.from_entry(entry).given
 
     def close(self) -> None:
-        """Stop following the permits, and end the waits of this object. Thread-safe and idempotent."""
+        """Stop watching the permits, and end all waits of this object. Thread-safe and idempotent."""
         if self._waits.close():
             with self._lock:
                 watch, self._watch = self._watch, None
@@ -246,7 +252,7 @@ class RateLimiter(Closable):
     # Inside
 
     async def _queue_for(self, count: int, waiter: Waiter, deadline: Deadline, late: int) -> bool:
-        """Wait in the queue until permits may be given, and take them. Return False if the answer came too late."""
+        """Wait in the queue until permits may be given, and take them. Return False if the server answered too late."""
         place = None if deadline.has_passed else await wait_for_turn(self._queue, waiter, deadline)
         if place is None:
             raise self._timed_out(waiter, late)
@@ -264,8 +270,10 @@ class RateLimiter(Closable):
                 await self._queue.leave(place)
 
     async def _try_take(self, count: int, place: QueuePosition | None) -> float | None:
-        """Take permits if they may be given now, and return 0.0; otherwise the seconds to wait. None: the answer came
-        too late.
+        """Take permits if they may be given now.
+
+        Returns:
+            0.0 if they were taken, else the seconds to wait. None if the server answered too late.
         """
         clock = self._store.clock
         if self._watch is None:
@@ -298,7 +306,7 @@ class RateLimiter(Closable):
             return None
 
     def _follow(self) -> None:
-        """Follow permits, because what is known later counts for longer."""
+        """Start watching the permits. The earlier a permit is seen, the earlier the next one may be taken."""
         watch = self._store.watch(self._key)
         with self._lock:
             is_wanted = self._watch is None and not self._waits.is_closed

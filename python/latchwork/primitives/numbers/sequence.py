@@ -46,14 +46,14 @@ class Sequence:
 
     @driven
     async def last(self) -> int:
-        """Return the last taken ID, 0 if none was."""
+        """Read the last ID that was taken. 0 if none was."""
         return (await self._cell.read()).value
 
     @driven
     async def take(
         self, record: Record, *, count: int = 1, fence: Fence | None = None, timeout_s: float = TIMEOUT_S
     ) -> range:
-        """Take the next IDs, in one transaction with their records.
+        """Take the next IDs, in the same transaction that writes their records.
 
         Args:
             record: Returns the operations to write with an ID, at least one. Called again with other IDs when other

@@ -39,7 +39,10 @@ S = TypeVar("S", bound="Startable")
 
 
 def check_name(name: str, kind: str) -> str:
-    """Return the name. ``InvalidKey`` if it cannot be a key; the message names the primitive."""
+    """Return the name unchanged if it is valid.
+
+    The ``InvalidKey`` that is raised otherwise names the kind of primitive.
+    """
     try:
         return validate_name(name)
     except InvalidKey as error:
@@ -47,7 +50,10 @@ def check_name(name: str, kind: str) -> str:
 
 
 def check_node_id(node_id: str, kind: str) -> str:
-    """Return the ID. ``InvalidKey`` if it is not a non-empty text. Any characters are allowed, including ``/``."""
+    """Return the ID unchanged if it is a non-empty text, or raise ``InvalidKey``.
+
+    All characters are allowed, even ``/``.
+    """
     given: object = node_id
     if not isinstance(given, str) or not given:
         raise InvalidKey(f"{kind} node id {node_id!r} cannot be used: it must be text, and not empty")
@@ -55,7 +61,7 @@ def check_node_id(node_id: str, kind: str) -> str:
 
 
 def check_text(text: str, what: str) -> str:
-    """Return the text, which may be empty. ``TypeError`` if it is not a text that can be stored."""
+    """Return the text unchanged if it can be stored, or raise ``TypeError``. It may be empty."""
     given: object = text
     if not isinstance(given, str):
         raise TypeError(f"{what} must be text, not {text!r}")
@@ -63,7 +69,7 @@ def check_text(text: str, what: str) -> str:
 
 
 def check_bytes(value: bytes, what: str) -> bytes:
-    """Return the value. ``TypeError`` if it is not ``bytes``."""
+    """Return the value unchanged if it is ``bytes``, or raise ``TypeError``."""
     given: object = value
     if not isinstance(given, bytes):
         raise TypeError(f"{what} must be bytes, not {type(given).__name__}; encode it first")
@@ -71,14 +77,17 @@ def check_bytes(value: bytes, what: str) -> bytes:
 
 
 def check_minimum(value: float, what: str, least: float) -> float:
-    """Return the number. ``ValueError`` if it is less than the minimum."""
+    """Return the number unchanged if it is at least ``least``, or raise ``ValueError``."""
     if not value >= least:
         raise ValueError(f"{what} must be at least {least:g}, not {value!r}")
     return float(value)
 
 
 def check_integer(value: int, what: str) -> int:
-    """Return the number. ``TypeError`` if it is not an integer, because a float may change when it is read."""
+    """Return the number unchanged if it is an integer, or raise ``TypeError``.
+
+    Floats are refused, because they may change when they are stored and read again.
+    """
     if isinstance(value, bool):
         raise TypeError(f"{what} must be a whole number, not {value!r}")
     try:
@@ -89,15 +98,16 @@ def check_integer(value: int, what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """This process, for people who read what is stored."""
+    """The host and process ID of this process, stored in records for people who read them."""
 
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
 
 
 def refuse_in_callback(what: str, timeout_s: float | None) -> None:
-    """Refuse a wait inside a callback, because what ends the wait may wait for this callback. A single try is
-    allowed.
+    """Raise an error if the caller would wait inside a callback, which could wait for itself.
+
+    A single try is allowed.
     """
     if timeout_s != 0 and is_in_callback():
         raise LatchworkError(
@@ -106,12 +116,17 @@ def refuse_in_callback(what: str, timeout_s: float | None) -> None:
 
 
 def delay_s(rank: int) -> float:
-    """Return the seconds that a rank leaves to lower ranks; 0 for rank 0."""
+    """Return how many seconds a client of this rank waits, so that clients of lower ranks act first. 0 for rank 0."""
     return STAND_IN_S * min(rank, MOST_RANKS)
 
 
 def call_listeners(calls: Iterable[Callable[[], None]], what: str) -> None:
-    """Call the listeners of ``what`` in this thread. An exception is logged and stops no other listener."""
+    """Call listeners in this thread. An error in one is logged and does not stop the others.
+
+    Args:
+        calls: The calls to make.
+        what: The object that has the listeners, for the log message.
+    """
     call_each(calls, _log, "a listener of %s raised; the others are called all the same", what)
 
 
@@ -127,7 +142,7 @@ class Closable(ABC):
 
     @abstractmethod
     def close(self) -> object:
-        """End the object. Thread-safe and idempotent."""
+        """Close the object. Thread-safe and idempotent."""
 
 
 class Startable(Closable):
@@ -141,16 +156,16 @@ class Startable(Closable):
 
     @abstractmethod
     def start(self) -> None:
-        """Start in the background. Idempotent."""
+        """Start the background work of the object. Idempotent."""
 
     def end_soon(self) -> None:
-        """Do after an interrupt what ``close`` does, without waiting; the rest happens in the background."""
+        """Close the object in the background, without waiting. Used after an interrupt."""
 
 
 class Deadline:
-    """The remaining time of a call. For one thread.
+    """The end of a call's timeout. For one thread.
 
-    Booleans are refused as a time, because other libraries use them for "block or not".
+    A Boolean timeout is refused, because other libraries use it for "block or not".
     """
 
     def __init__(self, clock: Clock, timeout_s: float | None) -> None:
@@ -162,7 +177,7 @@ class Deadline:
         self._until = None if timeout_s is None else clock.now() + timeout_s
 
     def left_s(self, at_most: float | None = None) -> float | None:
-        """Return the remaining seconds, not negative and at most ``at_most``; None for forever."""
+        """Return the seconds until the deadline, at least 0 and at most ``at_most``. None means no deadline."""
         left = None if self._until is None else max(0.0, self._until - self._clock.now())
         if at_most is None:
             return left
@@ -170,14 +185,14 @@ class Deadline:
 
     @property
     def has_passed(self) -> bool:
-        """Return whether the time has passed."""
+        """Whether the deadline has passed."""
         return self._until is not None and self._clock.now() >= self._until
 
 
 class ListenerQueue:
-    """Calls listeners in a pool of callback threads, in the order of the posts, one at a time, none lost.
+    """Calls listeners in a pool of callback threads, one at a time, in order and without losing any. Thread-safe.
 
-    Thread-safe; it calls nothing with its mutex held.
+    Calls nothing while its mutex is held.
     """
 
     def __init__(self, dispatcher: Dispatcher, label: str) -> None:
@@ -189,23 +204,23 @@ class ListenerQueue:
         self._serial_drain = dispatcher.serial_drain(self._drain, label)
 
     def post(self, *calls: Callable[[], None]) -> None:
-        """Call these in order, after everything that was posted before."""
+        """Make these calls in a callback thread, in order, after all calls that were posted before."""
         self.queue(*calls)
         self.deliver()
 
     def queue(self, *calls: Callable[[], None]) -> None:
-        """Post without starting a thread, for callers that hold a mutex. Call ``deliver`` afterwards."""
+        """Queue calls without starting a thread, for callers that hold a mutex. Call ``deliver`` afterwards."""
         with self._changed.mutex:
             if not self._is_closed:
                 self._posts.extend(calls)
 
     def deliver(self) -> None:
-        """Call what was queued. Idempotent."""
+        """Start a thread for the calls that ``queue`` has added. Idempotent."""
         if self._posts:
             self._serial_drain.signal()
 
     def close(self) -> None:
-        """Drop everything that was posted and is not being called, without waiting."""
+        """Discard all calls that have not started, without waiting."""
         with self._changed.mutex:
             self._is_closed = True
             self._posts.clear()
@@ -213,11 +228,14 @@ class ListenerQueue:
 
     @property
     def is_running_here(self) -> bool:
-        """Return whether this code runs in a call of this announcer."""
+        """Whether the caller is itself a listener that this queue is calling."""
         return self._runner == identity()
 
     async def settle(self, clock: Clock, timeout_s: float) -> bool:
-        """Wait until everything that was posted was called. Return False after the timeout, or inside such a call."""
+        """Wait until all posted calls have been made.
+
+        Return False after the timeout, or if called inside such a call.
+        """
         if self.is_running_here:
             return False
         deadline = Deadline(clock, timeout_s)

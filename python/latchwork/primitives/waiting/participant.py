@@ -27,7 +27,11 @@ T = TypeVar("T")
 
 
 class Participant(Startable):
-    """Participates until it leaves, and starts again after temporary errors. Thread-safe.
+    """Takes part in something in a background thread until it leaves, and starts again after temporary errors.
+    Thread-safe.
+
+    Base class of latch candidates and group members. Messages contain ``what`` it participates in and ``who`` it is:
+    ``latch 'leader'``, ``n1``.
 
     Messages contain ``what`` it participates in and ``who`` it is: ``latch 'leader'``, ``node 'web-1'``. Its threads
     have the ``name``. Its participation ends with the given session; None uses the store's primary session.
@@ -53,10 +57,13 @@ class Participant(Startable):
 
     @abstractmethod
     async def _participate(self, backoff: Backoff) -> None:
-        """Participate until the session ends or we leave. Reset the backoff once we participate."""
+        """Take part until the session ends or this participant leaves.
+
+        Implementations reset the backoff after they succeed.
+        """
 
     def _may_end_thread(self) -> bool:
-        """Called when ``_participate`` returned. True ends the thread, and another one is started when it is needed."""
+        """Return whether the thread may end after ``_participate`` has returned. It is started again when needed."""
         return False
 
     @abstractmethod
@@ -65,10 +72,10 @@ class Participant(Startable):
 
     @abstractmethod
     def _is_final(self, error: LatchworkError) -> bool:
-        """Return whether a retry is in vain."""
+        """Return whether an error is permanent, so that a retry would fail too."""
 
     def _on_error(self, error: LatchworkError) -> None:
-        """Called with each error, before it is known whether it is final."""
+        """Called with each error, before it is known whether the error is permanent."""
 
     def _start_thread(self) -> None:
         """Start the background thread. The caller holds the mutex."""
@@ -96,7 +103,7 @@ class Participant(Startable):
         return self._given if self._given is not None else await ask(self._store.primary_session)
 
     async def _pause(self, seconds: float) -> None:
-        """Pause for this many seconds, or until we must leave."""
+        """Pause for this many seconds, or until this participant must leave."""
         if not self._leaving:
             await Pause(self._store.clock, self._wake, seconds)
             self._wake.clear()
@@ -110,8 +117,16 @@ class Participant(Startable):
         *,
         poll_s: float | None = None,
     ) -> T:
-        """Wait until a function returns a result. It is called after each change and at intervals, without the
-        mutex.
+        """Wait until a function returns a result other than None, and return it.
+
+        The function is called after each change and at intervals, without the mutex.
+
+        Args:
+            poll: The function.
+            timeout_s: Seconds to wait. None waits forever.
+            what: What the caller waits for, for messages.
+            timeout_error: Returns the error to raise after the timeout.
+            poll_s: Seconds between two calls without a change; None calls only after changes.
         """
         self._home.check()
         deadline = Deadline(self._store.clock, timeout_s)
@@ -148,7 +163,7 @@ class Participant(Startable):
 
 
 def is_open(store: Store) -> bool:
-    """Return False once the store is closed; a closed session alone does not count."""
+    """Return whether the store is still open, even if its session was closed."""
     try:
         store.primary_session()  # refuses when the store was closed
     except LatchworkError as error:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def check_member(member_id: str, kind: str) -> str:
-    """Return the ID. ``InvalidKey`` if it is not one key segment."""
+    """Return the ID unchanged if it is valid as one key segment, or raise ``InvalidKey``."""
     if is_segment(member_id):
         return member_id
     check_name(member_id, kind)
@@ -48,7 +48,10 @@ def check_member(member_id: str, kind: str) -> str:
 
 
 class WaiterRegistry:
-    """The waits of an object, ``what`` in messages, such as ``barrier 'start'``. Thread-safe.
+    """Keeps the waits of one object, and ends them when the object is closed or its session ends. Thread-safe.
+
+    Messages contain ``what``, such as ``barrier 'start'``. Without a session, the store's default session is used,
+    opened on first use.
 
     They end with the given session; None uses the store's primary session, opened at the first use.
 
@@ -67,7 +70,9 @@ class WaiterRegistry:
         self._closing = Signal()
 
     def check(self, cause: BaseException | None = None) -> None:
-        """Raise ``Closed`` if the object was closed, ``ForkedProcess`` in a child of the process that created it."""
+        """Raise ``Closed`` if the object was closed, or ``ForkedProcess`` if this process inherited it through a
+        fork.
+        """
         if self.home.is_foreign:
             raise self.home.error()
         if self._closed:
@@ -75,18 +80,18 @@ class WaiterRegistry:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the object was closed."""
         return self._closed
 
     @asynccontextmanager
     async def start(
         self, timeout_s: float | None, kept: Waiter | None = None
     ) -> AsyncIterator[tuple[Waiter, Deadline]]:
-        """Wait inside the ``with``, which returns the waiter and the remaining time.
+        """Return a context manager for a wait, which yields a waiter and the deadline.
 
         Args:
             timeout_s: Seconds to wait. None waits forever.
-            kept: The waiter of an earlier wait, which continues.
+            kept: The waiter of an earlier wait, to be used again.
         Raises:
             Closed, ForkedProcess, SessionLost: The object or the session cannot be used, or ended meanwhile.
             LatchworkError: The call is inside a callback, and not a single try.
@@ -105,7 +110,7 @@ class WaiterRegistry:
                 raise
 
     async def session(self) -> Session:
-        """Return the session of a call that does not wait: the given one, or the store's.
+        """Return the session for a call that does not wait: the given one, or the store's default session.
 
         Raises:
             Closed, ForkedProcess, SessionLost, Unavailable, OutcomeUnknown: As for ``begin``.
@@ -114,7 +119,10 @@ class WaiterRegistry:
         return await self._open_session(Deadline(self._store.clock, 0.0))
 
     async def _open_session(self, deadline: Deadline) -> Session:
-        """Return the given session, or the store's, with retries while there is time."""
+        """Return the given session or the store's default session.
+
+        Retry until the deadline if the server is unreachable.
+        """
         if self._given is not None:
             self._given.ensure_usable()
             return self._given
@@ -135,7 +143,7 @@ class WaiterRegistry:
 
     @contextmanager
     def waiter(self, session: Session) -> Iterator[Waiter]:
-        """Wait inside the ``with`` with a separate waiter. Cancelling it does not affect the others."""
+        """Return a context manager that yields a separate waiter. Cancelling it does not affect other waits."""
         with self._waiting(Waiter(self._store, session)) as waiter:
             yield waiter
 
@@ -160,13 +168,13 @@ class WaiterRegistry:
             raise Closed(f"the session of {self._what} was closed; use another one") from cause
 
     def refuse_ended(self, waiter: Waiter, cause: BaseException | None = None) -> None:
-        """Raise ``Closed`` or ``SessionLost`` if a wait ended for another reason than its timeout."""
+        """Raise ``Closed`` or ``SessionLost`` if a wait ended for a reason other than its timeout."""
         self.refuse_closed(waiter.session, cause)
         if waiter.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a wait for {self._what} has ended; wait again") from cause
 
     def close(self) -> bool:
-        """End all waits. Return False if it was closed before, or in a child of the process that created it."""
+        """End all waits. Return False if the object was already closed, or was inherited through a fork."""
         if self.home.is_foreign:
             return False
         with self._lock:
@@ -200,17 +208,17 @@ class Waiter:
         self._cancel = session.on_end(self.cancel)
 
     def close(self) -> None:
-        """Stop listening to the session, and close the last watch. Idempotent."""
+        """Stop listening to the session, and close the watch of the last wait. Idempotent."""
         self._cancel()
         self._replace(None)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was cancelled."""
+        """Whether the waiter was cancelled."""
         return self.cancelled.is_set()
 
     def cancel(self) -> None:
-        """End this and every later wait at once. Does not block."""
+        """End the current wait and every later one at once. Does not block."""
         self.cancelled.set()
         with self._lock:
             watch = self._watch
@@ -218,12 +226,14 @@ class Waiter:
             watch.close()
 
     async def pause(self, seconds: float | None) -> bool:
-        """Pause for this many seconds. Return False when cancelled."""
+        """Pause for this many seconds. Return False if cancelled."""
         return not await Pause(self._store.clock, self.cancelled, seconds)
 
     @property
     def siblings(self) -> tuple[str, ...] | None:
-        """Return the names that the last wait found next to its leaf; see ``Watch.siblings``."""
+        """Return the names of the keys next to the deleted key that the last wait has reported; see
+        ``Watch.siblings``.
+        """
         watch = self._watch
         return None if watch is None else watch.siblings
 
@@ -237,10 +247,17 @@ class Waiter:
         siblings: bool = False,
         matters: Matters | None = None,
     ) -> bool:
-        """Wait until a batch of changes at or below a prefix satisfies. Return False after the timeout or when
-        cancelled.
+        """Watch a prefix until a batch of changes satisfies a condition.
 
-        ``leaf`` and ``siblings`` as for ``Store.watch``, ``matters`` as for ``Watch``.
+        Return False after the deadline or if cancelled.
+
+        Args:
+            prefix: The watch reports changes at and below this key.
+            is_done: Called with each batch of changes; returns whether to stop.
+            deadline: End of the wait.
+            leaf: As for ``Store.watch``.
+            siblings: As for ``Store.watch``.
+            matters: As for ``Watch``.
         """
         watch = self._store.watch(prefix, leaf=leaf, siblings=siblings)
         watch.matters = matters
@@ -248,7 +265,11 @@ class Waiter:
         return await self._follow(watch, is_done, deadline)
 
     async def continue_watching(self, is_done: Callable[[Batch], bool], deadline: Deadline) -> bool:
-        """Continue ``watch_until`` with the watch of the last wait: the changes since its last batch."""
+        """Continue the last ``watch_until`` with the same watch, from the changes after its last batch.
+
+        Returns:
+            False after the deadline or if cancelled.
+        """
         watch = self._watch
         return watch is not None and await self._follow(watch, is_done, deadline)
 
@@ -271,7 +292,7 @@ class Waiter:
             before.close()
 
     async def keep_trying(self, step: Callable[[], Steps[T]], deadline: Deadline) -> T:
-        """Make a request, and retry while the server cannot be reached and there is time.
+        """Make a request and return its result. Repeat it while the server is unreachable, until the deadline.
 
         Raises:
             SessionLost: The session ended meanwhile.
@@ -295,7 +316,7 @@ class Waiter:
 
 
 async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
-    """Return the entry of a key, which is created with this value if it does not exist."""
+    """Return the entry of a key. If the key does not exist, create it with this value."""
     while (entry := await ask(store.get, key)) is None:
         with suppress(KeyExists):
             created: Entry = await ask(store.create, key, value)
@@ -304,7 +325,7 @@ async def get_or_create(store: Store, key: str, value: bytes) -> Entry:
 
 
 class EntryLimit:
-    """Limits how many waiters of a process enter at a time. Thread-safe."""
+    """Limits how many waiters of a process may be inside a section at a time. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._lock = mutex()
@@ -312,7 +333,10 @@ class EntryLimit:
         self._turns: deque[Signal] = deque()
 
     async def enter(self, waiter: Waiter, clock: Clock) -> bool:
-        """Wait for a position. Return False when the waiter was cancelled. A waiter that entered calls ``leave``."""
+        """Wait until the waiter may enter. Return False if it was cancelled.
+
+        A waiter that has entered must call ``leave``.
+        """
         turn = Signal()
         with self._lock:
             if self._free > 0:
@@ -331,7 +355,7 @@ class EntryLimit:
         return not self._give_up(turn)
 
     def _give_up(self, turn: Signal) -> bool:
-        """Stop waiting. Return False if it was our turn already."""
+        """Stop waiting to enter. Return False if the waiter had already been let in."""
         with self._lock:
             waits = turn in self._turns
             if waits:
@@ -339,7 +363,7 @@ class EntryLimit:
             return waits
 
     def leave(self) -> None:
-        """Let the next one in."""
+        """Let the next waiter enter."""
         with self._lock:
             if self._turns:
                 self._turns.popleft().set()
@@ -347,4 +371,4 @@ class EntryLimit:
                 self._free += 1
 
     def close(self) -> None:
-        """Do nothing: waiters are cancelled."""
+        """Do nothing, because the waiters are cancelled by their owners."""

@@ -64,7 +64,7 @@ class Work:
         await self.finish()
 
     def begin(self) -> None:
-        """Start watching the ownership. Idempotent."""
+        """Start watching the ownership on which the work depends. Idempotent."""
         if not self._may_begin():
             return
         self._ownership.add(self)  # first: wherever an interrupt comes, the end of the ownership ends our thread
@@ -73,7 +73,7 @@ class Work:
                 self._watching = Background(self._watch, f"latchwork-work-{self._ownership.what}")
 
     async def finish(self) -> None:
-        """Stop watching: the work is done."""
+        """Stop watching the ownership, because the work has ended."""
         if self._home.is_foreign:
             return
         self._done.set()
@@ -97,7 +97,7 @@ class Work:
         return self.remaining_s() <= 0.0
 
     def remaining_s(self) -> float:
-        """Seconds until the work must stop without a further renewal; 0 once it must. No I/O."""
+        """Return for how many seconds the work may continue if the ownership is not renewed. Performs no I/O."""
         if self._home.is_foreign or self._stopped.is_set():
             return 0.0
         left_s = max(0.0, self._ownership.remaining_s() - self._margin_s)
@@ -107,11 +107,11 @@ class Work:
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the work must stop, as the pause of a loop. Return True once it must, False after the timeout."""
+        """Wait until the work must stop, for use as the pause of a loop. Return False after the timeout."""
         return await Pause(self._ownership.clock, self.stopped, timeout_s)
 
     def check(self) -> None:
-        """Return if the work may continue.
+        """Return if the work may continue, and raise an error if it must stop.
 
         Raises:
             OwnershipLost: The work must stop: ``LockLost`` or ``NotLeader``, depending on the ownership.
@@ -120,7 +120,7 @@ class Work:
             raise self._ownership.error()
 
     def stop(self) -> None:
-        """Tell the work to stop. Does not block."""
+        """Ask the work to stop. Does not block."""
         self._stopped.set()
         self._done.set()
 
@@ -140,7 +140,7 @@ class Work:
 
 
 def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)) -> None:
-    """Refuse a function that cannot be called with these arguments, or whose body would not run.
+    """Raise an error if a function cannot be called with these arguments, or if calling it would not run its body.
 
     Raises:
         TypeError: The message says what, and why.
@@ -161,7 +161,7 @@ def check_function(fn: object, what: str, arguments: tuple[str, ...] = ("work",)
 
 
 async def run_guarded(work: Work, fn: Callable[[Work], T]) -> tuple[T, ...]:
-    """Run work under its token. Return a tuple of its result; empty if it was stopped."""
+    """Run a function that may be stopped. Return a tuple with its result, or an empty tuple if it was stopped."""
     work.begin()
     try:
         result = await call_user_function(fn, work)
@@ -178,7 +178,7 @@ class GuardsWork(ABC):
     """An ownership that work can depend on."""
 
     def guard_work(self, margin_s: float | None = None) -> Work:
-        """Return a token that stops work before the ownership can end: ``with lock.guard_work() as work:``.
+        """Return a token that asks work to stop before the ownership can end: ``with lock.guard_work() as work:``.
 
         Args:
             margin_s: Seconds before the end. None uses a tenth of the TTL.
@@ -189,7 +189,7 @@ class GuardsWork(ABC):
 
     @abstractmethod
     def _owned(self) -> Ownership:
-        """Return the current ownership, or raise if there is none."""
+        """Return the current ownership, or raise an error if there is none."""
 
 
 class Ownership:
@@ -233,7 +233,7 @@ class Ownership:
     def for_session(
         cls, what: str, fence: Fence, session: Session, clock: Clock, error: type[OwnershipLost] = LockLost
     ) -> Ownership:
-        """Return an ownership that lasts as long as a session, and is lost when that is lost or closed."""
+        """Return an ownership that lasts as long as a session. It is lost when the session is lost or closed."""
         made = cls(what, fence, ttl_s=session.ttl_s, remaining_s=session.remaining_s, error=error, clock=clock)
         made._forget = session.on_end(made.lose)
         if made._ended:  # it ended meanwhile
@@ -241,20 +241,27 @@ class Ownership:
         return made
 
     def guard_work(self, margin_s: float | None = None) -> Work:
-        """Return a token for work, to be used in a ``with``. None as margin uses a tenth of the TTL."""
+        """Return a token that asks work to stop before the ownership can end. Use it in a ``with`` statement.
+
+        Args:
+            margin_s: Seconds before the end; None uses a tenth of the TTL.
+        """
         margin = self._ttl_s * MARGIN_PART if margin_s is None else check_minimum(margin_s, "margin_s", 0.0)
         return Work(self, margin)
 
     def remaining_s(self) -> float:
-        """Return the certain remaining seconds; 0 once it has ended."""
+        """Return for how many seconds the ownership certainly lasts. The result is 0 after its end."""
         return 0.0 if self._ended else self._remaining_s()
 
     def end(self) -> None:
-        """Tell all work under it to stop, because it was released. Does not block; idempotent."""
+        """Ask all work under the ownership to stop, because it was released. Does not block. Idempotent."""
         self._end(lost=False)
 
     def lose(self) -> None:
-        """Stop all work under it, because it was lost, unless it was released before. Does not block; idempotent."""
+        """Ask all work under the ownership to stop, because it was lost. Does not block. Idempotent.
+
+        Does nothing if the ownership was already released.
+        """
         self._end(lost=True)
 
     def _end(self, *, lost: bool) -> None:
@@ -268,7 +275,7 @@ class Ownership:
         self._forget()
 
     def error(self) -> OwnershipLost:
-        """Return the reason for work to stop."""
+        """Return the error that says why the work must stop."""
         if self.remaining_s() > 0.0:
             return self._error(
                 f"{self.what} ends in {self.remaining_s():.3g} s unless it is renewed; stop the work now"
@@ -276,7 +283,7 @@ class Ownership:
         return self._error(f"{self.what} is not ours any more; stop the work it protected")
 
     def add(self, work: Work) -> None:
-        """Stop this work when the ownership ends."""
+        """Ask this work to stop when the ownership ends."""
         with self._lock:
             if not self._ended:
                 self._works.add(work)
@@ -284,6 +291,6 @@ class Ownership:
         work.stop()
 
     def remove(self, work: Work) -> None:
-        """Forget this work, which is done."""
+        """Remove work that has ended."""
         with self._lock:
             self._works.discard(work)
