@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 from msgspec.structs import replace
 
-from latchwork.backends.base import Carries
+from latchwork.backends.base import RenewsWithCommit
 from latchwork.errors import Conflict
 from latchwork.primitives import LockKeeper
 from latchwork.primitives.leased.protocol import OwnerRecord, grace_s
@@ -160,7 +160,7 @@ def test_an_owner_is_renewed_by_the_transaction_that_renews_its_session(shared, 
     monkeypatch.setattr(session._renewer, "_send", counted)
     time.sleep(1.5 * TTL_S)
     assert session.state == "active"
-    if isinstance(session._backend, Carries):  # else a renewal costs no transaction of the root
+    if isinstance(session._backend, RenewsWithCommit):  # else a renewal costs no transaction of the root
         assert len(renewed) <= 1, "those of the owner are enough"
 
 

@@ -53,10 +53,10 @@ class Scripted:
 class JumpingClock(SystemClock):
     """The machine's clock, which the test sets forward; who sleeps does not notice."""
 
-    ahead_s = 0.0
+    clock_offset_s = 0.0
 
     def now(self):
-        return super().now() + self.ahead_s
+        return super().now() + self.clock_offset_s
 
 
 def opened(scripted):
@@ -150,11 +150,11 @@ def test_an_answer_between_the_deadline_and_the_turn_of_its_thread_does_not_brin
     clock = JumpingClock()
     scripted = Scripted(ttl_s=60.0, answer="hang")
     session = begun(scripted, clock)
-    clock.ahead_s = 50.0
+    clock.clock_offset_s = 50.0
     session._wake.set()
     while not scripted.hanging:
         threading.Event().wait(0.001)
-    clock.ahead_s = 61.0  # its thread sleeps until the next renewal
+    clock.clock_offset_s = 61.0  # its thread sleeps until the next renewal
     sent, future = scripted.hanging[0]
     assert session.state == "lost"
     future.set_result(sent + 50.0)

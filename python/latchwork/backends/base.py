@@ -114,7 +114,7 @@ class ProvesCurrent(Protocol):
 
 
 @runtime_checkable
-class Advises(Protocol):
+class ReportsNotices(Protocol):
     """A backend that knows of trouble that its server will have."""
 
     def notices(self) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ class BackendSession(Protocol):
 
 
 @runtime_checkable
-class Touches(Protocol):
+class Touchable(Protocol):
     """A session whose renewals count sooner if its server answers a cheap request in between."""
 
     @property
@@ -193,7 +193,7 @@ class Touches(Protocol):
 
 
 @runtime_checkable
-class Carries(Protocol):
+class RenewsWithCommit(Protocol):
     """A session that a transaction with other contents can renew."""
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:

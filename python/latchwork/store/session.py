@@ -17,7 +17,7 @@ from typing import Literal
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Backend, BackendSession, Carries, Touches
+from latchwork.backends.base import Backend, BackendSession, RenewsWithCommit, Touchable
 from latchwork.backends.futures import then
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
@@ -72,9 +72,9 @@ class Session:
             renew_s=every_s,
             retry_s=every_s * _RETRY_PART,
             unanswered_s=min(every_s, backend.ttl_s / 8),
-            touch_after_s=backend.touch_after_s if isinstance(backend, Touches) else (),
+            touch_after_s=backend.touch_after_s if isinstance(backend, Touchable) else (),
         )
-        touch = backend.touch if isinstance(backend, Touches) else None
+        touch = backend.touch if isinstance(backend, Touchable) else None
         self._renewer = Renewer(lease, clock, backend.renew, self._renewed, touch)
         self._closed = False
         self._has_closed = False
@@ -238,7 +238,7 @@ class Session:
             ops: The writes.
         """
         handle = self._backend
-        if not isinstance(handle, Carries):
+        if not isinstance(handle, RenewsWithCommit):
             return backend.commit(checks, ops)
         sent_at = self._clock.now()
 

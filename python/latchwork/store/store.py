@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 from latchwork._base.event import Signal
 from latchwork._base.interrupts import entrance
-from latchwork.backends.base import Advises
+from latchwork.backends.base import ReportsNotices
 from latchwork.backends.capabilities import Capabilities
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost, OwnershipLost, Unavailable
@@ -98,7 +98,7 @@ class Store:
         property.
         """
         backend: object = self._core.backend
-        return backend.notices() if isinstance(backend, Advises) else ()
+        return backend.notices() if isinstance(backend, ReportsNotices) else ()
 
     # Reading
 

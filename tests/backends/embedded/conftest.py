@@ -28,10 +28,10 @@ class ShiftedClock(SystemClock):
     """The machine's clock plus what the test added."""
 
     def __init__(self):
-        self.ahead_s = 0.0
+        self.clock_offset_s = 0.0
 
     def now(self):
-        return super().now() + self.ahead_s
+        return super().now() + self.clock_offset_s
 
 
 class Collector:

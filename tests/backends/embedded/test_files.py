@@ -17,7 +17,6 @@ import pytest
 
 import latchwork
 from latchwork.backends.embedded import layout, sessions
-from latchwork.backends.embedded.connection import patiently
 from latchwork.clock import SYSTEM_CLOCK, SystemClock
 from latchwork.errors import ConnectFailed, InvalidURL
 from latchwork.primitives import Lock
@@ -98,11 +97,11 @@ def test_store_works_optimized_in_a_file_with_spaces_and_letters_beyond_ascii(tm
 class Shifted(SystemClock):
     """The clock of a time namespace."""
 
-    def __init__(self, ahead_s):
-        self.ahead_s = ahead_s
+    def __init__(self, clock_offset_s):
+        self.clock_offset_s = clock_offset_s
 
     def now(self):
-        return super().now() + self.ahead_s
+        return super().now() + self.clock_offset_s
 
 
 @pytest.fixture
@@ -110,10 +109,10 @@ def in_namespace(tmp_path, monkeypatch):
     """Open a store as a process of another time namespace would."""
     opened = []
 
-    def connect(ahead_s, **options):
+    def connect(clock_offset_s, **options):
         with monkeypatch.context() as patched:
-            patched.setattr(sessions, "ahead_s", lambda: ahead_s)
-            opened.append(latchwork.connect(f"sqlite:///{tmp_path}/s.db", clock=Shifted(ahead_s), **options))
+            patched.setattr(sessions, "clock_offset_s", lambda: clock_offset_s)
+            opened.append(latchwork.connect(f"sqlite:///{tmp_path}/s.db", clock=Shifted(clock_offset_s), **options))
         return opened[-1]
 
     yield connect
@@ -121,9 +120,9 @@ def in_namespace(tmp_path, monkeypatch):
         store.close()
 
 
-@pytest.mark.parametrize("ahead_s", [1000.0, -1000.0])
-def test_stores_of_two_time_namespaces_see_the_same_sessions(in_namespace, ahead_s):
-    first, second = in_namespace(0.0, session_ttl_s=2.0), in_namespace(ahead_s, session_ttl_s=2.0)
+@pytest.mark.parametrize("clock_offset_s", [1000.0, -1000.0])
+def test_stores_of_two_time_namespaces_see_the_same_sessions(in_namespace, clock_offset_s):
+    first, second = in_namespace(0.0, session_ttl_s=2.0), in_namespace(clock_offset_s, session_ttl_s=2.0)
     for one, other in ((first, second), (second, first)):
         entry = one.put("bound", b"", session=one.session)
         other.put("written", b"")  # a write sweeps what is dead
@@ -135,9 +134,9 @@ def test_stores_of_two_time_namespaces_see_the_same_sessions(in_namespace, ahead
             mirror.wait_until(lambda now: not now, 10.0)
 
 
-@pytest.mark.parametrize("ahead_s", [1000.0, -1000.0])
-def test_a_session_of_another_time_namespace_ends_at_its_deadline(in_namespace, ahead_s):
-    first, second = in_namespace(0.0), in_namespace(ahead_s)
+@pytest.mark.parametrize("clock_offset_s", [1000.0, -1000.0])
+def test_a_session_of_another_time_namespace_ends_at_its_deadline(in_namespace, clock_offset_s):
+    first, second = in_namespace(0.0), in_namespace(clock_offset_s)
     session = second.open_session(1.0)
     second.put("bound", b"", session=session)
     session._renewer._send = sessions.Future  # its process is frozen
@@ -155,13 +154,13 @@ def proc(folder, offsets, own="time:[1]", of_children="time:[1]"):
 
 def test_the_offset_is_what_the_kernel_says_of_its_boottime_clock(tmp_path):
     offsets = "monotonic           5         0\nboottime         -1001 500000000\n"
-    assert sessions.ahead_s(proc(tmp_path, offsets)) == -1000.5
-    assert sessions.ahead_s(tmp_path / "none") == 0.0
+    assert sessions.clock_offset_s(proc(tmp_path, offsets)) == -1000.5
+    assert sessions.clock_offset_s(tmp_path / "none") == 0.0
 
 
 def test_a_process_that_has_unshared_its_time_namespace_is_refused(tmp_path):
     with pytest.raises(ConnectFailed, match="has unshared its time namespace"):
-        sessions.ahead_s(proc(tmp_path, "boottime 7 0\n", of_children="time:[2]"))
+        sessions.clock_offset_s(proc(tmp_path, "boottime 7 0\n", of_children="time:[2]"))
 
 
 def _can_unshare():
@@ -171,8 +170,8 @@ def _can_unshare():
 
 
 @pytest.mark.skipif(not _can_unshare(), reason="time namespaces need a kernel that has them, and root")
-@pytest.mark.parametrize("ahead_s", [1000, 0])
-def test_a_lock_has_one_holder_across_real_time_namespaces(tmp_path, ahead_s):
+@pytest.mark.parametrize("clock_offset_s", [1000, 0])
+def test_a_lock_has_one_holder_across_real_time_namespaces(tmp_path, clock_offset_s):
     url = f"sqlite:///{tmp_path}/s.db?session_ttl_s=10"
     other = f"""
         import latchwork
@@ -192,7 +191,7 @@ def test_a_lock_has_one_holder_across_real_time_namespaces(tmp_path, ahead_s):
             "--time",
             "--fork",
             "--boottime",
-            str(ahead_s),
+            str(clock_offset_s),
             sys.executable,
             "-c",
             textwrap.dedent(other),
@@ -228,5 +227,5 @@ def test_a_file_whose_tables_another_makes_at_this_moment_is_no_file_of_another_
         contextlib.closing(layout.open_file(path, "normal")) as other,
     ):
         conn = Interrupted(mine, statement, lambda: layout.prepare_file(other, path))
-        patiently(lambda: layout.prepare_file(conn, path), SYSTEM_CLOCK.now() + 10, "the file")
-        patiently(lambda: layout.prepare_file(other, path), SYSTEM_CLOCK.now() + 10, "the file")
+        retry_while_locked(lambda: layout.prepare_file(conn, path), SYSTEM_CLOCK.now() + 10, "the file")
+        retry_while_locked(lambda: layout.prepare_file(other, path), SYSTEM_CLOCK.now() + 10, "the file")

@@ -72,7 +72,7 @@ def test_renewal_whose_write_took_long_counts_from_before_it(opened, url, clock,
     write, before = store._write, clock.now()
 
     def slow(*arguments):
-        clock.ahead_s += 5.0
+        clock.clock_offset_s += 5.0
         return write(*arguments)
 
     monkeypatch.setattr(store, "_write", slow)
@@ -83,7 +83,7 @@ def test_expired_session_is_refused_before_anybody_sweeps_it(opened, url, clock)
     store = without_sweeps(opened(url, clock))
     session = open_session(store, 5)
     store.commit([], [Put("a", b"", session)]).result()
-    clock.ahead_s = 5.001
+    clock.clock_offset_s = 5.001
     with pytest.raises(SessionLost, match=session.id):
         session.renew().result()
     with pytest.raises(SessionLost, match=session.id):
@@ -100,9 +100,9 @@ def test_expired_session_stays_dead_when_the_clock_is_asked_again_earlier(opened
     """A renewal that judged the session before its deadline but came after a sweep must not bring it back."""
     store = without_sweeps(opened(url, clock))
     session = open_session(store, 5)
-    clock.ahead_s = 6
+    clock.clock_offset_s = 6
     assert store.sweep()
-    clock.ahead_s = 0
+    clock.clock_offset_s = 0
     with pytest.raises(SessionLost):
         session.renew().result()
 
@@ -111,7 +111,7 @@ def test_write_takes_over_the_key_of_an_expired_session_without_a_sweep(opened, 
     store = without_sweeps(opened(url, clock))
     session = open_session(store, 5)
     (bound,) = store.commit([], [Put("a", b"", session)]).result().entries
-    clock.ahead_s = 5.001
+    clock.clock_offset_s = 5.001
     (taken,) = store.commit([Absent("a")], [Create("a", b"mine")]).result().entries
     assert taken.owner is None
     assert taken.created > bound.token
@@ -120,10 +120,10 @@ def test_write_takes_over_the_key_of_an_expired_session_without_a_sweep(opened, 
 def test_session_is_alive_until_its_deadline(opened, url, clock):
     store = without_sweeps(opened(url, clock))
     session = open_session(store, 5)
-    clock.ahead_s = 4.5
+    clock.clock_offset_s = 4.5
     assert store.commit([SessionAlive(session.id)], [Put("a", b"", session)]).result().token
     session.renew().result()
-    clock.ahead_s = 9
+    clock.clock_offset_s = 9
     assert store.commit([SessionAlive(session.id)], []).result().token == 0
 
 

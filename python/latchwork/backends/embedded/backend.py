@@ -26,7 +26,7 @@ from latchwork.backends.embedded import reads, sessions, writes
 from latchwork.backends.embedded.connection import Database, FileDatabase, Work, memory_database
 from latchwork.backends.embedded.file_signal import FileSignal, touch
 from latchwork.backends.embedded.sessions import EmbeddedSession
-from latchwork.backends.embedded.watches import POLL_S, DatabaseView, EmbeddedWatch, Poller
+from latchwork.backends.embedded.watches import POLL_S, EmbeddedWatch, Poller, WatchEvents
 from latchwork.backends.futures import attempt, completed, failed
 from latchwork.backends.grammar import Strangers
 from latchwork.backends.schemes import find_spec
@@ -56,13 +56,13 @@ class EmbeddedBackend(Backend):
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._boot = sessions.boot_id()
-        self._ahead_s = 0.0 if url.scheme == "memory" else sessions.ahead_s()
+        self._ahead_s = 0.0 if url.scheme == "memory" else sessions.clock_offset_s()
         self._lock = mutex()
         self._strangers = Strangers(self._root)
         self._sessions: dict[str, EmbeddedSession] = {}
         self._ended: set[str] = set()  # closed here: refused even while their rows are still there
         self._closed = False
-        self._memory = join_memory(url.path or "") if url.scheme == "memory" else None
+        self._memory = open_shared_memory(url.path or "") if url.scheme == "memory" else None
         self._db = self._memory.database if self._memory else FileDatabase(url)
         self._file = self._db if isinstance(self._db, FileDatabase) else None
         self.polled = self._file is not None
@@ -76,7 +76,7 @@ class EmbeddedBackend(Backend):
         self._threaded = ThreadedBackend(self, declared.name)
         self._poller = Poller(self, clock, Path(url.path or "").name, wake)
         try:
-            self._remove_dead(url.connect_timeout_s)
+            self._remove_ended_sessions(url.connect_timeout_s)
         except BaseException:
             self._poller.close()
             self._release()
@@ -214,7 +214,7 @@ class EmbeddedBackend(Backend):
 
     def _renew(self, conn: sqlite3.Connection, session: EmbeddedSession) -> None:
         alive = session.id not in self._ended
-        if not alive or not sessions.renew(conn, self._root, session.id, self._boot, self._shared_now()):
+        if not alive or not sessions.renew(conn, self._root, session.id, self._boot, self._machine_time()):
             raise SessionLost(f"session {session.id} has ended; stop what it protected and use a new session")
 
     def end_session(self, session: EmbeddedSession) -> Future[None]:
@@ -254,7 +254,7 @@ class EmbeddedBackend(Backend):
         if self._memory is not None:
             self._memory.remove(self._poller)
         try:
-            self._remove_dead(min(_LAST_PATIENCE_S, self._call_timeout_s))
+            self._remove_ended_sessions(min(_LAST_PATIENCE_S, self._call_timeout_s))
         except LatchworkError as error:
             _log.warning(
                 "sessions %s end at their deadlines only: %s", ", ".join(sorted(self._ended)) or "of others", error
@@ -268,18 +268,18 @@ class EmbeddedBackend(Backend):
         """Return whether anything may have been committed since the last call."""
         return self._file.changed() if self._file is not None else False
 
-    def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> DatabaseView:
+    def read_events(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> WatchEvents:
         """Return a consistent view of everything that the watches must report."""
         with self._lock:
             own = list(self._sessions.values())
 
-        def work(conn: sqlite3.Connection) -> tuple[DatabaseView, builtins.list[EmbeddedSession]]:
+        def work(conn: sqlite3.Connection) -> tuple[WatchEvents, builtins.list[EmbeddedSession]]:
             alive = self._read_alive(conn)
             gone = [session for session in own if not alive(session.id)]
             events = self._events(conn, watches, since, as_of)
             deadline = sessions.next_deadline(conn)
             local = None if deadline is None else deadline + self._ahead_s
-            return DatabaseView(reads.newest_token(conn), local, events), gone
+            return WatchEvents(reads.newest_token(conn), local, events), gone
 
         view, gone = self._db.read(work, self._call_timeout_s)
         for session in gone:
@@ -289,20 +289,20 @@ class EmbeddedBackend(Backend):
     def sweep(self) -> bool:
         """Remove expired and closed sessions. Return False if another process held the lock."""
         try:
-            self._remove_dead(_SWEEP_PATIENCE_S)
+            self._remove_ended_sessions(_SWEEP_PATIENCE_S)
         except Unavailable:
             return False
         return True
 
     # Private.
 
-    def _shared_now(self) -> float:
+    def _machine_time(self) -> float:
         """Return the time for deadlines, which is the same for all processes of the machine."""
         return self._clock.now() - self._ahead_s
 
     def _release(self) -> None:
         if self._memory is not None:
-            close_memory(self._memory)
+            close_shared_memory(self._memory)
         else:
             self._db.close()
 
@@ -347,22 +347,22 @@ class EmbeddedBackend(Backend):
 
     def _read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
         """Return a function that returns which sessions are active now. The transaction must have begun."""
-        now = self._shared_now()
+        now = self._machine_time()
         return lambda session_id: (
             session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)
         )
 
     def _sweep_and_read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
         """Do the same for a write, which must not see keys of expired sessions."""
-        for session_id in sessions.expired(conn, self._shared_now()):
-            sessions.end(conn, session_id)
+        for session_id in sessions.find_expired(conn, self._machine_time()):
+            sessions.end_session(conn, session_id)
         return self._read_alive(conn)
 
     def _open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> EmbeddedSession:
         opened_at = self._clock.now()
 
         def work(conn: sqlite3.Connection) -> tuple[str, int]:
-            return sessions.open_session(conn, self._root, self._boot, ttl_s, self._shared_now())
+            return sessions.open_session(conn, self._root, self._boot, ttl_s, self._machine_time())
 
         session_id, token = self._write(work)
         session = EmbeddedSession(self, session_id, ttl_s=ttl_s, opened_at=opened_at, token=token, on_gone=on_gone)
@@ -376,14 +376,16 @@ class EmbeddedBackend(Backend):
 
     def _end_in_database(self, session_id: str) -> None:
         try:
-            self._write(lambda conn: sessions.end(conn, session_id), min(_LAST_PATIENCE_S, self._call_timeout_s))
+            self._write(
+                lambda conn: sessions.end_session(conn, session_id), min(_LAST_PATIENCE_S, self._call_timeout_s)
+            )
         except LatchworkError:
             self._poller.sweep_soon()
             raise
         with self._lock:
             self._ended.discard(session_id)
 
-    def _remove_dead(self, limit_s: float) -> None:
+    def _remove_ended_sessions(self, limit_s: float) -> None:
         """Remove sessions that have expired, that are of another boot, or that were closed without reaching the
         database.
         """
@@ -391,10 +393,10 @@ class EmbeddedBackend(Backend):
             ended = set(self._ended)
 
         def work(conn: sqlite3.Connection) -> bool:
-            now = self._shared_now()
-            dead = {*ended, *sessions.expired(conn, now), *sessions.of_other_boots(conn, self._boot, now)}
+            now = self._machine_time()
+            dead = {*ended, *sessions.find_expired(conn, now), *sessions.find_of_other_boots(conn, self._boot, now)}
             for session_id in sorted(dead):
-                sessions.end(conn, session_id)
+                sessions.end_session(conn, session_id)
             return bool(dead)
 
         is_changed = self._db.write(work, limit_s)
@@ -411,7 +413,7 @@ class EmbeddedBackend(Backend):
         events: builtins.list[WatchEvent | None] = []
         for watch in watches:
             if watch.is_new or changes is None:
-                found = reads.at_and_below(conn, self._root, watch.prefix, self._strangers)
+                found = reads.list_at_and_below(conn, self._root, watch.prefix, self._strangers)
                 events.append(Snapshot(tuple(found), as_of))
                 continue
             own = tuple(change for change in changes if reads.is_under(change.key, watch.prefix))
@@ -492,14 +494,14 @@ class SharedMemory:
     def wake(self) -> None:
         """Make all pollers look at once."""
         for poller in self._pollers:
-            poller.wake()
+            poller.poll_soon()
 
 
 _by_name: dict[str, SharedMemory] = {}
 
 
-def join_memory(name: str) -> SharedMemory:
-    """Return the database of that name, creating it if needed. Each call needs one ``close_memory``."""
+def open_shared_memory(name: str) -> SharedMemory:
+    """Return the database of that name, creating it if needed. Each call needs one ``close_shared_memory``."""
     with _lock:
         shared = _by_name.get(name)
         if shared is None:
@@ -508,7 +510,7 @@ def join_memory(name: str) -> SharedMemory:
         return shared
 
 
-def close_memory(shared: SharedMemory) -> None:
+def close_shared_memory(shared: SharedMemory) -> None:
     """Leave the database. The last caller deletes the data."""
     with _lock:
         shared.users -= 1

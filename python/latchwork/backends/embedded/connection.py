@@ -62,7 +62,9 @@ class Database:
         deadline = SYSTEM_CLOCK.now() + limit_s
         self.check()
         try:
-            return self._readers.use(lambda conn: patiently(lambda: _read(conn, work), deadline, self.where), deadline)
+            return self._readers.use(
+                lambda conn: retry_while_locked(lambda: _read(conn, work), deadline, self.where), deadline
+            )
         except sqlite3.Error as error:
             raise translate(error, self.where) from error
 
@@ -77,11 +79,11 @@ class Database:
         deadline = SYSTEM_CLOCK.now() + limit_s
 
         def commit(conn: sqlite3.Connection) -> T:
-            patiently(lambda: conn.execute("BEGIN IMMEDIATE"), deadline, self.where)
+            retry_while_locked(lambda: conn.execute("BEGIN IMMEDIATE"), deadline, self.where)
             self.check()
             result = work(conn)
             self._commit(conn)
-            self.tidy(conn)
+            self.compact(conn)
             return result
 
         try:
@@ -101,7 +103,7 @@ class Database:
     def check(self) -> None:
         """Refuse a database that was replaced."""
 
-    def tidy(self, conn: sqlite3.Connection) -> None:
+    def compact(self, conn: sqlite3.Connection) -> None:
         """Give space back, now and then, behind a transaction of the connection that writes."""
 
     def close(self) -> None:
@@ -131,7 +133,7 @@ class FileDatabase(Database):
             PermissionDenied: This user cannot write there.
         """
         path = self.path = Path(url.path or "").absolute()
-        layout.check_place(path)
+        layout.check_path(path)
         where = f"store file {path}"
         mode = url.options.get("file_mode")
         try:
@@ -183,7 +185,7 @@ class FileDatabase(Database):
         """Return whether a write of usual size fits."""
         return not explain_write_failure(self.path)
 
-    def tidy(self, conn: sqlite3.Connection) -> None:
+    def compact(self, conn: sqlite3.Connection) -> None:
         """Empty a long log, and shorten a file that is mostly free, a little with every so many transactions.
 
         SQLite empties its log only at a moment without readers, which under a steady load never comes by itself.
@@ -213,7 +215,8 @@ class FileDatabase(Database):
         deadline = SYSTEM_CLOCK.now() + connect_timeout_s
         try:
             self._writer.use(
-                lambda conn: patiently(lambda: layout.prepare_file(conn, self.path), deadline, self.where), deadline
+                lambda conn: retry_while_locked(lambda: layout.prepare_file(conn, self.path), deadline, self.where),
+                deadline,
             )
         except sqlite3.Error as error:
             raise as_connect_failure(translate(error, self.where)) from error
@@ -223,7 +226,7 @@ class FileDatabase(Database):
         self._identity = (found.st_dev, found.st_ino)
 
 
-def patiently(call: Callable[[], T], deadline: float, where: str) -> T:
+def retry_while_locked(call: Callable[[], T], deadline: float, where: str) -> T:
     """Repeat a call while another process holds the lock.
 
     Raises:
@@ -248,7 +251,7 @@ def patiently(call: Callable[[], T], deadline: float, where: str) -> T:
 
 def _opened(opener: Callable[[], sqlite3.Connection], deadline: float, where: str) -> sqlite3.Connection:
     try:
-        return patiently(opener, deadline, where)
+        return retry_while_locked(opener, deadline, where)
     except sqlite3.Error as error:
         raise translate(error, where) from error
 

@@ -105,7 +105,7 @@ def create_tables(conn: sqlite3.Connection) -> None:
         conn.execute(statement)
 
 
-def check_place(path: Path) -> None:
+def check_path(path: Path) -> None:
     """Refuse a path where no file can be opened, with the remedy.
 
     Raises:

@@ -54,9 +54,9 @@ class Pool:
             return work(self._take(turn, deadline))
         finally:
             try:
-                self._give(turn)
+                self._return_connection(turn)
             except BaseException:  # an interrupt: a connection that stays in a transaction would lock the file
-                self._give(turn)
+                self._return_connection(turn)
                 raise
 
     def _take(self, turn: _Turn, deadline: float) -> sqlite3.Connection:
@@ -75,10 +75,10 @@ class Pool:
             conn = self._lent[turn]
         return conn or self._connect(turn, deadline)
 
-    def _give(self, turn: _Turn) -> None:
+    def _return_connection(self, turn: _Turn) -> None:
         """Return the connection and leave the queue. Idempotent."""
         conn = self._lent.get(turn)
-        if conn is not None and (still_open(conn) or self._closed):
+        if conn is not None and (fails_to_roll_back(conn) or self._closed):
             self._drop(conn)
         with self._lock:
             self._queue.pop(turn, None)
@@ -96,7 +96,7 @@ class Pool:
         for conn in idle:
             self._drop(conn)
 
-    def rest(self, deadline: float) -> None:
+    def pause_for_fork(self, deadline: float) -> None:
         """Before a fork: hand out nothing, and wait until all connections are returned, or until the deadline."""
         with self._lock:
             rests = self._rests = Signal()
@@ -104,7 +104,7 @@ class Pool:
                 rests.set()
         SYSTEM_CLOCK.wait(rests, max(0.0, deadline - SYSTEM_CLOCK.now()))
 
-    def go_on(self) -> None:
+    def resume_after_fork(self) -> None:
         """Continue in the parent after a fork."""
         with self._lock:
             self._rests = None
@@ -157,7 +157,7 @@ class Pool:
         conn.close()
 
 
-def still_open(conn: sqlite3.Connection) -> bool:
+def fails_to_roll_back(conn: sqlite3.Connection) -> bool:
     """Roll back an open transaction. Return True if that failed."""
     if not conn.in_transaction:
         return False
@@ -175,17 +175,17 @@ _forks = threading.Lock()
 _REST_S = 0.5
 
 
-def _rest() -> None:
+def _pause_all_pools() -> None:
     """Keep all threads out of SQLite during a fork. The child would otherwise inherit its locked mutexes."""
     _forks.acquire()
     deadline = SYSTEM_CLOCK.now() + _REST_S
     for pool in list(_pools):
-        pool.rest(deadline)
+        pool.pause_for_fork(deadline)
 
 
-def _go_on() -> None:
+def _resume_all_pools() -> None:
     for pool in list(_pools):
-        pool.go_on()
+        pool.resume_after_fork()
     _forks.release()
 
 
@@ -197,4 +197,6 @@ def _forget_parents_connections() -> None:
     _pools.clear()
 
 
-os.register_at_fork(before=_rest, after_in_parent=_go_on, after_in_child=_forget_parents_connections)
+os.register_at_fork(
+    before=_pause_all_pools, after_in_parent=_resume_all_pools, after_in_child=_forget_parents_connections
+)

@@ -52,7 +52,7 @@ def newest_token(conn: sqlite3.Connection) -> int:
     return int(conn.execute("SELECT token FROM state").fetchone()[0])
 
 
-def older(conn: sqlite3.Connection, root: str, stem: str, created: int, most: int) -> tuple[str, ...] | None:
+def list_older(conn: sqlite3.Connection, root: str, stem: str, created: int, most: int) -> tuple[str, ...] | None:
     """Return the last segments of the keys that start with a stem and were created before a token, oldest first.
 
     None if there are more than ``most``.
@@ -94,11 +94,11 @@ def list_below(
     start_after: str | None,
 ) -> list[Entry]:
     """Return the entries directly below the prefix, or its whole subtree, sorted by key."""
-    walk = _subtree(conn, root, prefix, start_after) if recursive else _directly(conn, root, prefix, start_after)
+    walk = _subtree(conn, root, prefix, start_after) if recursive else _scan_children(conn, root, prefix, start_after)
     return list(islice(_known(walk, strangers), limit))
 
 
-def at_and_below(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[Entry]:
+def list_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[Entry]:
     """Return the entry at the prefix, if any, and its whole subtree."""
     own = get(conn, root, prefix) if prefix else None
     return ([own] if own else []) + list(_known(_subtree(conn, root, prefix, None), strangers))
@@ -167,7 +167,7 @@ def _known(entries: Iterable[Entry], strangers: Strangers) -> Iterator[Entry]:
             strangers.note([entry.key])
 
 
-def _directly(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
+def _scan_children(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
     """Scan direct children. At a deeper key, a new scan starts behind the subtree of that child."""
     skip = len(prefix) + 1 if prefix else 0
     for low, high in _ranges(prefix, start_after):

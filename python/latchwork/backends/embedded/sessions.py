@@ -2,7 +2,7 @@
 
 A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which runs through suspend. It is
 valid within the boot whose ID is in the row. Containers may shift that clock in a time namespace, so deadlines are
-times of the first namespace (``ahead_s``). An expired session is dead whether or not its row was removed, and is never
+times of the first namespace (``clock_offset_s``). An expired session is dead whether or not its row was removed, and is never
 renewed. Its keys are deleted with a token of their own. The store's session thread renews.
 """
 
@@ -96,7 +96,7 @@ def boot_id() -> str:
         return ""
 
 
-def ahead_s(proc: Path = Path("/proc/self")) -> float:
+def clock_offset_s(proc: Path = Path("/proc/self")) -> float:
     """Return the seconds by which this process's clock is ahead of the machine's first time namespace.
 
     Raises:
@@ -139,7 +139,7 @@ def is_alive(conn: sqlite3.Connection, root: str, session_id: str, boot: str, no
     return conn.execute(query, (session_id, root, boot, now, now + _SLACK_S)).fetchone() is not None
 
 
-def end(conn: sqlite3.Connection, session_id: str) -> None:
+def end_session(conn: sqlite3.Connection, session_id: str) -> None:
     """Remove a session and its keys, if it exists."""
     (root,) = conn.execute("SELECT root FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
     if root is None:
@@ -149,12 +149,12 @@ def end(conn: sqlite3.Connection, session_id: str) -> None:
     writes.delete_keys(conn, root, keys)
 
 
-def expired(conn: sqlite3.Connection, now: float) -> list[str]:
+def find_expired(conn: sqlite3.Connection, now: float) -> list[str]:
     """Return the IDs of expired sessions of this boot. Cheap: every write calls it."""
     return [session_id for (session_id,) in conn.execute("SELECT id FROM sessions WHERE deadline <= ?", (now,))]
 
 
-def of_other_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
+def find_of_other_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
     """Return the IDs of sessions of other boots, including those with deadlines beyond any TTL from now."""
     query = "SELECT id FROM sessions WHERE boot <> ? OR deadline > ? + ttl_s"
     return [session_id for (session_id,) in conn.execute(query, (boot, now + _SLACK_S))]

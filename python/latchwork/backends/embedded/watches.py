@@ -36,7 +36,7 @@ _CLOSE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class DatabaseView:
+class WatchEvents:
     """The result of one read of the database.
 
     Attributes:
@@ -50,7 +50,7 @@ class DatabaseView:
     events: list[WatchEvent | None]
 
 
-class Source(Protocol):
+class WatchSource(Protocol):
     """The database of the poller; the backend implements it."""
 
     #: Whether other processes commit, so that polls are needed.
@@ -60,7 +60,7 @@ class Source(Protocol):
         """Return whether anything may have been committed since the last call."""
         ...
 
-    def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> DatabaseView:
+    def read_events(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> WatchEvents:
         """Return a consistent view: a ``Snapshot`` for each new watch, a ``Delta`` for others with changes."""
         ...
 
@@ -81,7 +81,7 @@ class EmbeddedWatch(DeliveringWatch):
 class Poller:
     """The thread. Thread-safe; ``close`` joins it."""
 
-    def __init__(self, source: Source, clock: Clock, name: str, wake: Signal | FileSignal) -> None:
+    def __init__(self, source: WatchSource, clock: Clock, name: str, wake: Signal | FileSignal) -> None:
         self._source = source
         self._clock = clock
         self._wake = wake
@@ -111,15 +111,15 @@ class Poller:
             self._watches.append(watch)
             if beats:
                 self._beating.append(watch)
-        self.wake()
+        self.poll_soon()
         return watch
 
     def notice_commit(self) -> None:
         """Feed the watches after a commit of this process."""
         if self._watches:
-            self.wake()
+            self.poll_soon()
 
-    def wake(self) -> None:
+    def poll_soon(self) -> None:
         """Look at once, for watches or for a new session deadline."""
         with self._lock:
             self._asked += 1
@@ -192,7 +192,7 @@ class Poller:
     def _look(self, as_of: float) -> None:
         with self._lock:
             watches = list(self._watches)
-        view = self._source.look(watches, self._since, as_of)
+        view = self._source.read_events(watches, self._since, as_of)
         self._looked_at = as_of
         self._since, self._deadline = view.token, view.next_deadline
         for watch, event in zip(watches, view.events, strict=True):

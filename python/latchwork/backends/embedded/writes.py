@@ -90,7 +90,7 @@ def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, a
     if isinstance(done, Conflict):
         return done
     entry = done.entries[0]
-    return Ordered(entry, reads.older(conn, root, stem, entry.created, MAX_OLDER))
+    return Ordered(entry, reads.list_older(conn, root, stem, entry.created, MAX_OLDER))
 
 
 def failed_checks(

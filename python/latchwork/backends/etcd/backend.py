@@ -17,7 +17,7 @@ from latchwork._base.interrupts import mutex
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, ServerInfo, Sink
 from latchwork.backends.etcd import SPEC
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link, as_message
+from latchwork.backends.etcd.connection import Link, decode_answer
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.reads import Reader
 from latchwork.backends.etcd.sessions import Sessions
@@ -85,7 +85,7 @@ class EtcdBackend(Backend):
         """
         backend = cls(url, clock, client)
         try:
-            backend._link.connect(pb.RangeRequest(key=backend._keys.absent(0), count_only=True))
+            backend._link.connect(pb.RangeRequest(key=backend._keys.unused_key(0), count_only=True))
         except BaseException:
             backend.close()
             raise
@@ -100,7 +100,7 @@ class EtcdBackend(Backend):
         )
 
     def notices(self) -> tuple[str, ...]:
-        """Return what threatens the server's database; see ``Advises``."""
+        """Return what threatens the server's database; see ``ReportsNotices``."""
         return self._link.notices()
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
@@ -155,7 +155,7 @@ class EtcdBackend(Backend):
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at the prefix and everything below it, in one transaction."""
-        txn = tree_deletion(self._keys.at_or_below(prefix), f"delete the tree at {prefix!r}")
+        txn = tree_deletion(self._keys.ranges_at_or_below(prefix), f"delete the tree at {prefix!r}")
         return self._writer.write(txn, lambda: txn, now=self._now)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
@@ -220,7 +220,7 @@ class EtcdBackend(Backend):
             yield from self._writer.explain(txn, deadline)
             return Committed(0)
         compares = requests.transaction(txn.compares(), ())
-        decode = partial(as_message, "Txn")
+        decode = partial(decode_answer, "Txn")
         while not (yield self._link.read("Txn", compares, txn.what, decode, now=self._now)).succeeded:
             yield from self._writer.explain(txn, deadline)
             if self._clock.now() >= deadline:

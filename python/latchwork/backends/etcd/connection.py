@@ -97,12 +97,12 @@ class _Read(Outcome[T]):
         try:
             resolve(self, self._decode(call.result()))
         except grpc.RpcError as error:  # of the first try: those of others are translated
-            again = partial(self._link.read_again, error, self._again, self._what, self._deadline)
+            again = partial(self._link.retry_read, error, self._again, self._what, self._deadline)
             drive(again()).add_done_callback(self.ended)
         except LatchworkError as error:
             reject(self, error)
         except ValueError as error:
-            reject(self, unreadable(self._what, error))
+            reject(self, unreadable_error(self._what, error))
         except Exception as error:  # callers that wait for the outcome must be notified
             reject(self, error)
 
@@ -153,7 +153,7 @@ class Link:
         self._channels = [self._channel]
 
     def send(self, method: str, request: Any, timeout_s: float, *, now: bool = False) -> Any:
-        """One call, sent once. The answer is gRPC's own future, or ``Answered`` of a call made ``now``, in this thread.
+        """One call, sent once. The answer is gRPC's own future, or ``CompletedCall`` of a call made ``now``, in this thread.
 
         A call now spares the hand-over to gRPC's thread and back, which is half the cost of a small request.
 
@@ -167,17 +167,17 @@ class Link:
             raise Closed(_CLOSED)
         try:
             if now:
-                return Answered(channel.calls[method](request, timeout_s, metadata))
+                return CompletedCall(channel.calls[method](request, timeout_s, metadata))
             return channel.calls[method].future(request, timeout_s, metadata)
         except grpc.RpcError as error:
-            return Answered(error=error)
+            return CompletedCall(error=error)
         except ValueError as error:
             self._refuse_closed(error)
             raise
         except Exception:
             raise
         except BaseException:
-            self._leave(channel)
+            self._abandon_channel(channel)
             raise
 
     def _leave(self, channel: Channel) -> None:
@@ -233,7 +233,7 @@ class Link:
         deadline = self.clock.now() + left_s
         outcome = _Read(self, (method, request), what, decode, deadline)
         try:
-            self.send(method, request, self.attempt_s(left_s), now=now).add_done_callback(outcome.ended)
+            self.send(method, request, self.attempt_timeout_s(left_s), now=now).add_done_callback(outcome.ended)
         except Closed as error:
             reject(outcome, error)
         return outcome
@@ -248,9 +248,9 @@ class Link:
         if not isinstance(answer, bytes):
             return answer
         try:
-            return as_message(method, answer)
+            return decode_answer(method, answer)
         except ValueError as error:
-            raise unreadable(what, error) from error
+            raise unreadable_error(what, error) from error
 
     def fetch(self, method: str, request: Any, what: str, deadline: float) -> Steps[Any]:
         """Steps of a call as ``call``; its answer as it came: of a Range or a Txn as bytes."""
@@ -258,7 +258,7 @@ class Link:
         while True:
             left_s = max(deadline - self.clock.now(), 0.001)
             try:
-                answer = yield self.send(method, request, self.attempt_s(left_s))
+                answer = yield self.send(method, request, self.attempt_timeout_s(left_s))
             except grpc.RpcError as error:
                 refreshed = yield from self._recover(error, what, deadline, refreshed=refreshed)
             else:
@@ -312,7 +312,7 @@ class Link:
         """The members, for messages."""
         return join_hosts(self._url.hosts)
 
-    def failed(self, error: grpc.RpcError) -> None:
+    def record_failure(self, error: grpc.RpcError) -> None:
         """Take note that a call failed for the connection's sake, and leave a member that cannot serve."""
         self.healthy = False
         if rpc_errors.effect(error) is Effect.NEVER_SENT:
@@ -435,7 +435,7 @@ class Link:
         while True:
             try:
                 answer = yield self.send(
-                    "Authenticate", request, self.attempt_s(max(deadline - self.clock.now(), 0.001))
+                    "Authenticate", request, self.attempt_timeout_s(max(deadline - self.clock.now(), 0.001))
                 )
             except grpc.RpcError as error:
                 if rpc_errors.details_contain(error, "authentication is not enabled"):
@@ -444,13 +444,13 @@ class Link:
                     return
                 if rpc_errors.effect(error) is Effect.REFUSED:
                     raise rpc_errors.translate(error, what) from error
-                self.failed(error)
+                self.record_failure(error)
                 yield from self.pause(error, what, deadline)
             else:
                 self.metadata = (("token", answer.token),)
                 return
 
-    def read_again(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[Any]:
+    def retry_read(self, error: grpc.RpcError, again: tuple[str, Any], what: str, deadline: float) -> Steps[Any]:
         """Go on with a read whose first try has failed."""
         yield from self._recover(error, what, deadline, refreshed=False)
         return (yield from self.fetch(*again, what, deadline))
@@ -466,7 +466,7 @@ class Link:
             self.healthy = True
             raise rpc_errors.translate(error, what) from error
         self._refuse_tls_trouble(error)
-        self.failed(error)
+        self.record_failure(error)
         yield from self.pause(error, what, deadline)
         return refreshed
 
@@ -479,7 +479,7 @@ class Link:
                 "tls_key, and that the server's certificate names the host"
             ) from error
 
-    def attempt_s(self, left_s: float) -> float:
+    def attempt_timeout_s(self, left_s: float) -> float:
         """Time for one try: with several members, leave some for another one.
 
         A member that forwards to a leader that has just died would keep a call for 6 s. The first try is short for that
@@ -500,7 +500,7 @@ class Link:
             self._replace_channel()
 
 
-class Answered:
+class CompletedCall:
     """A call made in the calling thread: what gRPC's own future offers, and nobody else to wait for."""
 
     __slots__ = ("_answer", "_error")
@@ -532,7 +532,7 @@ class Answered:
         fn(self)
 
 
-def as_message(method: str, answer: bytes) -> Any:
+def decode_answer(method: str, answer: bytes) -> Any:
     """The answer to a Range or a Txn as a message.
 
     Raises:
@@ -545,6 +545,6 @@ def as_message(method: str, answer: bytes) -> Any:
         raise ValueError(msg) from error
 
 
-def unreadable(what: str, error: ValueError) -> LatchworkError:
+def unreadable_error(what: str, error: ValueError) -> LatchworkError:
     """The error of a read whose answer cannot be read."""
     return rpc_errors.caused(Unavailable(f"could not {what}: {error}; try again"), error)

@@ -30,18 +30,18 @@ class Keys:
         self.strangers = Strangers(f"/{root}")
         self._skip = len(self.root)
 
-    def of(self, key: str) -> bytes:
+    def raw_key(self, key: str) -> bytes:
         """Return the raw key of a key."""
         return self.root + key.encode()
 
-    def name(self, raw: bytes) -> str:
+    def key_of(self, raw: bytes) -> str:
         """Return the key of a valid raw key."""
         return raw[self._skip :].decode()
 
-    def known(self, raw: bytes) -> str | None:
+    def key_or_none(self, raw: bytes) -> str | None:
         """Return the key of a raw key. Invalid ones are recorded and return None."""
         try:
-            name = self.name(raw)
+            name = self.key_of(raw)
         except UnicodeDecodeError:
             name = ""
         if is_key(name):
@@ -49,32 +49,32 @@ class Keys:
         self.strangers.note([raw])
         return None
 
-    def marker(self, session_id: str) -> bytes:
+    def session_key(self, session_id: str) -> bytes:
         """Return the raw key of a session's marker."""
         return self.root + b"@s/" + session_id.encode()
 
-    def slot(self, writer_id: int, number: int) -> bytes:
+    def slot_key(self, writer_id: int, number: int) -> bytes:
         """Return the raw key of a writer's guard."""
         return b"%s@w/%x/%d" % (self.root, writer_id, number)
 
-    def counter(self, parent: str) -> bytes:
+    def counter_key(self, parent: str) -> bytes:
         """Return the raw key of the last number below a parent."""
         return self.root + b"@q/" + parent.encode()
 
-    def absent(self, number: int) -> bytes:
+    def unused_key(self, number: int) -> bytes:
         """Return a raw key that is never written."""
         return b"%s@never/%d" % (self.root, number)
 
-    def below(self, prefix: str) -> list[KeyRange]:
+    def ranges_below(self, prefix: str) -> list[KeyRange]:
         """Return the ranges of the subtree below a prefix, without the prefix itself and without reserved keys."""
         if not prefix:
             return [(self.root, self.root + b"@"), (self.root + b"A", self.root[:-1] + b"0")]
-        key = self.of(prefix)
+        key = self.raw_key(prefix)
         return [(key + b"/", key + b"0")]
 
-    def at_or_below(self, prefix: str) -> list[KeyRange]:
+    def ranges_at_or_below(self, prefix: str) -> list[KeyRange]:
         """Return the ranges of the subtree at and below a prefix."""
-        return ([exactly(self.of(prefix))] if prefix else []) + self.below(prefix)
+        return ([single_key_range(self.raw_key(prefix))] if prefix else []) + self.ranges_below(prefix)
 
     def entry(self, kv: Any) -> Entry:
         """Return the entry of a key that was read from the server."""
@@ -89,7 +89,7 @@ class Keys:
         )
 
 
-def exactly(raw: bytes) -> KeyRange:
+def single_key_range(raw: bytes) -> KeyRange:
     """Return the range of one key."""
     return raw, raw + b"\0"
 

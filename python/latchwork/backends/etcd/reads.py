@@ -26,7 +26,7 @@ from latchwork._base.interrupts import mutex
 from latchwork._core import EtcdCodec, EtcdPage
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link, as_message, unreadable
+from latchwork.backends.etcd.connection import Link, decode_answer, unreadable_error
 from latchwork.backends.etcd.layout import KeyRange, Keys
 from latchwork.backends.etcd.writing.requests import Operation
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve, then, together
@@ -108,10 +108,10 @@ class Reader:
         return together([self._link.read("Range", request, what, self._codec.entry) for request in apart])
 
     def _spans(self, prefix: str, start_after: str | None) -> list[KeyRange]:
-        spans = self._keys.below(prefix)
+        spans = self._keys.ranges_below(prefix)
         if start_after is None:
             return spans
-        after = self._keys.of(start_after) + b"\0"
+        after = self._keys.raw_key(start_after) + b"\0"
         return [(max(start, after), end) for start, end in spans if after < end]
 
     def _page(
@@ -149,7 +149,7 @@ class Reader:
         skip = self._skip(prefix)
         found: list[Entry] = []
         names = yield from self._walk(span, prefix, limit)
-        direct = [name for name in names if self._keys.of(name).find(b"/", skip) < 0]
+        direct = [name for name in names if self._keys.raw_key(name).find(b"/", skip) < 0]
         for at in range(0, len(direct), 10 * _GETS_AT_ONCE):
             entries = yield self.get_many(direct[at : at + 10 * _GETS_AT_ONCE])
             found += [entry for entry in entries if entry is not None]
@@ -175,7 +175,7 @@ class Reader:
 
     def _skip(self, prefix: str) -> int:
         """Return the index at which names below a prefix begin."""
-        return len(self._keys.of(prefix)) + (1 if prefix else 0)
+        return len(self._keys.raw_key(prefix)) + (1 if prefix else 0)
 
 
 def _after(raw: bytes, skip: int | None) -> bytes:
@@ -195,7 +195,7 @@ def _next_size(page: EtcdPage) -> int:
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))
 
 
-class _Wish(Outcome["Entry | None"]):
+class _PendingRead(Outcome["Entry | None"]):
     """A read that waits to be merged with others."""
 
     __slots__ = ("deadline", "key")
@@ -215,7 +215,7 @@ class MergedReads:
         self._stale_ok = stale_ok
         self._lock = mutex()
         self._in_flight = 0
-        self._waiting: list[_Wish] = []
+        self._waiting: list[_PendingRead] = []
 
     def get(self, key: str) -> Future[Entry | None]:
         """Return the entry or None. The read is sent now, or with others when an earlier read has ended."""
@@ -232,7 +232,7 @@ class MergedReads:
     # Private.
 
     def _gather(self, key: str) -> Future[Entry | None]:
-        wish = _Wish(key, self._link.clock.now() + self._link.call_timeout_s)
+        wish = _PendingRead(key, self._link.clock.now() + self._link.call_timeout_s)
         with self._lock:
             self._waiting.append(wish)
             enough = len(self._waiting) >= _MOST or self._in_flight < _AT_ONCE
@@ -240,14 +240,14 @@ class MergedReads:
         self._send(batch)
         return wish
 
-    def _take(self) -> list[_Wish]:
+    def _take(self) -> list[_PendingRead]:
         """Return the reads to send next. The caller holds the lock."""
         batch, self._waiting = self._waiting, []
         if batch:
             self._in_flight += 1
         return batch
 
-    def _send(self, batch: list[_Wish]) -> None:
+    def _send(self, batch: list[_PendingRead]) -> None:
         if not batch:
             return
         request = self._codec.get_many([wish.key for wish in batch], self._stale_ok)
@@ -255,7 +255,7 @@ class MergedReads:
         future = self._link.read("Txn", request, what, self._codec.found, deadline=batch[0].deadline)
         future.add_done_callback(lambda done: self._ended(batch, done))
 
-    def _ended(self, batch: list[_Wish], done: Future[list[Entry | None]]) -> None:
+    def _ended(self, batch: list[_PendingRead], done: Future[list[Entry | None]]) -> None:
         self._go_on(done)
         error = done.exception()
         if error is None:
@@ -272,7 +272,7 @@ class MergedReads:
             batch = self._take()
         self._send(batch)
 
-    def _fail(self, wish: _Wish, error: BaseException) -> None:
+    def _fail(self, wish: _PendingRead, error: BaseException) -> None:
         """Handle a failed request: the server did not answer in time, or refused one of the reads."""
         if isinstance(error, Unavailable):
             mine = Unavailable(f"could not read {wish.key!r} together with others: {error}")
@@ -299,7 +299,7 @@ def read_ranges(
         return read_separately(link, ranges, what, deadline=deadline)
     request = pb.TxnRequest(success=[pb.RequestOp(request_range=each) for each in ranges])
     if deadline is None:
-        return link.read("Txn", request, what, lambda answer: _ranges_of(as_message("Txn", answer)), now=now)
+        return link.read("Txn", request, what, lambda answer: _ranges_of(decode_answer("Txn", answer)), now=now)
     return then(drive(link.call("Txn", request, what, deadline)), _ranges_of)
 
 
@@ -312,7 +312,7 @@ def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -
         try:
             return codec.page(answer)
         except ValueError as error:
-            raise unreadable(what, error) from error
+            raise unreadable_error(what, error) from error
 
     return together([drive(page(each)) for each in ranges])
 

@@ -18,7 +18,7 @@ from latchwork.backends.base import BackendSession, BackendWatch, Delta, Snapsho
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
-from latchwork.backends.etcd.layout import Keys, exactly, lease_of
+from latchwork.backends.etcd.layout import Keys, lease_of, single_key_range
 from latchwork.backends.etcd.watching.watches import WatchHub
 from latchwork.backends.etcd.writing.slots import grant
 from latchwork.backends.etcd.writing.txn import marker_creation
@@ -103,7 +103,7 @@ class Sessions:
 
     # Private.
 
-    def _patience_s(self, session: EtcdSession) -> float:
+    def _renewal_timeout_s(self, session: EtcdSession) -> float:
         """Return the timeout of one renewal in seconds, which leaves time to ask another member."""
         return min(self._link.call_timeout_s, max(_LEAST_PATIENCE_S, session.ttl_s / 4))
 
@@ -118,7 +118,9 @@ class Sessions:
         except LatchworkError:
             self.end(session)
             raise
-        watch = self._hub.watch_spans([exactly(self._keys.marker(session.id))], _MarkerSink(session.id, on_gone))
+        watch = self._hub.watch_spans(
+            [single_key_range(self._keys.session_key(session.id))], _MarkerSink(session.id, on_gone)
+        )
         with self._lock:
             if session.closing is None:
                 self._open[session.id] = (session, watch)
@@ -132,13 +134,13 @@ class Sessions:
         while True:
             sent_at = self._link.clock.now()
             try:
-                answer = yield self._link.send("LeaseKeepAlive", request, self._patience_s(session))
+                answer = yield self._link.send("LeaseKeepAlive", request, self._renewal_timeout_s(session))
             except grpc.RpcError as error:
                 if refreshed or rpc_errors.effect(error) is not rpc_errors.Effect.STALE_TOKEN:
-                    self._link.failed(error)
+                    self._link.record_failure(error)
                     raise rpc_errors.translate(error, f"renew session {session.id}") from error
                 refreshed = True
-                yield self._link.refresh_token(sent_at + self._patience_s(session))
+                yield self._link.refresh_token(sent_at + self._renewal_timeout_s(session))
             else:
                 if answer.TTL <= 0:
                     raise SessionLost(f"session {session.id} ended on the server; open a new session")

@@ -17,7 +17,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from latchwork.backends.postgres import errors
-from latchwork.backends.postgres.errors import Broken, NoAnswer, ServerError
+from latchwork.backends.postgres.errors import ConnectionBroken, NoAnswer, ServerError
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.clock import Clock
 from latchwork.errors import ConnectFailed
@@ -78,7 +78,7 @@ class Connector:
         """Connect to the first host that takes writes; the last one that did is tried first.
 
         Raises:
-            Broken: none did before the deadline, or the server has no room for a connection.
+            ConnectionBroken: none did before the deadline, or the server has no room for a connection.
             LatchworkError: the server refused the account or the database.
         """
         reasons: list[str] = []
@@ -91,13 +91,13 @@ class Connector:
             until = self._clock.now() + max(left_s / (len(hosts) - at), min(_SHORTEST_TRY_S, left_s))
             try:
                 connection = self._open_one(host, until)
-            except Broken as error:
+            except ConnectionBroken as error:
                 reasons.append(str(error))
                 are_timeouts = are_timeouts and isinstance(error, NoAnswer)
             else:
                 self._hosts = [host, *(other for other in hosts if other != host)]
                 return connection
-        raise (NoAnswer if are_timeouts else Broken)("; ".join(reasons) or "no time was left to connect")
+        raise (NoAnswer if are_timeouts else ConnectionBroken)("; ".join(reasons) or "no time was left to connect")
 
     def _open_one(self, host: tuple[str, int], deadline: float) -> Connection:
         while True:
@@ -167,14 +167,14 @@ class Connection:
     @property
     def _raw(self) -> pq.abc.PGconn:
         if self._pg is None:
-            raise Broken("the connection was closed")
+            raise ConnectionBroken("the connection was closed")
         return self._pg
 
     def connect(self, conninfo: bytes, deadline: float) -> None:
         """Open it.
 
         Raises:
-            Broken: no answer before the deadline, or the connection broke.
+            ConnectionBroken: no answer before the deadline, or the connection broke.
             ServerError: the server refused it.
         """
         pg = self._pg = pq.PGconn.connect_start(conninfo)
@@ -199,7 +199,7 @@ class Connection:
         """Whether the process that serves it is another one than the connection was opened by."""
         (answer,) = self.run([Statement(_PID)], deadline)
         if isinstance(answer, ServerError):
-            raise Broken(str(answer))
+            raise ConnectionBroken(str(answer))
         return number(answer[0][0]) != self._raw.backend_pid
 
     def run(self, statements: Sequence[Statement], deadline: float, *, owe: int = 0) -> list[Answer]:
@@ -210,7 +210,7 @@ class Connection:
             deadline: local clock time.
             owe: so many at the end are sent, too, and their answers dropped when they come.
         Raises:
-            Broken: the connection ended, or the deadline passed: whether they were run is unknown.
+            ConnectionBroken: the connection ended, or the deadline passed: whether they were run is unknown.
         """
         pg = self._raw
         try:
@@ -220,14 +220,14 @@ class Connection:
             answers = list(self._receive(pg, dropped + len(statements) - owe, deadline))[dropped:]
             self._owed = owe
         except psycopg.Error as error:
-            raise Broken(_line(str(error)) or "the connection ended") from error
+            raise ConnectionBroken(_line(str(error)) or "the connection ended") from error
         return answers
 
     def notified(self) -> list[bytes]:
         """Take what came from the server unasked: the payloads of notifications.
 
         Raises:
-            Broken: the connection ended.
+            ConnectionBroken: the connection ended.
         """
         pg = self._raw
         try:
@@ -239,7 +239,7 @@ class Connection:
             while (notify := pg.notifies()) is not None:
                 found.append(notify.extra)
         except psycopg.Error as error:
-            raise Broken(_line(str(error)) or "the connection ended") from error
+            raise ConnectionBroken(_line(str(error)) or "the connection ended") from error
         return found
 
     def is_readable(self) -> bool:
@@ -288,7 +288,7 @@ class Connection:
                 answer = errors.of_result(result)
                 self._generation += 1  # it is not known whether the failed one was prepared, and twice is an error
                 if pg.status == pq.ConnStatus.BAD:
-                    raise Broken(str(answer))
+                    raise ConnectionBroken(str(answer))
 
     def _exchange(self, pg: pq.abc.PGconn, deadline: float, *, flush: bool) -> bool:
         """Wait until the socket can be read, or written if something is left to send; whether something is left."""

@@ -26,11 +26,11 @@ _PASSING = {"40001", "40P01", _READ_ONLY, "55P03"}
 _REFUSED = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry", "not permitted")
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The connection ended or gave no answer in time: whether what was sent was done is unknown."""
 
 
-class NoAnswer(Broken):
+class NoAnswer(ConnectionBroken):
     """The deadline passed without an answer."""
 
 
@@ -67,7 +67,7 @@ def of_result(result: pq.abc.PGresult) -> ServerError:
     """Return the error that a result is.
 
     Raises:
-        Broken: The error ends the connection. A pooler that lost its connection to the server answers so as well, and
+        ConnectionBroken: The error ends the connection. A pooler that lost its connection to the server answers so as well, and
             does not know whether the statement was run.
     """
 
@@ -77,14 +77,14 @@ def of_result(result: pq.abc.PGresult) -> ServerError:
     message = " ".join(field(pq.DiagnosticField.MESSAGE_PRIMARY).split())[:400]
     severity = field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) or field(pq.DiagnosticField.SEVERITY)
     if severity in {"FATAL", "PANIC"}:
-        raise Broken(message)
+        raise ConnectionBroken(message)
     return ServerError(message, field(pq.DiagnosticField.SQLSTATE), field(pq.DiagnosticField.MESSAGE_DETAIL))
 
 
 def of_connecting(message: str) -> Exception:
     """What kept a connection from being opened: a ``ServerError`` only if the server will say so again."""
     is_final = "unsupported startup parameter" in message or any(words in message for words in _REFUSED)
-    return ServerError(message) if is_final else Broken(message)
+    return ServerError(message) if is_final else ConnectionBroken(message)
 
 
 def is_refused_parameter(error: ServerError) -> bool:

@@ -14,7 +14,7 @@ from latchwork._base.interrupts import condition, mutex
 from latchwork.backends.futures import Outcome, reject
 from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.connection import Connection, Connector
-from latchwork.backends.postgres.errors import Broken
+from latchwork.backends.postgres.errors import ConnectionBroken
 from latchwork.backends.postgres.schema import Schema
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
@@ -65,7 +65,7 @@ class Link:
         limit_s = self._url.connect_timeout_s
         try:
             return self.open(self.clock.now() + limit_s)
-        except Broken as error:
+        except ConnectionBroken as error:
             raise ConnectFailed(
                 f"{self.where} did not answer within {limit_s:g} s ({error}); check that it runs and takes writes, and "
                 "the host, the port and the TLS options (sslmode, tls_ca, tls_cert, tls_key)"
@@ -75,7 +75,7 @@ class Link:
         """Connect; try again until the deadline.
 
         Raises:
-            Broken: there was no connection until then.
+            ConnectionBroken: there was no connection until then.
             Closed: the store was closed.
             LatchworkError: the server refused the account or the schema.
         """
@@ -86,7 +86,7 @@ class Link:
                 connection = self._connector.open(deadline)
                 self.root = self.schema.enter(connection, self._url.root, self.where, deadline)
                 return connection
-            except Broken as error:
+            except ConnectionBroken as error:
                 if connection is not None:
                     connection.close()
                 reason = errors.clearer(reason, error)
@@ -116,7 +116,7 @@ class Call:
 
     def late(self, reason: Exception | None) -> LatchworkError:
         """The error of a call that was not served in time."""
-        return errors.unavailable(reason or Broken("other calls took all the time"), self.what)
+        return errors.unavailable(reason or ConnectionBroken("other calls took all the time"), self.what)
 
 
 class Lane(ABC):

@@ -14,7 +14,7 @@ from latchwork.backends.base import VersionKey
 from latchwork.backends.futures import reject, resolve
 from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.connection import Row, Statement, number, text_array
-from latchwork.backends.postgres.errors import Broken, ServerError
+from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
 from latchwork.backends.postgres.link import RETRY_S, Call, Lane
 from latchwork.backends.postgres.schema import Schema
 from latchwork.errors import LatchworkError
@@ -153,7 +153,7 @@ class ReadLane(Lane):
         while pending := self._still_pending(calls, reason):
             try:
                 reason = self._try([call for call in pending if isinstance(call, Read)])
-            except Broken as error:
+            except ConnectionBroken as error:
                 reason = errors.clearer(reason, error)
                 self._disconnect()
             except LatchworkError as error:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from latchwork.backends.base import MAX_OLDER
 from latchwork.backends.postgres.connection import Connection, Query, Statement, as_text, number
-from latchwork.backends.postgres.errors import NO_NUMBER_LEFT, NOT_A_LEAF, Broken, ServerError, translate
+from latchwork.backends.postgres.errors import NO_NUMBER_LEFT, NOT_A_LEAF, ConnectionBroken, ServerError, translate
 from latchwork.errors import ConnectFailed
 
 #: Raised by every incompatible change of the tables or the functions.
@@ -69,14 +69,14 @@ class Schema:
         Raises:
             ConnectFailed: a format that this version does not know.
             PermissionDenied: the account may not use the schema.
-            Broken: the connection ended.
+            ConnectionBroken: the connection ended.
         """
 
         def ask(query: Query, *params: str) -> list[tuple[bytes | None, ...]]:
             (answer,) = connection.run([Statement(query, tuple(map(as_text, params)))], deadline)
             if isinstance(answer, ServerError):
                 if answer.is_transient:
-                    raise Broken(str(answer)) from answer
+                    raise ConnectionBroken(str(answer)) from answer
                 raise translate(answer, f"use the schema {self.name} of {where}") from answer
             return answer
 

@@ -20,12 +20,12 @@ import threading
 from collections.abc import Iterable
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import Broken as BrokenWatch
+from latchwork.backends.base import ConnectionBroken as BrokenWatch
 from latchwork.backends.base import Current, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.postgres import errors
 from latchwork.backends.postgres.connection import Connection, Row, Statement, number
-from latchwork.backends.postgres.errors import Broken, ServerError
+from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
 from latchwork.backends.postgres.link import Link
 from latchwork.backends.postgres.notices import Notices
 from latchwork.backends.postgres.reads import Reading, entry, text
@@ -155,7 +155,7 @@ class Hub:
             try:
                 self._step()
                 self._wait()
-            except Broken as error:
+            except ConnectionBroken as error:
                 self._fail(error)
             except PermissionDenied as error:
                 self._end_watches(error)
@@ -329,14 +329,14 @@ def _ask(
     """The rows of the statements; of so many, if a count is given: those that were not made have none.
 
     Raises:
-        Broken: the connection ended, or the server refuses for now.
+        ConnectionBroken: the connection ended, or the server refuses for now.
         LatchworkError: it refuses.
     """
     rows: list[list[Row]] = []
     for answer in connection.run(statements, deadline, owe=owe):
         if isinstance(answer, ServerError):
             if answer.is_transient:
-                raise Broken(str(answer)) from answer
+                raise ConnectionBroken(str(answer)) from answer
             raise errors.translate(answer, "follow the changes")
         rows.append(answer)
     return rows + [[]] * ((count or 0) - len(rows))

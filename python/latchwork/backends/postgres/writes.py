@@ -28,7 +28,7 @@ from latchwork.backends.postgres.connection import (
     number_array,
     text_array,
 )
-from latchwork.backends.postgres.errors import Broken, ServerError
+from latchwork.backends.postgres.errors import ConnectionBroken, ServerError
 from latchwork.backends.postgres.link import RETRY_S, Call, Lane, Link
 from latchwork.backends.postgres.notices import Notices
 from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
@@ -112,7 +112,7 @@ class WriteLane(Lane):
                 connection = self._ready(deadline)
                 pending = [call for call in pending if not call.future.done()]
                 reason = self._send(connection, pending, deadline)
-            except Broken as error:
+            except ConnectionBroken as error:
                 reason = errors.clearer(reason, error)
                 self._fail_pending(pending, error)
             except LatchworkError as error:
@@ -122,7 +122,7 @@ class WriteLane(Lane):
                 self._disconnect()  # what was sent is in doubt
                 raise
 
-    def _fail_pending(self, pending: Collection[Call], error: Broken) -> None:
+    def _fail_pending(self, pending: Collection[Call], error: ConnectionBroken) -> None:
         """The connection is of no more use, and what was sent on it is in doubt."""
         self._disconnect()
         self._notices.add(None)  # one that was on its way may be lost
@@ -143,7 +143,7 @@ class WriteLane(Lane):
         if isinstance(answer, ServerError):
             self._disconnect()
             if answer.is_transient:
-                raise Broken(str(answer)) from answer
+                raise ConnectionBroken(str(answer)) from answer
             raise errors.translate(answer, "begin to write")
         self._writer = after
         self._in_doubt.clear()
@@ -161,7 +161,7 @@ class WriteLane(Lane):
         if rows:
             write.found(rows)
         elif self._link.clock.now() - write.sent_at > _REMEMBERED_S:
-            reject(write.future, write.late(Broken("it is not remembered any more whether it was applied")))
+            reject(write.future, write.late(ConnectionBroken("it is not remembered any more whether it was applied")))
         write.request = 0
 
     def _send(self, connection: Connection, pending: Sequence[Call], deadline: float) -> ServerError | None:

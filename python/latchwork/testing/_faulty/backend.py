@@ -17,7 +17,7 @@ from latchwork.backends.base import (
     BackendWatch,
     ProvesCurrent,
     Sink,
-    Touches,
+    Touchable,
     WatchEvent,
 )
 from latchwork.backends.capabilities import Capabilities
@@ -197,7 +197,7 @@ class FaultyBackend(Backend):
 
     def touch(self, session: BackendSession) -> Future[float]:
         """Pass on a touch."""
-        return self._call("renew", (session.id,), session.touch if isinstance(session, Touches) else session.renew)
+        return self._call("renew", (session.id,), session.touch if isinstance(session, Touchable) else session.renew)
 
     def end(self, session: BackendSession) -> Future[None]:
         """Pass on the end of a session. No later write of it is applied. If the end is lost, the session expires after
@@ -343,14 +343,14 @@ class FaultySession:
         self.token = inner.token
         self.renew_every_s = inner.renew_every_s
         self.confirm_gap_s = inner.confirm_gap_s
-        self.touch_after_s = inner.touch_after_s if isinstance(inner, Touches) else ()
+        self.touch_after_s = inner.touch_after_s if isinstance(inner, Touchable) else ()
 
     def renew(self) -> Future[float]:
         """See ``BackendSession.renew``."""
         return self._backend.renew(self._inner)
 
     def touch(self) -> Future[float]:
-        """See ``Touches``. It is never called if the wrapped session cannot be touched."""
+        """See ``Touchable``. It is never called if the wrapped session cannot be touched."""
         return self._backend.touch(self._inner)
 
     def close(self) -> Future[None]:

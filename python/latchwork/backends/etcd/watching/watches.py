@@ -38,7 +38,7 @@ from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
-from latchwork.backends.etcd.layout import KeyRange, Keys, exactly
+from latchwork.backends.etcd.layout import KeyRange, Keys, single_key_range
 from latchwork.backends.etcd.reads import read_pages
 from latchwork.backends.etcd.watching.stream import EtcdWatch, Stream
 from latchwork.errors import AuthenticationFailed, Closed, LatchworkError, PermissionDenied
@@ -75,12 +75,12 @@ class WatchHub:
         self._stream: Stream | None = None
         self._closing = Signal()
         self._thread: threading.Thread | None = None
-        self._rights = Rights(link, (keys.root, keys.root[:-1] + b"0"), self._watches_to_check)
+        self._rights = PermissionChecks(link, (keys.root, keys.root[:-1] + b"0"), self._watches_to_check)
         self._name = name
 
     def watch(self, prefix: str, sink: Sink, *, leaf: bool = False, beats: bool = True) -> EtcdWatch:
         """Watch the key equal to a prefix and, unless it is a leaf, everything below it."""
-        spans = [exactly(self._keys.of(prefix))] if leaf else self._keys.at_or_below(prefix)
+        spans = [single_key_range(self._keys.raw_key(prefix))] if leaf else self._keys.ranges_at_or_below(prefix)
         watch = self.watch_spans(spans, sink, what=f"watch {prefix!r}", leaf=leaf, beats=beats)
         self._rights.start()
         return watch
@@ -137,7 +137,7 @@ class WatchHub:
             epoch = watch.epoch
         sent_at = self._link.clock.now()
         ranges = [pb.RangeRequest(key=part.span[0], range_end=part.span[1]) for part in watch.parts]
-        future = read_pages(self._link, self._codec, ranges, f"watch {self._keys.name(watch.parts[0].span[0])!r}")
+        future = read_pages(self._link, self._codec, ranges, f"watch {self._keys.key_of(watch.parts[0].span[0])!r}")
         future.add_done_callback(lambda done: self._started(watch, epoch, done, sent_at))
 
     def _started(self, watch: EtcdWatch, epoch: int, done: Future[Any], sent_at: float) -> None:
@@ -278,7 +278,7 @@ class WatchHub:
         elif rpc_errors.details_contain(error, rpc_errors.OVERSIZED_ANSWER):
             self._break_all(rpc_errors.translate(error, "watch"))
         elif effect is not rpc_errors.Effect.REFUSED:
-            self._link.failed(error)
+            self._link.record_failure(error)
 
     def _receive(self, stream: Stream, response: Any) -> None:
         if response.events:
@@ -307,7 +307,7 @@ class WatchHub:
         changes: dict[str, Change] = {}
         for event in response.events:
             if event.kv.mod_revision > watch.read_at:
-                key = self._keys.known(event.kv.key)
+                key = self._keys.key_or_none(event.kv.key)
                 if key is None:
                     continue
                 changes.pop(key, None)
@@ -376,7 +376,7 @@ class WatchHub:
             return
         watch.denials += 1
         if watch.denials >= _DENIALS:
-            what = self._keys.name(watch.parts[0].span[0])
+            what = self._keys.key_of(watch.parts[0].span[0])
             self._break(watch, PermissionDenied(f"the account may not watch {what!r}; grant it read on that prefix"))
         else:
             self._link.refresh_token().add_done_callback(lambda _: self._renew_stream(stream, watch))
@@ -406,7 +406,7 @@ class WatchHub:
             _log.exception("the receiver of a watch raised; the watch continues with the next event")
 
 
-class Rights:
+class PermissionChecks:
     """Checks permissions while there are watches. Thread-safe.
 
     ``whole`` is a range that contains all others. ``watched`` returns the ranges to check now, and none once the store

@@ -14,7 +14,7 @@ import grpc
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link, as_message, unreadable
+from latchwork.backends.etcd.connection import Link, decode_answer
 from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.etcd.reads import read_separately
 from latchwork.backends.etcd.writing import requests
@@ -93,12 +93,12 @@ class Deletion:
             left_s = max(deadline - self._link.clock.now(), 0.01)
             try:
                 answer = yield self._link.send("Txn", self._request, min(left_s, _TRY_S))
-                return as_message("Txn", answer)
+                return decode_answer("Txn", answer)
             except grpc.RpcError as error:
                 yield from self._handle_answer(error, deadline)
             except ValueError as error:  # the answer cannot be read: it is as good as lost
                 self.may_land = True
-                raise unreadable(self._txn.what, error) from error
+                raise unreadable_error(self._txn.what, error) from error
 
     def _handle_answer(self, error: grpc.RpcError, deadline: float) -> Steps[None]:
         effect = rpc_errors.effect(error)
@@ -107,7 +107,7 @@ class Deletion:
             return
         if effect in {Effect.REFUSED, Effect.STALE_TOKEN}:
             raise rpc_errors.translate(error, self._txn.what) from error
-        self._link.failed(error)
+        self._link.record_failure(error)
         self.may_land = self.may_land or effect is Effect.UNKNOWN
         yield from self._link.pause(error, self._txn.what, deadline)
 

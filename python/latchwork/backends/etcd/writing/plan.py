@@ -163,7 +163,7 @@ class Compiler:
             SessionLost: The session was closed here.
         """
         txn = self.commit((), (create,), ended)
-        txn.ops.append(_oldest(self._keys.of(stem)))
+        txn.ops.append(_oldest(self._keys.raw_key(stem)))
         decode, recalled = txn.decode, txn.decode_recall
         txn.decode = lambda answers, revision: Ordered(
             decode(answers[:-1], revision).entries[0], self._older(stem, answers[-1].response_range, revision)
@@ -176,7 +176,7 @@ class Compiler:
     def _older(self, stem: str, found: Any, revision: int) -> tuple[str, ...] | None:
         if found.more:
             return None
-        start = len(self._keys.of(stem[: stem.rfind("/") + 1]))
+        start = len(self._keys.raw_key(stem[: stem.rfind("/") + 1]))
         names = (kv.key[start:].decode(errors="replace") for kv in found.kvs if kv.create_revision < revision)
         return tuple(name for name in names if "/" not in name)
 
@@ -184,12 +184,12 @@ class Compiler:
         if isinstance(check, At):
             check_version(check.version, VersionKey)
             assert isinstance(check.version, VersionKey)
-            return unchanged(self._keys.of(check.key), check.version.token, check)
+            return unchanged(self._keys.raw_key(check.key), check.version.token, check)
         if isinstance(check, Absent):
-            return absence(Kind.CHECK, (self._keys.of(check.key), b""), check)
+            return absence(Kind.CHECK, (self._keys.raw_key(check.key), b""), check)
         if isinstance(check, Exists):
-            return existence(Kind.CHECK, self._keys.of(check.key), check)
-        return existence(Kind.CHECK, self._keys.marker(check.session_id), check)
+            return existence(Kind.CHECK, self._keys.raw_key(check.key), check)
+        return existence(Kind.CHECK, self._keys.session_key(check.session_id), check)
 
     def _write_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], ended: Collection[str], learned: dict[bytes, int]
@@ -207,15 +207,15 @@ class Compiler:
                 sessions.setdefault(op.session.id)
                 bound.append(op.key)
             if isinstance(op, Create):
-                conditions.append(absence(Kind.CHECK, (self._keys.of(op.key), b""), op))
+                conditions.append(absence(Kind.CHECK, (self._keys.raw_key(op.key), b""), op))
             elif op.session is None:
-                raw = self._keys.of(op.key)
+                raw = self._keys.raw_key(op.key)
                 conditions.append(ownership(Kind.OWNER, raw, learned.get(raw, 0), raw))
         for session_id in sessions:
             if session_id in ended:
                 raise SessionLost(f"session {session_id} was closed here; use a new session")
             lease_of(session_id)
-            conditions.append(existence(Kind.SESSION, self._keys.marker(session_id), session_id))
+            conditions.append(existence(Kind.SESSION, self._keys.session_key(session_id), session_id))
         return conditions + self._leaf_conditions(checks, ops, written, bound)
 
     def _leaf_conditions(
@@ -251,17 +251,17 @@ class Compiler:
     def _unbound(self, key: str) -> tuple[Condition, ...]:
         found = self._rooted.get(key)
         if found is None:
-            found = (ownership(Kind.LEAF, self._keys.of(key), 0, key),)
+            found = (ownership(Kind.LEAF, self._keys.raw_key(key), 0, key),)
             _remember(self._rooted, key, found)
         return found
 
     def _require_childless(self, key: str, deleted: list[str]) -> list[Condition]:
-        holes = sorted(self._keys.of(gone) for gone in deleted if gone.startswith(key + "/"))
-        return [absence(Kind.LEAF, span, key) for span in without(self._keys.below(key)[0], holes)]
+        holes = sorted(self._keys.raw_key(gone) for gone in deleted if gone.startswith(key + "/"))
+        return [absence(Kind.LEAF, span, key) for span in without(self._keys.ranges_below(key)[0], holes)]
 
     def _operation(self, op: Op, learned: dict[bytes, int], *, paired: bool) -> _Spec:
         """Return the messages of an operation. A put is followed by a read that shows when the key was created."""
-        raw = self._keys.of(op.key)
+        raw = self._keys.raw_key(op.key)
         if isinstance(op, Delete):
             return _Spec(op, raw, (requests.delete(raw),), 0)
         lease = lease_of(op.session.id) if op.session is not None else learned.get(raw, 0)

@@ -30,7 +30,7 @@ _REMEMBERED = 1_000
 
 
 @dataclass(slots=True)
-class _Wish:
+class _PendingCreation:
     key: str
     value: bytes
     session: HasId | None
@@ -38,11 +38,11 @@ class _Wish:
     outcome: Future[Entry]
 
 
-class _Line:
+class _CreationQueue:
     """The creations that wait below one parent, and the counter as last seen: revision (0 for none) and number."""
 
     def __init__(self) -> None:
-        self.waiting: deque[_Wish] = deque()
+        self.waiting: deque[_PendingCreation] = deque()
         self.busy = False
         self.counter: tuple[int, int] | None = None
 
@@ -57,40 +57,40 @@ class Sequences:
         self._compiler = compiler
         self._ended = ended
         self._lock = mutex()
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _CreationQueue] = {}
 
     def create(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create a key with a suffix greater than all committed before below its parent."""
         deadline = self._link.clock.now() + self._link.call_timeout_s
-        wish = _Wish(key, value, session, deadline, Outcome())
+        wish = _PendingCreation(key, value, session, deadline, Outcome())
         parent = key.rpartition("/")[0]
         with self._lock:
             line = self._lines.get(parent)
             if line is None:
                 if len(self._lines) >= _REMEMBERED:
                     self._lines = {name: each for name, each in self._lines.items() if each.busy}
-                line = self._lines[parent] = _Line()
+                line = self._lines[parent] = _CreationQueue()
             line.waiting.append(wish)
             first, line.busy = not line.busy, True
         if first:
             drive(self._serve(parent, line))
         return wish.outcome
 
-    def _serve(self, parent: str, line: _Line) -> Steps[None]:
+    def _serve(self, parent: str, line: _CreationQueue) -> Steps[None]:
         while (wish := self._next(line)) is not None:
             try:
-                entry = yield from self._fulfil(parent, line, wish)
+                entry = yield from self._create_one(parent, line, wish)
             except Exception as error:  # handed to whoever wished
                 reject(wish.outcome, error)
             else:
                 resolve(wish.outcome, entry)
 
-    def _next(self, line: _Line) -> _Wish | None:
+    def _next(self, line: _CreationQueue) -> _PendingCreation | None:
         with self._lock:
             line.busy = bool(line.waiting)
             return line.waiting.popleft() if line.busy else None
 
-    def _fulfil(self, parent: str, line: _Line, wish: _Wish) -> Steps[Entry]:
+    def _create_one(self, parent: str, line: _CreationQueue, wish: _PendingCreation) -> Steps[Entry]:
         """Try numbers until one succeeds. Each failed try shows the newest number."""
         while True:
             if self._link.clock.now() >= wish.deadline:
@@ -113,10 +113,10 @@ class Sequences:
                 entry: Entry = committed.entries[0]
                 return entry
 
-    def _txn(self, parent: str, wish: _Wish, revision: int, number: int) -> Txn:
+    def _txn(self, parent: str, wish: _PendingCreation, revision: int, number: int) -> Txn:
         create = Create(numbered(wish.key, number), wish.value, wish.session)
         txn = self._compiler.commit((), (create,), self._ended)
-        counter = self._keys.counter(parent)
+        counter = self._keys.counter_key(parent)
         txn.conditions.append(counter_at(counter, revision))
         txn.ops.append(requests.put(counter, b"%d" % number))
         decode = txn.decode
@@ -124,8 +124,8 @@ class Sequences:
         txn.what = f"create {wish.key!r} with a number"
         return txn
 
-    def _read_counter(self, parent: str, wish: _Wish) -> Steps[tuple[int, int]]:
-        request = pb.RangeRequest(key=self._keys.counter(parent))
+    def _read_counter(self, parent: str, wish: _PendingCreation) -> Steps[tuple[int, int]]:
+        request = pb.RangeRequest(key=self._keys.counter_key(parent))
         answer = yield from self._link.call("Range", request, f"number keys in {parent!r}", wish.deadline)
         return (answer.kvs[0].mod_revision, int(answer.kvs[0].value)) if answer.kvs else (0, 0)
 

@@ -77,7 +77,7 @@ class Settling:
             self.settle_slot_later(slot)
             state = "the server is out of space" if answered else "it may land yet"
             raise _unknown(txn, state, error) from error
-        self._slots.give_back(slot)
+        self._slots.return_slot(slot)
         if not revision:
             return None
         try:
@@ -192,7 +192,7 @@ class Settling:
     def _settle_slot(self, slot: Slot, timeout_s: float) -> Steps[None]:
         with contextlib.suppress(_GuardGone):
             yield from self._settle(slot, timeout_s)
-            self._slots.give_back(slot)
+            self._slots.return_slot(slot)
 
     # Getting ready.
 
@@ -227,7 +227,7 @@ class Settling:
         if not self._slots.lease and not self._slots.closing:
             yield from self._slots.open(deadline)
         if not self._link.healthy:
-            probe = pb.RangeRequest(key=self._keys.slot(self._slots.lease, 0), count_only=True)
+            probe = pb.RangeRequest(key=self._keys.slot_key(self._slots.lease, 0), count_only=True)
             try:
                 yield from self._link.call("Range", probe, "answer", deadline)
             except PermissionDenied:

@@ -98,9 +98,9 @@ class GuardSlots:
             return self._free.pop()
         except IndexError:
             lease = self.lease
-            return Slot(self._keys.slot(lease, next(self._numbers)), lease) if lease else None
+            return Slot(self._keys.slot_key(lease, next(self._numbers)), lease) if lease else None
 
-    def give_back(self, slot: Slot) -> None:
+    def return_slot(self, slot: Slot) -> None:
         """Return a slot on which no write is in flight."""
         if slot.lease == self.lease:
             self._free.append(slot)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import as_message
+from latchwork.backends.etcd.connection import decode_answer
 from latchwork.backends.etcd.layout import KeyRange, Keys, lease_of
 from latchwork.backends.etcd.writing import requests
 from latchwork.backends.etcd.writing.slots import Slot
@@ -75,7 +75,7 @@ class Txn:
         Raises:
             ValueError: The answer is malformed.
         """
-        response = as_message("Txn", answer)
+        response = decode_answer("Txn", answer)
         if not response.succeeded:
             return None
         answers = response.responses
@@ -108,7 +108,7 @@ class Txn:
 def _assertions(keys: Keys, compares: list[requests.Compare]) -> list[requests.Operation]:
     """Return nested transactions that refuse the whole one when a compare fails."""
     return [
-        {"request_txn": {"compare": compares[at : at + NESTED_LIMIT], "failure": [_refusal(keys.absent(at))]}}
+        {"request_txn": {"compare": compares[at : at + NESTED_LIMIT], "failure": [_refusal(keys.unused_key(at))]}}
         for at in range(0, len(compares), NESTED_LIMIT)
     ]
 
@@ -135,7 +135,7 @@ def tree_deletion(spans: Sequence[KeyRange], what: str) -> Txn:
 
 def marker_creation(keys: Keys, session_id: str, value: bytes) -> Txn:
     """Return the transaction that creates a session's marker, which must not exist. Its outcome is the revision."""
-    raw, lease = keys.marker(session_id), lease_of(session_id)
+    raw, lease = keys.session_key(session_id), lease_of(session_id)
     return Txn(
         [absence(Kind.SESSION, (raw, b""), session_id)],
         [requests.put(raw, value, lease)],

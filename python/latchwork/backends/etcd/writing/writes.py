@@ -16,7 +16,7 @@ import grpc
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link, as_message
+from latchwork.backends.etcd.connection import Link, decode_answer
 from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.reads import read_at_one_revision
@@ -55,7 +55,7 @@ class _Write(Outcome[Any]):
             found = None
         if found is not None:
             self.slot.revision, result = found
-            self._writer.slots.give_back(self.slot)
+            self._writer.slots.return_slot(self.slot)
             self._writer.space.written()
             resolve(self, result)
         else:
@@ -96,11 +96,11 @@ class Writer:
         try:
             request = asked.request(self._keys, slot)
         except BaseException:
-            self.slots.give_back(slot)
+            self.slots.return_slot(slot)
             raise
         outcome = _Write(self, asked, replan, slot, deadline)
         try:
-            rpc = link.send("Txn", request, link.attempt_s(self._send_s), now=now)
+            rpc = link.send("Txn", request, link.attempt_timeout_s(self._send_s), now=now)
             rpc.add_done_callback(outcome.answered)
         except Closed as error:
             reject(outcome, error)
@@ -174,10 +174,10 @@ class Writer:
         self._link.healthy = True
         if found is not None:
             slot.revision, result = found
-            self.slots.give_back(slot)
+            self.slots.return_slot(slot)
             self.space.written()
             return result
-        self._handle_refusal(txn, slot, as_message("Txn", answer).responses)
+        self._handle_refusal(txn, slot, decode_answer("Txn", answer).responses)
         self._require_time(txn, deadline)
         return None
 
@@ -185,7 +185,7 @@ class Writer:
         """Handle the failure branch: nothing was applied. Raise the reason, if there is one."""
         kvs = answers[0].response_range.kvs
         if (kvs[0].mod_revision if kvs else 0) == slot.revision:
-            self.slots.give_back(slot)
+            self.slots.return_slot(slot)
         else:
             _log.warning("guard %s was changed by another client; using another one", slot.key.decode())
             self.slots.forget(slot.lease)
@@ -197,13 +197,13 @@ class Writer:
     def _handle_error(self, error: grpc.RpcError, txn: Txn, slot: Slot, deadline: float) -> Steps[Any]:
         effect = rpc_errors.effect(error)
         if effect is Effect.UNKNOWN:
-            self._link.failed(error)
+            self._link.record_failure(error)
             return (yield from self._settle(error, txn, slot, deadline))
         if rpc_errors.details_contain(error, "space exceeded"):
             return (yield from self._handle_full_server(error, txn, slot, deadline))
-        self.slots.give_back(slot)
+        self.slots.return_slot(slot)
         if effect is Effect.NEVER_SENT:
-            self._link.failed(error)
+            self._link.record_failure(error)
             yield from self._link.pause(error, txn.what, deadline)
         elif effect is Effect.STALE_TOKEN:
             self._require_time(txn, deadline, error)
