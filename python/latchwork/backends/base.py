@@ -100,7 +100,10 @@ class BackendWatch(Protocol):
     """A running watch."""
 
     def close(self) -> None:
-        """Stop. No event is delivered after this returns, except when called from inside the sink. Idempotent."""
+        """Stop the watch.
+
+        No event is delivered after this returns, except when called from inside the sink. Idempotent.
+        """
         ...
 
 
@@ -109,16 +112,19 @@ class ProvesCurrent(Protocol):
     """A watch that proves that its state is current only on request, because a proof costs a write."""
 
     def prove_current(self) -> None:
-        """Deliver ``Current`` at least every 2 s for the next half minute. Does not block."""
+        """Prove the state current, by delivering ``Current`` at least every 2 s for the next half minute.
+
+        Does not block.
+        """
         ...
 
 
 @runtime_checkable
 class ReportsNotices(Protocol):
-    """A backend that knows of trouble that its server will have."""
+    """A backend that knows of problems that its server will soon have."""
 
     def notices(self) -> tuple[str, ...]:
-        """Return a sentence with a remedy for each trouble, as known an hour ago at most. Does not block."""
+        """Return a sentence for each problem, with its remedy. It is at most an hour old. Does not block."""
         ...
 
 
@@ -127,33 +133,34 @@ class BackendSession(Protocol):
 
     @property
     def id(self) -> str:
-        """An ID that is never reused, for ``Entry.owner`` and ``SessionAlive``."""
+        """The ID of the session, which is never reused."""
         ...
 
     @property
     def ttl_s(self) -> float:
-        """The granted TTL in seconds."""
+        """The TTL in seconds that the server granted."""
         ...
 
     @property
     def opened_at(self) -> float:
-        """Local clock time when the opening request was sent."""
+        """The local clock time at which the request that opened the session was sent."""
         ...
 
     @property
     def token(self) -> int:
-        """A store token of the opening."""
+        """A number that is greater than the tokens of all writes before the session was opened."""
         ...
 
     @property
     def renew_every_s(self) -> float:
-        """Seconds between calls of ``renew``."""
+        """The number of seconds between two calls of ``renew``."""
         ...
 
     @property
     def confirm_gap_s(self) -> float:
-        """A renewal counts only if another confirmed one was sent at least this many seconds later. 0: each one
-        counts.
+        """The number of seconds by which another confirmed renewal must follow before a renewal counts.
+
+        With 0, each confirmed renewal counts at once.
         """
         ...
 
@@ -166,7 +173,7 @@ class BackendSession(Protocol):
         ...
 
     def close(self) -> Future[None]:
-        """End the session now. Its keys disappear at once if the server is reachable.
+        """End the session on the server. Its keys disappear at once if the server is reachable.
 
         From this call on, every use of the session fails with ``SessionLost``, and no earlier request of it is applied
         later. Idempotent.
@@ -176,15 +183,15 @@ class BackendSession(Protocol):
 
 @runtime_checkable
 class Touchable(Protocol):
-    """A session whose renewals count sooner if its server answers a cheap request in between."""
+    """A session whose renewals count sooner if its server answers a cheap request ("touch") in between."""
 
     @property
     def touch_after_s(self) -> tuple[float, ...]:
-        """Seconds from the send of a confirmed renewal to each touch before the next renewal."""
+        """The number of seconds from a confirmed renewal to each touch that is sent before the next renewal."""
         ...
 
     def touch(self) -> Future[float]:
-        """Send a request that costs no transaction, and return the local time of the send once it is answered.
+        """Send a cheap request, which costs no transaction. Return a future of the local time at which it was sent.
 
         An answered touch counts like a renewal once a renewal is confirmed that was sent ``confirm_gap_s`` later. A
         renewal counts once a touch is answered that was sent that much later.
@@ -194,10 +201,10 @@ class Touchable(Protocol):
 
 @runtime_checkable
 class RenewsWithCommit(Protocol):
-    """A session that a transaction with other contents can renew."""
+    """A session that can be renewed by a transaction with other contents."""
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """As ``Backend.commit``, in a transaction that also renews the session."""
+        """Commit a transaction like ``Backend.commit`` does, and renew the session with it."""
         ...
 
 
@@ -206,12 +213,12 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities and limits: those of the ``SchemeSpec``, unless options of the URL change them."""
+        """The features and limits of the backend. Options of the URL may change them."""
         ...
 
     @property
     def waiting(self) -> Backend:
-        """The same backend for callers that wait for each answer; by default itself.
+        """A form of this backend for callers that wait for each answer; by default the backend itself.
 
         Its methods may do their work in the calling thread and return a finished future, where that saves thread
         switches. The deadlines are the same.
@@ -220,32 +227,30 @@ class Backend(Protocol):
 
     @property
     def for_event_loop(self) -> Backend:
-        """The same backend for callers whose thread must neither wait nor do the work, such as an event loop; by
-        default itself.
+        """A form of this backend for callers that must not block, such as an event loop; by default the backend itself.
 
         A backend that does its work in the calling thread uses other threads here.
         """
         return self
 
     def within(self, limit_s: float) -> Backend:  # noqa: ARG002 - see there
-        """Return the same backend for calls that must end within ``limit_s`` seconds, if ``call_timeout_s`` is not
+        """Return a form of this backend whose calls end within ``limit_s`` seconds, if ``call_timeout_s`` is not
         shorter.
 
-        The default is itself, which is right if calls only return futures, because the caller stops waiting. A backend
-        that does its work in the calling thread must end it in time.
+        The default is the backend itself, which is right if calls only return futures, because the caller stops
+        waiting. A backend that does its work in the calling thread must end it in time.
         """
         return self
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """Return the entry, or None. Linearizable unless ``stale_ok``."""
+        """Read a key. The future returns its entry, or None. Linearizable unless ``stale_ok``."""
         ...
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """Return one entry or None per key, in order. Each is linearizable unless ``stale_ok``; together they are no
-        snapshot.
+        """Read several keys. The future returns an entry or None for each key, in order.
 
-        With ``stale_ok`` up to 100 keys are read in their order, each from a state that is not older than the previous
-        one.
+        Each read is linearizable unless ``stale_ok``. Together they are no snapshot. With ``stale_ok``, up to 100 keys
+        are read in order, each from a state that is not older than the previous one.
         """
         ...
 
@@ -268,8 +273,9 @@ class Backend(Protocol):
         ...
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """Commit a transaction. A single write is a transaction of one operation, for which a backend may have a fast
-        path.
+        """Commit a transaction.
+
+        A single write is a transaction of one operation, for which a backend may have a fast path.
 
         The store has validated limits, duplicates and key syntax. Without operations it only checks (linearizable), and
         ``Committed.token`` is 0. Errors: ``Conflict`` with at least one failed check (or ``Create`` of an existing
@@ -303,14 +309,16 @@ class Backend(Protocol):
         return mapped(created, lambda done: Ordered(done.entries[0], None))
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at the prefix and everything below it, and return how many keys existed. Not atomic. "" is the
-        root.
+        """Delete the key at the prefix and everything below it, and return how many keys existed.
+
+        Not atomic. "" is the root.
         """
         ...
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session. A ``ttl_s`` below the server's minimum is raised; the granted TTL is in ``ttl_s`` of the
-        session.
+        """Open a session.
+
+        A ``ttl_s`` below the server's minimum is raised; the granted TTL is in ``ttl_s`` of the session.
 
         ``on_gone`` may be called at most once, from any thread, when the backend learns that the server has ended the
         session. It must not block. It is optional, because ``renew`` reports the end, too.
@@ -335,7 +343,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """End all watches (without ``Broken``), close all sessions that it opened, and join its threads. Idempotent."""
+        """End all watches, without the event ``Broken``, close all sessions, and join all threads. Idempotent."""
         ...
 
 
@@ -360,10 +368,10 @@ class ServerInfo:
 
 @runtime_checkable
 class DescribesServer(Protocol):
-    """A backend whose server can say what it is."""
+    """A backend that can report the version and the state of its server."""
 
     def server_info(self) -> ServerInfo:
-        """Ask the server about itself. Blocks.
+        """Read the version and the state of the server. Blocks until it answers.
 
         Raises:
             LatchworkError: The server did not answer, or the account may not ask.
@@ -387,7 +395,7 @@ class _WithDefaults:
 
 
 def with_defaults(backend: Backend) -> Backend:
-    """Return the backend, or a wrapper that has every method of ``Backend``."""
+    """Return a backend that has every method of ``Backend``: the given one, or a wrapper that adds missing methods."""
     complete = all(hasattr(backend, name) for name in _DEFAULTS)
     return backend if complete else cast("Backend", _WithDefaults(backend))
 
@@ -403,7 +411,7 @@ class VersionKey:
 
 
 def check_version(version: Hashable, kind: type) -> None:
-    """Refuse a version that another kind of backend made.
+    """Raise an error if a version was made by another kind of backend.
 
     Raises:
         ValueError: The version is not from this kind of backend.

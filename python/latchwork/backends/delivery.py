@@ -34,7 +34,7 @@ class DeliveringWatch:
         self._deliverer: int | None = None
 
     def deliver(self, event: WatchEvent) -> None:
-        """Pass an event to the sink, unless the watch is closed."""
+        """Pass an event to the user of the watch, unless the watch is closed."""
         with self._mutex:
             if self.closed:
                 return
@@ -51,7 +51,7 @@ class DeliveringWatch:
                 idle.set()
 
     def close(self) -> None:
-        """Stop, and wait for a delivery in another thread. Idempotent."""
+        """Stop the watch, and wait until a delivery in another thread has ended. Idempotent."""
         with self._mutex:
             first, self.closed = not self.closed, True
         if first:

@@ -17,6 +17,7 @@ import pytest
 
 import latchwork
 from latchwork.backends.embedded import layout, sessions
+from latchwork.backends.embedded.connection import retry_while_locked
 from latchwork.clock import SYSTEM_CLOCK, SystemClock
 from latchwork.errors import ConnectFailed, InvalidURL
 from latchwork.primitives import Lock

@@ -33,7 +33,7 @@ SPECS = (SPEC, MEMORY)
 
 
 def open_backend(url: StoreURL, clock: Clock) -> Backend:
-    """Open the file, or the named store of this process, and create it if it does not exist.
+    """Open a database in a file or in the memory of this process. Create it if it does not exist.
 
     Raises:
         ConnectFailed: The file's directory is missing, or the file is not a database or is damaged.

@@ -87,19 +87,20 @@ class EmbeddedBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of a file or of memory. With ``sync=full`` a file survives a power loss, too.
+        """The features and limits of a store in a file or in memory.
 
-        Changes of other processes are polled for only where the system has no signal for them.
+        With ``sync=full``, a file also survives a power loss. Changes of other processes are polled for only where the
+        system has no signal for them.
         """
         return self._capabilities
 
     @property
     def for_event_loop(self) -> Backend:
-        """The same store, with calls made in a few threads of the store."""
+        """A form of this store that makes its calls in a few threads of its own."""
         return cast("Backend", self._threaded)
 
     def within(self, limit_s: float) -> EmbeddedBackend:
-        """Return the same store with a limit for calls, which wait for other writers in the calling thread."""
+        """Return a form of this store whose calls end within ``limit_s`` seconds. Calls wait for other writers."""
         face = copy.copy(self)
         face._call_timeout_s = min(limit_s, self._call_timeout_s)  # noqa: SLF001 - a copy of our own
         return face
@@ -107,11 +108,11 @@ class EmbeddedBackend(Backend):
     # Reads: never stale here, so ``stale_ok`` changes nothing.
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002
-        """Return the entry, or None. Linearizable."""
+        """Read a key. The future returns its entry, or None. Linearizable."""
         return self._read(lambda conn: reads.get(conn, self._root, key))
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
-        """Return one entry or None per key, in order, all of one time."""
+        """Read several keys at one point in time. The future returns an entry or None for each key, in order."""
 
         def work(conn: sqlite3.Connection) -> builtins.list[Entry | None]:
             found = reads.get_many(conn, self._root, keys)
@@ -128,7 +129,10 @@ class EmbeddedBackend(Backend):
         start_after: str | None,
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[builtins.list[Entry]]:
-        """Return the entries directly below the prefix, or its whole subtree, sorted by key, all of one time."""
+        """Read the entries directly below a prefix, or its whole subtree, at one point in time.
+
+        They are sorted by key.
+        """
         return self._read(
             lambda conn: reads.list_below(
                 conn,
@@ -142,17 +146,17 @@ class EmbeddedBackend(Backend):
         )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
-        """Return the unique names directly below the prefix, sorted."""
+        """Read the names directly below a prefix, unique and sorted."""
         return self._read(lambda conn: reads.children(conn, self._root, prefix, self._strangers))
 
     # Writes.
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """See ``Backend.commit``."""
+        """Commit a transaction: check all conditions, and apply all operations if they hold."""
         return attempt(lambda: self._commit(checks, ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create the key with a suffix of ten digits. Numbers of a parent are never reused."""
+        """Create a key with a suffix of ten digits. The numbers below a parent are never reused."""
 
         def work(conn: sqlite3.Connection) -> Entry:
             alive = self._sweep_and_read_alive(conn)
@@ -161,7 +165,7 @@ class EmbeddedBackend(Backend):
         return attempt(lambda: self._write(work))
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create the key and read the older ones in one transaction."""
+        """Create a key and read the older keys of its kind in one transaction."""
         op = Create(stem + unique, value, session)
 
         def work(conn: sqlite3.Connection) -> Ordered | Conflict:
@@ -170,7 +174,7 @@ class EmbeddedBackend(Backend):
         return attempt(lambda: _or_raise(self._write(work)))
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at the prefix and everything below it in batches, and return how many keys existed."""
+        """Delete the key at a prefix and all keys below it, in batches. The future returns how many keys existed."""
 
         def work(conn: sqlite3.Connection) -> int:
             keys = reads.keys_at_and_below(conn, self._root, prefix, _TREE_BATCH)
@@ -188,11 +192,11 @@ class EmbeddedBackend(Backend):
     # Sessions.
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session of this boot. The minimum TTL is 0.25 s."""
+        """Open a session, which also ends when the machine is restarted. The minimum TTL is 0.25 s."""
         return attempt(lambda: self._open_session(max(float(ttl_s), sessions.LEAST_TTL_S), on_gone))
 
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
-        """Implement ``EmbeddedSession.renew``."""
+        """Renew a session for another TTL, on behalf of ``EmbeddedSession.renew``."""
 
         def renew() -> float:
             sent_at = self._clock.now()
@@ -204,7 +208,7 @@ class EmbeddedBackend(Backend):
     def commit_renewing(
         self, session: EmbeddedSession, checks: Sequence[SimpleCheck], ops: Sequence[Op]
     ) -> Future[Committed]:
-        """Implement ``EmbeddedSession.commit``."""
+        """Commit a transaction that also renews a session, on behalf of ``EmbeddedSession.commit``."""
 
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
             self._renew(conn, session)
@@ -218,7 +222,7 @@ class EmbeddedBackend(Backend):
             raise SessionLost(f"session {session.id} has ended; stop what it protected and use a new session")
 
     def end_session(self, session: EmbeddedSession) -> Future[None]:
-        """Implement ``EmbeddedSession.close``."""
+        """End a session and delete its keys, on behalf of ``EmbeddedSession.close``."""
         with self._lock:
             known = self._sessions.pop(session.id, None) is not None or session.id in self._ended
             if known:
@@ -238,7 +242,7 @@ class EmbeddedBackend(Backend):
         siblings: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> EmbeddedWatch:
-        """Watch the key equal to the prefix and everything below it. ``leaf`` and ``siblings`` would save nothing."""
+        """Watch all keys at and below a prefix. The options ``leaf`` and ``siblings`` have no effect here."""
         self._require_open()
         return self._poller.watch(prefix, sink, beats=beats)
 
@@ -269,7 +273,13 @@ class EmbeddedBackend(Backend):
         return self._file.changed() if self._file is not None else False
 
     def read_events(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> WatchEvents:
-        """Return a consistent view of everything that the watches must report."""
+        """Read what the watches must report, all of it from one point in time.
+
+        Args:
+            watches: The watches.
+            since: Token of the newest write that was reported before.
+            as_of: Local clock time at which this read began.
+        """
         with self._lock:
             own = list(self._sessions.values())
 
@@ -287,7 +297,7 @@ class EmbeddedBackend(Backend):
         return view
 
     def sweep(self) -> bool:
-        """Remove expired and closed sessions. Return False if another process held the lock."""
+        """Remove sessions that have expired or were closed. Return False if another process held the lock."""
         try:
             self._remove_ended_sessions(_SWEEP_PATIENCE_S)
         except Unavailable:
@@ -297,7 +307,7 @@ class EmbeddedBackend(Backend):
     # Private.
 
     def _machine_time(self) -> float:
-        """Return the time for deadlines, which is the same for all processes of the machine."""
+        """Return the clock time that is used for deadlines. It is the same for all processes of this machine."""
         return self._clock.now() - self._ahead_s
 
     def _release(self) -> None:
@@ -346,14 +356,14 @@ class EmbeddedBackend(Backend):
         return _or_raise(self._write(work) if ops else self._db.read(only_checks, self._call_timeout_s))
 
     def _read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
-        """Return a function that returns which sessions are active now. The transaction must have begun."""
+        """Return a function that tells which sessions are active. It must be called inside a transaction."""
         now = self._machine_time()
         return lambda session_id: (
             session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)
         )
 
     def _sweep_and_read_alive(self, conn: sqlite3.Connection) -> writes.Alive:
-        """Do the same for a write, which must not see keys of expired sessions."""
+        """Remove expired sessions, so that a write does not see their keys. Then do the same as ``_read_alive``."""
         for session_id in sessions.find_expired(conn, self._machine_time()):
             sessions.end_session(conn, session_id)
         return self._read_alive(conn)
@@ -371,7 +381,7 @@ class EmbeddedBackend(Backend):
                 raise Closed(f"{self._db.where} was closed; connect again")  # the row goes at its deadline
             self._sessions[session_id] = session
         # Its own poller must know the new deadline, and so must the others: this one's thread may not live to see it.
-        (self._memory or self._poller).wake()
+        (self._memory or self._poller).poll_soon()
         return session
 
     def _end_in_database(self, session_id: str) -> None:
@@ -386,8 +396,8 @@ class EmbeddedBackend(Backend):
             self._ended.discard(session_id)
 
     def _remove_ended_sessions(self, limit_s: float) -> None:
-        """Remove sessions that have expired, that are of another boot, or that were closed without reaching the
-        database.
+        """Remove sessions that have expired, that are from before the last restart of the machine, or that were
+        closed.
         """
         with self._lock:
             ended = set(self._ended)
@@ -448,11 +458,11 @@ class ThreadedBackend:
         return partial(self._in_thread, found) if name in CALLS else found
 
     def within(self, limit_s: float) -> Backend:
-        """Return the same with a limit, in the same threads."""
+        """Return a form of this backend whose calls end within ``limit_s`` seconds. It uses the same threads."""
         return cast("Backend", ThreadedBackend(self._backend.within(limit_s), self._name, self._pool))
 
     def end(self) -> None:
-        """End the threads once they have finished their calls."""
+        """Stop the threads once they have finished their calls."""
         self._pool.shutdown(wait=True)
 
     def _in_thread(self, call: Callable[..., Future[Any]], *args: Any, **options: Any) -> Future[Any]:
@@ -467,7 +477,7 @@ def _result(call: Callable[..., Future[Any]], args: tuple[Any, ...], options: di
 
 
 class SharedMemory:
-    """A named database and the pollers of its stores. Thread-safe."""
+    """A database in memory that several stores of this process share, and their pollers. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -477,12 +487,12 @@ class SharedMemory:
         self._lock = mutex()
 
     def add(self, poller: Poller) -> None:
-        """Notify this poller of every commit from now on."""
+        """Notify a poller of every commit from now on."""
         with self._lock:
             self._pollers = (*self._pollers, poller)
 
     def remove(self, poller: Poller) -> None:
-        """Stop notifying this poller."""
+        """Stop notifying a poller."""
         with self._lock:
             self._pollers = tuple(each for each in self._pollers if each is not poller)
 
@@ -491,8 +501,8 @@ class SharedMemory:
         for poller in self._pollers:
             poller.notice_commit()
 
-    def wake(self) -> None:
-        """Make all pollers look at once."""
+    def poll_soon(self) -> None:
+        """Make all pollers look for changes at once."""
         for poller in self._pollers:
             poller.poll_soon()
 
@@ -501,7 +511,10 @@ _by_name: dict[str, SharedMemory] = {}
 
 
 def open_shared_memory(name: str) -> SharedMemory:
-    """Return the database of that name, creating it if needed. Each call needs one ``close_shared_memory``."""
+    """Return the database in memory with this name. Create it if it does not exist.
+
+    Each call must be followed by one call of ``close_shared_memory``.
+    """
     with _lock:
         shared = _by_name.get(name)
         if shared is None:
@@ -511,7 +524,7 @@ def open_shared_memory(name: str) -> SharedMemory:
 
 
 def close_shared_memory(shared: SharedMemory) -> None:
-    """Leave the database. The last caller deletes the data."""
+    """Stop using a database in memory. The last user deletes its data."""
     with _lock:
         shared.users -= 1
         if shared.users:

@@ -54,7 +54,9 @@ class Database:
         self._space = SpaceNotice(where, self.has_space)
 
     def read(self, work: Work[T], limit_s: float) -> T:
-        """Run a function on a consistent state, the newest that any process has committed. It may run more than once.
+        """Run a function that reads the newest committed state of the database, and return its result.
+
+        The function sees one consistent state. It may be called more than once.
 
         Raises:
             Unavailable: Not possible within the limit.
@@ -69,7 +71,7 @@ class Database:
             raise translate(error, self.where) from error
 
     def write(self, work: Work[T], limit_s: float) -> T:
-        """Run a function exclusively among all processes, and commit.
+        """Run a function in an exclusive write transaction, commit, and return its result.
 
         Raises:
             Unavailable: Other writers held the lock for the whole limit. Nothing was applied.
@@ -97,14 +99,17 @@ class Database:
         return result
 
     def has_space(self) -> bool:
-        """Return whether a write of usual size fits."""
+        """Return whether the disk has space for a write of usual size."""
         return True
 
     def check(self) -> None:
-        """Refuse a database that was replaced."""
+        """Raise an error if the database was replaced by another one."""
 
     def compact(self, conn: sqlite3.Connection) -> None:
-        """Give space back, now and then, behind a transaction of the connection that writes."""
+        """Return free space to the system from time to time.
+
+        Called after a transaction with the connection that writes.
+        """
 
     def close(self) -> None:
         """Close the connections. Those in use are closed when they are returned."""
@@ -172,7 +177,7 @@ class FileDatabase(Database):
         return bool(before != version)
 
     def check(self) -> None:
-        """Refuse a file that was deleted or replaced: other processes use another one."""
+        """Raise an error if the file was deleted or replaced, because other processes would then use another file."""
         try:
             found = self.path.stat()
             same = (found.st_dev, found.st_ino) == self._identity
@@ -182,13 +187,14 @@ class FileDatabase(Database):
             raise Unavailable(f"{self.where} was deleted or replaced while in use; close this store and connect again")
 
     def has_space(self) -> bool:
-        """Return whether a write of usual size fits."""
+        """Return whether the disk has space for a write of usual size."""
         return not explain_write_failure(self.path)
 
     def compact(self, conn: sqlite3.Connection) -> None:
-        """Empty a long log, and shorten a file that is mostly free, a little with every so many transactions.
+        """Truncate a long write-ahead log, and shorten a file that is mostly free, a little after every few
+        transactions.
 
-        SQLite empties its log only at a moment without readers, which under a steady load never comes by itself.
+        SQLite truncates its log only when there are no readers, which under a steady load never happens.
         """
         self._commits += 1
         if self._commits % _COMMITS_PER_TIDY:
@@ -227,10 +233,14 @@ class FileDatabase(Database):
 
 
 def retry_while_locked(call: Callable[[], T], deadline: float, where: str) -> T:
-    """Repeat a call while another process holds the lock.
+    """Repeat a call as long as another process holds the lock of the database, and return its result.
 
+    Args:
+        call: The call.
+        deadline: Local clock time at which to stop.
+        where: The database, for messages.
     Raises:
-        Unavailable: It still did at the deadline.
+        Unavailable: Another process still held the lock at the deadline.
     """
     pause_s = _FIRST_PAUSE_S
     while True:
@@ -257,7 +267,7 @@ def _opened(opener: Callable[[], sqlite3.Connection], deadline: float, where: st
 
 
 def memory_database(name: str) -> Database:
-    """Return a new, empty database in memory, with one connection for reads and writes."""
+    """Create an empty database in memory, with one connection for reads and writes."""
     where = f"store memory://{name}"
     pool = Pool(lambda _deadline: layout.open_memory(), 1, where)
     return Database(where, pool, pool)
@@ -273,12 +283,12 @@ def _read(conn: sqlite3.Connection, work: Work[T]) -> T:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Return whether another connection held the lock, so that a retry helps."""
+    """Return whether a call failed because another connection held the lock, so that a retry may succeed."""
     return "locked" in str(error)
 
 
 def translate(error: sqlite3.Error, where: str) -> LatchworkError:
-    """Return our error for an error of SQLite that ended a call before its commit."""
+    """Convert an SQLite error, which ended a call before its commit, to one of latchwork's errors."""
     text = str(error)  # codes are known to Python 3.11 and newer only; the texts have been stable for decades
     if is_busy(error):
         return Unavailable(f"{where} was locked by another process; try again")
@@ -296,5 +306,5 @@ def translate(error: sqlite3.Error, where: str) -> LatchworkError:
 
 
 def as_connect_failure(error: Exception) -> Exception:
-    """Return the error for connecting: ``ConnectFailed`` instead of ``Unavailable``."""
+    """Convert an error that prevented connecting: ``Unavailable`` becomes ``ConnectFailed``."""
     return ConnectFailed(str(error)) if type(error) is Unavailable else error

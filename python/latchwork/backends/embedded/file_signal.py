@@ -18,7 +18,7 @@ _EVENTS_BYTES = 4096
 
 
 def touch(path: Path) -> None:
-    """Set the signals of all processes. It needs write permission, as the commit before it did."""
+    """Wake the waiting threads of all processes that have this database open. Needs write permission for the file."""
     with suppress(OSError):  # moved away or read-only by now: others find the commit with their next poll
         os.utime(path)
 
@@ -51,20 +51,20 @@ class FileSignal:
         self._polls[True].register(self._commits, select.POLLIN)
 
     def set(self) -> None:
-        """Set it in this process. Idempotent."""
+        """Set the signal in this process. Idempotent."""
         with self._lock:  # a closed descriptor may belong to another file by now
             if not self._closed:
                 os.eventfd_write(self._own, 1)
 
     def clear(self) -> None:
-        """Reset it, so that later waits block."""
+        """Reset the signal, so that later waits block again."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._own)
         with suppress(BlockingIOError):
             os.read(self._commits, _EVENTS_BYTES)
 
     def wait(self, timeout_s: float, *, for_commits: bool) -> bool:
-        """Wait until it is set. Return False after the timeout.
+        """Wait until the signal is set. Return False after the timeout.
 
         Args:
             timeout_s: Seconds to wait.
@@ -73,7 +73,7 @@ class FileSignal:
         return bool(self._polls[for_commits].poll(timeout_s * 1000))
 
     def close(self) -> None:
-        """Close the descriptors. No thread may be waiting. Idempotent."""
+        """Close the file descriptors. No thread may be waiting. Idempotent."""
         with self._lock:
             if self._closed:
                 return

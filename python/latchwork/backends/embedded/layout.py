@@ -49,14 +49,17 @@ PRAGMA user_version = {FORMAT_VERSION}"""  # noqa: S608 - two numbers of ours
 
 
 def open_memory() -> sqlite3.Connection:
-    """Return a connection to a new database in memory, with its tables."""
+    """Open a connection to a new database in memory, and create its tables."""
     conn = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     create_tables(conn)
     return conn
 
 
 def open_file(path: Path, sync: str) -> sqlite3.Connection:
-    """Return a connection to the file, which is created empty if needed. Reads and writes nothing yet."""
+    """Open a connection to a database file, which is created empty if it does not exist.
+
+    Reads and writes nothing yet.
+    """
     conn = sqlite3.connect(str(path), timeout=0, isolation_level=None, check_same_thread=False)
     # The keys of another program need be no UTF-8; ours all are.
     conn.text_factory = methodcaller("decode", "utf-8", "surrogateescape")
@@ -69,7 +72,7 @@ def open_file(path: Path, sync: str) -> sqlite3.Connection:
 
 
 def prepare_file(conn: sqlite3.Connection, path: Path) -> None:
-    """Make sure that the file is ours and in WAL mode, and has its tables.
+    """Check that a file belongs to latchwork, switch it to WAL mode, and create its tables if they are missing.
 
     Several processes may do this at once. Those that lose the race get "database is locked" and call it again.
 
@@ -106,7 +109,7 @@ def create_tables(conn: sqlite3.Connection) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path where no file can be opened, with the remedy.
+    """Raise an error with a remedy if no database file can be opened at a path.
 
     Raises:
         ConnectFailed: The directory is missing, or the path is not a file.
@@ -125,7 +128,7 @@ def check_path(path: Path) -> None:
 
 
 def _mode(path: Path) -> int:
-    """Return the type and mode of a path; 0 if it does not exist."""
+    """Return the file type and permissions of a path, or 0 if it does not exist."""
     try:
         return path.stat().st_mode
     except PermissionError as error:
@@ -141,7 +144,7 @@ def _may(path: Path, mode: int) -> bool:
 
 
 def _check_owner(conn: sqlite3.Connection, path: Path) -> int:
-    """Return the format of the file, 0 for an empty one."""
+    """Return the format version of a file, or 0 if it is empty. Raise an error if it belongs to another application."""
     (version,) = conn.execute("PRAGMA user_version").fetchone()
     (application,) = conn.execute("PRAGMA application_id").fetchone()
     (tables,) = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -21,14 +21,14 @@ Opener = Callable[[float], sqlite3.Connection]
 
 
 class _Turn:
-    """One use of a connection by one thread."""
+    """The use of a connection by a thread, which may still be waiting for it."""
 
     def __init__(self) -> None:
         self.come: Signal | None = None  # for one that waits
 
 
 class Pool:
-    """Connections that are used by one thread at a time, in the order of asking. Thread-safe."""
+    """Connections that are each used by one thread at a time. Threads get them in the order of asking. Thread-safe."""
 
     def __init__(self, opener: Opener, limit: int, where: str) -> None:
         self._opener = opener
@@ -43,7 +43,9 @@ class Pool:
         _pools.add(self)
 
     def use(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
-        """Call ``work`` with a connection, which is rolled back and returned. A broken one is closed.
+        """Wait for a connection, call ``work`` with it, and return the result.
+
+        Afterwards an open transaction is rolled back. A broken connection is closed.
 
         Raises:
             Unavailable: All connections were in use until the deadline.
@@ -76,7 +78,7 @@ class Pool:
         return conn or self._connect(turn, deadline)
 
     def _return_connection(self, turn: _Turn) -> None:
-        """Return the connection and leave the queue. Idempotent."""
+        """Return the connection to the pool, and leave the queue. Idempotent."""
         conn = self._lent.get(turn)
         if conn is not None and (fails_to_roll_back(conn) or self._closed):
             self._drop(conn)
@@ -97,7 +99,10 @@ class Pool:
             self._drop(conn)
 
     def pause_for_fork(self, deadline: float) -> None:
-        """Before a fork: hand out nothing, and wait until all connections are returned, or until the deadline."""
+        """Give out no more connections, and wait until all are returned or the deadline has passed.
+
+        Called before a fork.
+        """
         with self._lock:
             rests = self._rests = Signal()
             if not self._lent:
@@ -105,13 +110,13 @@ class Pool:
         SYSTEM_CLOCK.wait(rests, max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def resume_after_fork(self) -> None:
-        """Continue in the parent after a fork."""
+        """Give out connections again. Called in the parent process after a fork."""
         with self._lock:
             self._rests = None
             self._serve()
 
     def abandon(self) -> list[sqlite3.Connection]:
-        """In a forked child: return the connections of the parent, which must neither be used nor closed here."""
+        """Return the connections that a forked child inherited. They must neither be used nor closed in the child."""
         self._lock = mutex()
         self._rests = None
         self._closed = True
@@ -123,7 +128,7 @@ class Pool:
         return [conn for conn in self._open if not any(conn is other for other in used)]
 
     def _serve(self) -> None:
-        """Serve the queue while connections are available. The caller holds the mutex."""
+        """Give available connections to waiting threads. The caller holds the mutex."""
         while self._queue and not self._closed and self._rests is None:
             turn = next(iter(self._queue))
             if turn not in self._lent:
@@ -176,7 +181,7 @@ _REST_S = 0.5
 
 
 def _pause_all_pools() -> None:
-    """Keep all threads out of SQLite during a fork. The child would otherwise inherit its locked mutexes."""
+    """Keep all threads out of SQLite during a fork. The child would otherwise inherit locked mutexes."""
     _forks.acquire()
     deadline = SYSTEM_CLOCK.now() + _REST_S
     for pool in list(_pools):

@@ -41,7 +41,7 @@ _SUBTREE = f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key >= ? AND
 
 
 def is_under(key: str, prefix: str) -> bool:
-    """Return whether the key equals the prefix or is below it. Hidden keys are below nothing."""
+    """Return whether a key equals a prefix or is below it. Hidden keys are below no prefix."""
     if not prefix:
         return not key.startswith("@")
     return key.startswith(prefix) and (len(key) == len(prefix) or key[len(prefix)] == "/")
@@ -53,9 +53,9 @@ def newest_token(conn: sqlite3.Connection) -> int:
 
 
 def list_older(conn: sqlite3.Connection, root: str, stem: str, created: int, most: int) -> tuple[str, ...] | None:
-    """Return the last segments of the keys that start with a stem and were created before a token, oldest first.
+    """Return the names of the keys that begin with a stem and were created before a token, the oldest first.
 
-    None if there are more than ``most``.
+    Returns None if there are more than ``most``.
     """
     query = "SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? AND created < ? ORDER BY created LIMIT ?"
     rows = conn.execute(query, (root, stem, stem + _END, created, most + 1)).fetchall()
@@ -67,13 +67,13 @@ def list_older(conn: sqlite3.Connection, root: str, stem: str, created: int, mos
 
 
 def get(conn: sqlite3.Connection, root: str, key: str) -> Entry | None:
-    """Return an entry, or None."""
+    """Read the entry of a key, or None."""
     row = conn.execute(f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key = ?", (root, key)).fetchone()  # noqa: S608
     return _entry(row) if row else None
 
 
 def get_many(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[str, Entry]:
-    """Return the existing entries by key."""
+    """Read the entries of those keys that exist, by key."""
     found: dict[str, Entry] = {}
     rest = iter(keys)
     while batch := list(islice(rest, _BATCH)):
@@ -93,19 +93,21 @@ def list_below(
     limit: int | None,
     start_after: str | None,
 ) -> list[Entry]:
-    """Return the entries directly below the prefix, or its whole subtree, sorted by key."""
+    """Read the entries directly below a prefix, or its whole subtree, sorted by key."""
     walk = _subtree(conn, root, prefix, start_after) if recursive else _scan_children(conn, root, prefix, start_after)
     return list(islice(_known(walk, strangers), limit))
 
 
 def list_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[Entry]:
-    """Return the entry at the prefix, if any, and its whole subtree."""
+    """Read the entry at a prefix, if it exists, and its whole subtree."""
     own = get(conn, root, prefix) if prefix else None
     return ([own] if own else []) + list(_known(_subtree(conn, root, prefix, None), strangers))
 
 
 def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[str]:
-    """Return the unique names directly below the prefix, sorted: keys and implied parents."""
+    """Read the names directly below a prefix, unique and sorted: those of keys, and of parents that only have keys
+    below them.
+    """
     skip = len(prefix) + 1 if prefix else 0
     names: set[str] = set()
     for low, high in _ranges(prefix, None):
@@ -117,13 +119,13 @@ def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strang
 
 
 def has_descendant(conn: sqlite3.Connection, root: str, key: str) -> bool:
-    """Return whether a key exists below the key."""
+    """Return whether there is a key below this key."""
     query = "SELECT 1 FROM entries WHERE root = ? AND key >= ? AND key < ? LIMIT 1"
     return conn.execute(query, (root, key + "/", key + "0")).fetchone() is not None
 
 
 def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: int) -> list[str]:
-    """Return up to ``limit`` keys of the subtree, the prefix itself last, so that a tree is deleted bottom-up.
+    """Return up to ``limit`` keys at and below a prefix, the prefix itself last, so that a tree is deleted bottom-up.
 
     Text keys of other programs are included.
     """
@@ -139,9 +141,9 @@ def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: i
 def changed_since(
     conn: sqlite3.Connection, root: str, token: int, prefixes: Sequence[str], strangers: Strangers
 ) -> list[Change] | None:
-    """Return the changes under the prefixes after a token: the latest state per key, in the order of the writes.
+    """Read the changes at and below prefixes since a token: the latest state of each key, in the order of the writes.
 
-    None if deletions of that age have been forgotten, and everything must be read again.
+    Returns None if deletions of that age have been forgotten, so that everything must be read again.
     """
     (forgotten,) = conn.execute("SELECT forgotten FROM state").fetchone()
     if forgotten > token:
@@ -168,7 +170,10 @@ def _known(entries: Iterable[Entry], strangers: Strangers) -> Iterator[Entry]:
 
 
 def _scan_children(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
-    """Scan direct children. At a deeper key, a new scan starts behind the subtree of that child."""
+    """Yield the entries directly below a prefix.
+
+    At a deeper key, the scan continues after the subtree that contains it.
+    """
     skip = len(prefix) + 1 if prefix else 0
     for low, high in _ranges(prefix, start_after):
         at: str | None = low
@@ -179,7 +184,10 @@ def _scan_children(conn: sqlite3.Connection, root: str, prefix: str, start_after
 def _children_until_deeper(
     rows: Iterable[tuple[str, bytes, int, int, str | None]], skip: int
 ) -> Generator[Entry, None, str | None]:
-    """Yield entries, and return where to continue."""
+    """Yield entries until one is not directly below the prefix.
+
+    Return the key at which to continue, or None at the end.
+    """
     for row in rows:
         slash = row[0].find("/", skip)
         if slash >= 0 and row[0].isascii():
@@ -195,7 +203,7 @@ def _subtree(conn: sqlite3.Connection, root: str, prefix: str, start_after: str 
 
 
 def _ranges(prefix: str, start_after: str | None) -> list[tuple[str, str]]:
-    """Return the key ranges of a subtree, in order. At the root they exclude hidden keys."""
+    """Return the ranges of keys of a subtree, in order. At the root they exclude hidden keys."""
     ranges = [(prefix + "/", prefix + "0")] if prefix else [("", "@"), ("A", _END)]
     if start_after is None:
         return ranges

@@ -2,8 +2,8 @@
 
 A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which runs through suspend. It is
 valid within the boot whose ID is in the row. Containers may shift that clock in a time namespace, so deadlines are
-times of the first namespace (``clock_offset_s``). An expired session is dead whether or not its row was removed, and is never
-renewed. Its keys are deleted with a token of their own. The store's session thread renews.
+times of the first namespace (``clock_offset_s``). An expired session is dead whether or not its row was removed, and is
+never renewed. Its keys are deleted with a separate token. The store's session thread renews.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _SLACK_S = 1.0  # floats are rounded; a second is nothing against a boot
 
 
 class SessionBackend(Protocol):
-    """The part of the backend that a session uses."""
+    """The methods of the backend that a session calls."""
 
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
-        """See ``EmbeddedSession.renew``."""
+        """Renew a session for another TTL."""
         ...
 
     def commit_renewing(
         self, session: EmbeddedSession, checks: Sequence[SimpleCheck], ops: Sequence[Op]
     ) -> Future[Committed]:
-        """See ``EmbeddedSession.commit``."""
+        """Commit a transaction that also renews a session."""
         ...
 
     def end_session(self, session: EmbeddedSession) -> Future[None]:
-        """See ``EmbeddedSession.close``."""
+        """End a session and delete its keys."""
         ...
 
 
 class EmbeddedSession:
-    """A row of the sessions table. Thread-safe."""
+    """A session, stored as a row of the sessions table. Thread-safe."""
 
     confirm_gap_s = 0.0  # the file itself confirms: each renewal counts
 
@@ -67,29 +67,30 @@ class EmbeddedSession:
         self.renew_every_s = ttl_s / _RENEWALS_PER_TTL
 
     def renew(self) -> Future[float]:
-        """Renew the session for another TTL. It waits for the file's lock for a part of the TTL at most.
+        """Renew the session for another TTL. The future returns the local time at which the renewal began.
 
-        The future returns the time at which the renewal began. ``SessionLost``: the session has ended.
+        It waits for the lock of the file for a part of the TTL at most. It fails with ``SessionLost`` if the session
+        has ended.
         """
         return self._backend.renew_session(self)
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """As ``Backend.commit``, in a transaction that also renews the session."""
+        """Commit a transaction like ``Backend.commit`` does, and renew the session with it."""
         return self._backend.commit_renewing(self, checks, ops)
 
     def close(self) -> Future[None]:
-        """End the session now. Later requests of it fail. Idempotent."""
+        """End the session. Its later requests fail. Idempotent."""
         return self._backend.end_session(self)
 
     def notify_gone(self) -> None:
-        """Call ``on_gone`` once."""
+        """Call ``on_gone`` once, because the session has ended."""
         told, self._on_gone = self._on_gone, None
         if told is not None:
             told()
 
 
 def boot_id() -> str:
-    """Return the ID of this boot; empty if the system has none."""
+    """Return an ID that changes with every restart of this machine. Empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
@@ -97,7 +98,7 @@ def boot_id() -> str:
 
 
 def clock_offset_s(proc: Path = Path("/proc/self")) -> float:
-    """Return the seconds by which this process's clock is ahead of the machine's first time namespace.
+    """Return by how many seconds this process's clock is ahead of the machine's clock, because of a time namespace.
 
     Raises:
         ConnectFailed: It cannot be determined, because this process has unshared its time namespace.
@@ -119,14 +120,22 @@ def clock_offset_s(proc: Path = Path("/proc/self")) -> float:
 
 
 def open_session(conn: sqlite3.Connection, root: str, boot: str, ttl_s: float, now: float) -> tuple[str, int]:
-    """Open a session until now plus its TTL, and return its ID and the token of the opening."""
+    """Add a session to the database, valid from now for its TTL. Return its ID and the token of its opening.
+
+    Args:
+        conn: A connection inside a transaction.
+        root: The root of the store.
+        boot: ID of the machine's current start; a session does not survive a restart.
+        ttl_s: TTL in seconds.
+        now: The current time.
+    """
     session_id = secrets.token_hex(8)
     conn.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", (session_id, root, boot, ttl_s, now + ttl_s))
     return session_id, writes.next_token(conn)
 
 
 def renew(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
-    """Renew a session for its TTL from now. Return False if it is dead."""
+    """Extend a session by its TTL from now. Return False if the session has ended."""
     if not is_alive(conn, root, session_id, boot, now):
         return False
     conn.execute("UPDATE sessions SET deadline = ? + ttl_s WHERE id = ?", (now, session_id))
@@ -134,7 +143,7 @@ def renew(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: 
 
 
 def is_alive(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
-    """Return whether a session was opened in this boot and has neither ended nor expired."""
+    """Return whether a session was opened since the machine was started and has neither ended nor expired."""
     query = "SELECT 1 FROM sessions WHERE id = ? AND root = ? AND boot = ? AND deadline > ? AND deadline <= ? + ttl_s"
     return conn.execute(query, (session_id, root, boot, now, now + _SLACK_S)).fetchone() is not None
 
@@ -150,17 +159,23 @@ def end_session(conn: sqlite3.Connection, session_id: str) -> None:
 
 
 def find_expired(conn: sqlite3.Connection, now: float) -> list[str]:
-    """Return the IDs of expired sessions of this boot. Cheap: every write calls it."""
+    """Return the IDs of expired sessions that were opened since the machine was started.
+
+    Every write calls this, so it is cheap.
+    """
     return [session_id for (session_id,) in conn.execute("SELECT id FROM sessions WHERE deadline <= ?", (now,))]
 
 
 def find_of_other_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
-    """Return the IDs of sessions of other boots, including those with deadlines beyond any TTL from now."""
+    """Return the IDs of sessions that were opened before the machine was restarted.
+
+    This includes those whose deadline is later than any TTL from now.
+    """
     query = "SELECT id FROM sessions WHERE boot <> ? OR deadline > ? + ttl_s"
     return [session_id for (session_id,) in conn.execute(query, (boot, now + _SLACK_S))]
 
 
 def next_deadline(conn: sqlite3.Connection) -> float | None:
-    """Return when the next session expires; None without sessions."""
+    """Return the time at which the next session expires, or None without sessions."""
     deadline = conn.execute("SELECT min(deadline) FROM sessions").fetchone()[0]
     return None if deadline is None else float(deadline)

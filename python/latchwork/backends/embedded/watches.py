@@ -37,12 +37,12 @@ _CLOSE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class WatchEvents:
-    """The result of one read of the database.
+    """What one read of the database has found for the watches.
 
     Attributes:
         token: The newest token at that time.
-        next_deadline: When the next session expires; None without sessions.
-        events: The event of each watch, in their order; None for none.
+        next_deadline: The time at which the next session expires; None without sessions.
+        events: An event or None for each watch, in order.
     """
 
     token: int
@@ -51,7 +51,7 @@ class WatchEvents:
 
 
 class WatchSource(Protocol):
-    """The database of the poller; the backend implements it."""
+    """The database from which the poller reads, as implemented by the backend."""
 
     #: Whether other processes commit, so that polls are needed.
     polled: bool
@@ -61,16 +61,16 @@ class WatchSource(Protocol):
         ...
 
     def read_events(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> WatchEvents:
-        """Return a consistent view: a ``Snapshot`` for each new watch, a ``Delta`` for others with changes."""
+        """Read what the watches must report: a ``Snapshot`` for each new watch, a ``Delta`` for others with changes."""
         ...
 
     def sweep(self) -> bool:
-        """Remove ended sessions. Return False if another process held the lock."""
+        """Remove sessions that have ended. Return False if another process held the lock."""
         ...
 
 
 class EmbeddedWatch(DeliveringWatch):
-    """A watch, to which only the poller's thread delivers."""
+    """A watch, to which only the thread of the poller delivers events."""
 
     def __init__(self, prefix: str, sink: Sink, drop: Callable[[EmbeddedWatch], None]) -> None:
         super().__init__(prefix, sink, drop)
@@ -79,7 +79,7 @@ class EmbeddedWatch(DeliveringWatch):
 
 
 class Poller:
-    """The thread. Thread-safe; ``close`` joins it."""
+    """The thread that looks for changes and delivers them to the watches. Thread-safe."""
 
     def __init__(self, source: WatchSource, clock: Clock, name: str, wake: Signal | FileSignal) -> None:
         self._source = source
@@ -115,18 +115,18 @@ class Poller:
         return watch
 
     def notice_commit(self) -> None:
-        """Feed the watches after a commit of this process."""
+        """Look for changes after a commit of this process, if there are watches."""
         if self._watches:
             self.poll_soon()
 
     def poll_soon(self) -> None:
-        """Look at once, for watches or for a new session deadline."""
+        """Look at once for changes, new watches and a new deadline of a session."""
         with self._lock:
             self._asked += 1
         self._wake.set()
 
     def sweep_soon(self) -> None:
-        """Call the source's sweep at once, and repeat it until it succeeds."""
+        """Remove ended sessions at once, and repeat it until it succeeds."""
         self._sweep_again = True
         self._wake.set()
 
@@ -204,7 +204,7 @@ class Poller:
         self._confirm(as_of)
 
     def _confirm(self, as_of: float) -> None:
-        """Send ``Current`` to watches without a recent event."""
+        """Deliver ``Current`` to watches that had no event for a while."""
         for watch in self._beating.copy():
             if not watch.is_new and as_of - watch.told_at >= _CURRENT_EVERY_S:
                 watch.told_at = as_of
@@ -229,7 +229,9 @@ class Poller:
         clock.wait(self._wake, pause_s)
 
     def _wait_for_file(self, wake: FileSignal, now: float, pause_s: float) -> None:
-        """Wait for this process, and for commits of others once the gap since the last look has passed."""
+        """Wait for a wake-up in this process or, once the minimum pause since the last look has passed, for commits of
+        others.
+        """
         if not self._watches or self._failing:
             wake.wait(pause_s, for_commits=False)
             return

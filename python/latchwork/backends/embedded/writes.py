@@ -36,7 +36,7 @@ Alive = Callable[[str], bool]
 
 
 def next_token(conn: sqlite3.Connection) -> int:
-    """Return a token greater than all before."""
+    """Return a new token, greater than all tokens before."""
     conn.execute("UPDATE state SET token = token + 1")
     return reads.newest_token(conn)
 
@@ -44,7 +44,7 @@ def next_token(conn: sqlite3.Connection) -> int:
 def commit(
     conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], ops: Sequence[Op], alive: Alive
 ) -> Committed | Conflict:
-    """Apply all operations if all checks hold, otherwise none.
+    """Apply all operations if all checks hold, otherwise none of them.
 
     A conflict is returned instead of raised, so that the caller can commit what it did before.
 
@@ -67,7 +67,7 @@ def commit(
 def create_sequential(
     conn: sqlite3.Connection, root: str, key: str, value: bytes, session: HasId | None, *, alive: Alive
 ) -> Entry:
-    """Create the key with the next number of its parent as suffix.
+    """Create a key whose suffix is the next number below its parent.
 
     Raises:
         SessionLost: The session has ended.
@@ -85,7 +85,7 @@ def create_sequential(
 
 
 def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, alive: Alive) -> Ordered | Conflict:
-    """Create a key and read the older ones with its stem; see ``Backend.create_ordered`` and ``commit``."""
+    """Create a key and read the older keys with the same stem; see ``Backend.create_ordered``."""
     done = commit(conn, root, (), (op,), alive)
     if isinstance(done, Conflict):
         return done
@@ -96,12 +96,12 @@ def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, a
 def failed_checks(
     conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], alive: Alive
 ) -> list[SimpleCheck]:
-    """Return the failed checks."""
+    """Return the checks that do not hold."""
     return [check for check in checks if not _holds(conn, root, check, alive)]
 
 
 def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
-    """Return the error for failed checks."""
+    """Return the error for checks that do not hold."""
     first = failed[0]
     if isinstance(first, SessionAlive):
         what = f"session {first.session_id} has ended"
@@ -112,7 +112,7 @@ def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
 
 
 def delete_keys(conn: sqlite3.Connection, root: str, keys: Sequence[str]) -> None:
-    """Delete existing keys under one new token. Without keys nothing happens."""
+    """Delete existing keys with one new token. Does nothing without keys."""
     if not keys:
         return
     token = next_token(conn)
@@ -123,11 +123,7 @@ def delete_keys(conn: sqlite3.Connection, root: str, keys: Sequence[str]) -> Non
 
 
 def require_alive(session_id: str, alive: Alive) -> None:
-    """Refuse a session that has ended.
-
-    Raises:
-        SessionLost: It has ended.
-    """
+    """Raise ``SessionLost`` if a session has ended."""
     if not alive(session_id):
         raise SessionLost(f"session {session_id} has ended; stop what it protected and use a new session")
 
@@ -200,7 +196,7 @@ def _existing_creates(conn: sqlite3.Connection, root: str, ops: Sequence[Op]) ->
 
 
 def _check_leaves(conn: sqlite3.Connection, root: str, written: Sequence[Entry]) -> None:
-    """Refuse keys below a session-bound key. Only the written keys can have violated that."""
+    """Raise an error if a written key is below a session-bound key, or is session-bound with keys below it."""
     for entry in written:
         if entry.owner is not None and reads.has_descendant(conn, root, entry.key):
             raise InvalidKey(f"{entry.key!r} has keys below it, so it cannot be bound to a session; use another key")

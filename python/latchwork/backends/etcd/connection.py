@@ -153,9 +153,10 @@ class Link:
         self._channels = [self._channel]
 
     def send(self, method: str, request: Any, timeout_s: float, *, now: bool = False) -> Any:
-        """One call, sent once. The answer is gRPC's own future, or ``CompletedCall`` of a call made ``now``, in this thread.
+        """Send a request once, and return gRPC's future of the answer.
 
-        A call now spares the hand-over to gRPC's thread and back, which is half the cost of a small request.
+        With ``now``, the call is made in this thread, and a ``CompletedCall`` is returned. This saves the switch to
+        gRPC's thread and back, which is half the cost of a small request.
 
         Raises:
             Closed: the connection was closed.
@@ -180,7 +181,7 @@ class Link:
             self._abandon_channel(channel)
             raise
 
-    def _leave(self, channel: Channel) -> None:
+    def _abandon_channel(self, channel: Channel) -> None:
         """Leave a channel whose call was interrupted: gRPC may hold a lock of it forever. Later calls have another."""
         if self._client is not None:
             return

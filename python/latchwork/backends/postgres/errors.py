@@ -67,7 +67,8 @@ def of_result(result: pq.abc.PGresult) -> ServerError:
     """Return the error that a result is.
 
     Raises:
-        ConnectionBroken: The error ends the connection. A pooler that lost its connection to the server answers so as well, and
+        ConnectionBroken: The error ends the connection. A pooler that lost its connection to the server answers so as
+            well, and
             does not know whether the statement was run.
     """
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable
 
 from latchwork._base.interrupts import mutex
-from latchwork.backends.base import ConnectionBroken as BrokenWatch
+from latchwork.backends.base import Broken as BrokenWatch
 from latchwork.backends.base import Current, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.backends.postgres import errors

@@ -14,7 +14,7 @@ import grpc
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.connection import Link, decode_answer
+from latchwork.backends.etcd.connection import Link, decode_answer, unreadable_error
 from latchwork.backends.etcd.errors import Effect
 from latchwork.backends.etcd.reads import read_separately
 from latchwork.backends.etcd.writing import requests
