@@ -21,8 +21,8 @@ DEFECTS = (
         "etcd",
         "a write that has landed is sent again",
         "backends/etcd/writing/settling.py",
-        "        self._slots.give_back(slot)\n        if not revision:\n",
-        "        self._slots.give_back(slot)\n        if revision is not None:\n",
+        "        self._slots.return_slot(slot)\n        if not revision:\n",
+        "        self._slots.return_slot(slot)\n        if revision is not None:\n",
         id_of(
             "backends/etcd/unknown_writes",
             "write_whose_answer_was_lost_is_told_as_it_was_and_applied_once",
@@ -196,8 +196,8 @@ DEFECTS = (
         "Embedded",
         "sessions of an earlier boot stay alive",
         "backends/embedded/backend.py",
-        "dead = {*ended, *sessions.expired(conn, now), *sessions.of_other_boots(conn, self._boot, now)}",
-        "dead = {*ended, *sessions.expired(conn, now)}",
+        "dead = {*ended, *sessions.find_expired(conn, now), *sessions.find_of_other_boots(conn, self._boot, now)}",
+        "dead = {*ended, *sessions.find_expired(conn, now)}",
         id_of("backends/embedded/sessions", "sessions_of_another_boot_are_expired", on="boot = 'another boot'"),
     ),
     Defect(

@@ -81,19 +81,19 @@ def test_a_sign_that_hangs_keeps_nobody_longer_than_the_silence_of_its_owner():
 
 def test_the_grace_counts_from_the_first_response_without_the_sign_and_anew_with_each_version():
     seen = Sightings()
-    seen.seen("o", 1, 2.0, 10.0, session="s")
-    assert seen.of("o").missing_since == 10.0
+    seen.record_owner("o", 1, 2.0, 10.0, session="s")
+    assert seen.find("o").missing_since == 10.0
     seen.record_missing_alive_key("o", 11.0)
-    assert seen.of("o").missing_since == 10.0
+    assert seen.find("o").missing_since == 10.0
     seen.record_alive_key("o")
-    assert seen.of("o").missing_since is None
+    assert seen.find("o").missing_since is None
     seen.record_missing_alive_key("o", 12.0)
-    seen.seen("o", 2, 2.0, 12.5, session="s")
-    assert seen.of("o").missing_since == 12.5
-    seen.seen("o", 3, 2.0, 13.0)
-    assert seen.of("o").missing_since is None, "it goes on without a session"
+    seen.record_owner("o", 2, 2.0, 12.5, session="s")
+    assert seen.find("o").missing_since == 12.5
+    seen.record_owner("o", 3, 2.0, 13.0)
+    assert seen.find("o").missing_since is None, "it goes on without a session"
     seen.record_missing_alive_key("o", 14.0)
-    assert seen.of("o").missing_since is None
+    assert seen.find("o").missing_since is None
 
 
 def test_a_lock_that_names_us_and_that_we_do_not_hold_is_written_anew():
