@@ -79,7 +79,7 @@ def dumped(**body):
 
 #: The key of an item of a queue.
 QUEUED = "work/partitions/all/items/5-000000000/5-000000000001"
-BOARD = phases.Board.expecting(["a", "b"]).passed(["a", "b"]).broken("it was late", ["a"], 2)
+BOARD = phases.Board.for_parties(["a", "b"]).after_passing(["a", "b"]).after_breaking("it was late", ["a"], 2)
 CELL = CronCell("c", 7, "o1", ("a", "b", "c"), (Fired(1.0, None, "r"), Fired(1.0, None, "r"), Fired(2.0, 2.0, "r")))
 CHUNKED = packed.PackedSet(chunks=(packed.Chunk("w-1", ("a",)), packed.Chunk("w-2", ("b",))))
 MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, unmet_labels={"j": {"gpu": "yes"}})

@@ -83,11 +83,11 @@ def test_a_fork_does_not_wait_long_for_a_write_that_waits_for_another_process(tm
 def test_calls_that_come_while_a_fork_is_near_wait_for_it(tmp_path):
     with latchwork.connect(f"sqlite:///{tmp_path}/store.db") as store:
         pool = store._core.backend._db._writer
-        pool.rest(0.0)
+        pool.pause_for_fork(0.0)
         thread = threading.Thread(target=store.put, args=("k", b""))
         thread.start()
         assert came_true(lambda: pool._queue, 10)
         assert thread.is_alive()
-        pool.go_on()
+        pool.resume_after_fork()
         thread.join(HANG_S)
         assert store.get("k") is not None
