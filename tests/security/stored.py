@@ -115,7 +115,9 @@ KINDS = {
     ),
     "room": Kind("primitives.queue.puts", Capacity(5, 2).to_bytes(), lambda value: Capacity.from_entry(at(value))),
     "barrier": Kind(
-        "primitives.barrier.phases", BOARD.to_bytes(), lambda value: phases.Board.from_entry(at(value)).passed(["a"])
+        "primitives.barrier.phases",
+        BOARD.to_bytes(),
+        lambda value: phases.Board.from_entry(at(value)).after_passing(["a"]),
     ),
     "arrival": Kind(
         "primitives.barrier.phases", phases.write_arrival(3, ABOUT), lambda value: phases.read_arrival(at(value))
@@ -128,12 +130,14 @@ KINDS = {
         "primitives.group.log", HEAD.to_bytes(), lambda value: views.LogHead.from_entry(at(value)).to_bytes()
     ),
     "view": Kind(
-        "primitives.group.log", views.write_step(STEP), lambda value: views.State().apply(views.read_step(at(value)))
+        "primitives.group.log",
+        views.write_step(STEP),
+        lambda value: views.ViewState().apply(views.read_step(at(value))),
     ),
     "base of views": Kind(
         "primitives.group.log",
-        views.State(2, {"a": STORED}).chunks()[0],
-        lambda value: views.State.from_base(HEAD, [at(value)]).view(),
+        views.ViewState(2, {"a": STORED}).chunks()[0],
+        lambda value: views.ViewState.from_base(HEAD, [at(value)]).view(),
     ),
     "number": Kind(
         "primitives.numbers.cell",
